@@ -1,4 +1,4 @@
-"""`python -m autopar`: demo, doctor, plan, bench."""
+"""The command line `python -m autopar`: demo, doctor, plan, bench, whatif."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .errors import AutoparError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 when all went well, 2 for bad input (one sentence on stderr)."""
+    """Run one command; return 0 on success, 2 for invalid input (one sentence on stderr)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {"demo": demo, "doctor": doctor, "plan": plan, "bench": bench, "whatif": whatif}
     parser = argparse.ArgumentParser(
         prog="python -m autopar",
         description="Make an ordinary PyTorch model use every device of the machine it is on.",
-        epilog="demo: the two-layer MLP across CPU + 2 devices, with its pictures. doctor: what this machine has. "
-        "plan: plan a model or a task graph for a machine. bench: measure, rivals in the same run. whatif: what a "
-        "model would do on hosts that are not here. Each takes --help.",
+        epilog="demo: a two-layer MLP on the CPU and two devices, with pictures. doctor: the devices of this machine. "
+        "plan: plan a model or a task graph for a machine. bench: compare a model with other stacks. whatif: "
+        "predict a model on declared hosts. Each command has --help.",
     )
     parser.add_argument("--version", action="version", version=f"autopar {__version__}")
     parser.add_argument("command", choices=commands)
-    parser.add_argument("-v", "--verbose", action="store_true", help="say on stderr what each stage does")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log each stage to stderr")
     split = next((i + 1 for i, word in enumerate(arguments) if word in commands), len(arguments))
     if not arguments:
         parser.print_help()
@@ -73,7 +73,7 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def bench(argv: Sequence[str]) -> int:
-    """Measure against eager and rivals."""
+    """Compare autopar with eager and other stacks."""
     from .cli.bench import main as run
 
     return run(argv)

@@ -1,26 +1,26 @@
-"""The errors autopar raises, one class per stage: each says what is wrong, where, and what to type next."""
+"""The errors autopar raises, one class per stage; each message says what is wrong, where, and what to type next."""
 
 from __future__ import annotations
 
 
 class AutoparError(RuntimeError):
-    """Base of every error raised on purpose."""
+    """Base class of all errors raised by autopar."""
 
 
 class CaptureError(AutoparError):
-    """The model cannot be turned into a graph; names the construct, the line and what to change."""
+    """A model that cannot be captured as a graph; names the construct, the line and the change to make."""
 
 
 class DeviceError(AutoparError):
-    """A device, link or machine description that does not hold on this machine."""
+    """An invalid device, link or machine, or one that this machine lacks."""
 
 
 class PlanError(AutoparError):
-    """No plan, or an edited plan that is not one: unknown names, cyclic orders, impossible pins."""
+    """No valid plan: unknown names, cyclic orders, impossible pins."""
 
 
 class MemoryCapError(PlanError):
-    """Nothing fits in the memory the devices have: what is `wrong`, and the `way` out."""
+    """A graph that does not fit in the devices' memory: what is `wrong`, and the `way` out."""
 
     def __init__(self, wrong: str, way: str = "") -> None:
         super().__init__(f"{wrong}; {way}" if way else wrong)
@@ -28,20 +28,20 @@ class MemoryCapError(PlanError):
 
 
 class ProgramError(AutoparError):
-    """A program that `Program.check()` refuses: a race, a deadlock, a missing copy or too much memory."""
+    """A program that its check refuses: a race, a deadlock, a missing copy or too much memory."""
 
 
 class RunError(AutoparError):
-    """A task failed while it ran; names the task, its module path, its source line and its device."""
+    """A task that failed while it ran; names the task, its module path, source line and device."""
 
 
 class DifferenceError(RunError):
-    """The first run did not give eager's answer; names the first task that differs."""
+    """A call whose result differs from eager; names the first task that differs."""
 
 
 class BoundWarning(RuntimeWarning):
-    """A lower bound that a plan refutes: a fault of the planner, which then claims none."""
+    """A lower bound that a plan refutes: an error in the planner, which then uses no bound."""
 
 
 class LateError(AutoparError):
-    """An emulated run could not keep its declared clock, so its figures mean nothing."""
+    """An emulated run that could not keep its declared clock, so that its figures are invalid."""

@@ -1,4 +1,4 @@
-"""Contests on a model: autopar beside rivals in the same run, interleaved."""
+"""Contests on a model: autopar and other stacks in the same run, interleaved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..system.cache import processor
 
 
 def machine() -> str:
-    """One line that says what was measured on."""
+    """Return one line that describes the machine."""
     own = f"{processor()}, {platform.machine()}, Python {platform.python_version()}"
     if not find_spec("torch"):
         return f"{own}, {os.cpu_count()} cores, no torch"

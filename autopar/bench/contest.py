@@ -1,4 +1,4 @@
-"""A contest: each rival is built, held against eager, and timed in turns with all others that are right."""
+"""A contest: each rival is built and compared with eager, and the correct ones are timed in turns."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .rivals import Case, Entrant, Rival
 from .row import Outcome, Row
 
 PATIENCE = 0.6
-"""Share of the seconds for building in which a rival may become faster."""
+"""Share of the build time in which a rival may become faster."""
 
 STEP_LIMIT = 1e-4
-"""Largest error of the loss and of the changes of weights of a training step in float32: its sums are long."""
+"""Limit on the error of the loss and of the weight changes of a float32 training step, whose sums are long."""
 SLACK = 4
 
 
@@ -41,12 +41,10 @@ def contest(
     timing_s: float = 20.0,
     build_s: float = 120.0,
 ) -> Row:
-    """The outcome of every rival, the first of them eager: its blocks, or why it was not timed.
+    """Return the outcome of every rival, eager first: its blocks, or the reason why it was not timed.
 
-    Each has `rounds` undisturbed blocks, fewer where `timing_s` seconds are over before, and `build_s` seconds to build
-    and answer.
-
-    Raises AutoparError where eager fails, or its own answers differ from call to call.
+    Each has `rounds` undisturbed blocks, fewer after `timing_s` seconds, and `build_s` seconds to build and answer.
+    Raises AutoparError if eager fails, or its own answers differ from call to call.
     """
     case.model.train(case.train)
     with ExitStack() as stack, torch.set_grad_enabled(case.train), _quiet():
@@ -89,7 +87,7 @@ def _eager(title: str, case: Case, eager: Rival) -> list[torch.Tensor]:
 
 
 def _built(rival: Rival, case: Case, limit_s: float) -> tuple[Outcome, Entrant | None, list[torch.Tensor]]:
-    """A rival's entrant and its answers, or the reason why there are none."""
+    """Return a rival's entrant and its answers, or the reason why there are none."""
     outcome = Outcome(rival.name, rival.versions(), rival.missing())
     if outcome.reason:
         return outcome, None, []
@@ -115,12 +113,12 @@ def _threads(rival: Rival) -> int:
 
 
 class _LateError(BaseException):
-    """The time is up; compilers catch every Exception and try something else."""
+    """The time is up. Not an Exception, since compilers catch those and try something else."""
 
 
 @contextmanager
 def _limited(limit_s: float) -> Iterator[None]:
-    """Raise _LateError in the block once these seconds have passed, where the system and the thread allow it."""
+    """Raise _LateError in the block after these seconds, if the system and the thread allow it."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -138,7 +136,7 @@ def _limited(limit_s: float) -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str:
-    """The first line that an error says, with its kind."""
+    """Return the first line of an error, with its class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
 
@@ -150,7 +148,7 @@ def _forget() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what compilers say of themselves."""
+    """Suppress the output of compilers."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -168,10 +166,11 @@ def wrong(
     nudged: Callable[[], Sequence[Sequence[torch.Tensor]]],
     train: bool,
 ) -> tuple[float, str]:
-    """The largest error of some answers, and how the first that is too far from eager's differs, "" where none is.
+    """Return the largest error of some answers, and a description of the first that is too far from eager's; "" if
+    none is.
 
-    An error is also allowed that is at most `SLACK` times as large as what eager makes of the case `nudged`: where the
-    sign of a ReLU or the place of a maximum depends on the last bit, a gradient jumps.
+    An error of at most `SLACK` times eager's own error on the `nudged` case is also allowed: where the sign of a ReLU
+    or the place of a maximum depends on the last bit, a gradient jumps.
     """
     if len(found) != len(eager):
         return math.inf, f"{len(found)} tensors, not {len(eager)}"
@@ -187,5 +186,5 @@ def wrong(
 
 
 def unsteady(first: Iterable[torch.Tensor], second: Iterable[torch.Tensor]) -> bool:
-    """True if two answers of eager itself are too far apart, as those of a model that draws random numbers."""
+    """Return True if two answers of eager itself are too far apart, as for a model that draws random numbers."""
     return any(compare.error(a, b) > compare.limit(b) for a, b in zip(first, second))

@@ -1,5 +1,4 @@
-"""A contest's question, a model with its arguments, and its rivals: what may run or train a model, whether it is here,
-and how a user would have it do so.
+"""The case of a contest, a model with its arguments, and its rivals: stacks that run or train a model as a user would.
 
 A training step is zero_grad, forward, loss, backward and a step of SGD.
 """
@@ -29,7 +28,7 @@ from ..runtime import trial
 RATE = 1e-2
 """Learning rate of SGD."""
 SETTLING = 5
-"""Steps after which the programs of a training step are made, and its kernels being compiled."""
+"""Steps after which the programs of a training step exist, and its kernels are being compiled."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,14 @@ class Case:
     devices: Sequence[str] = ("cpu",)
     train: bool = False
     patience_s: float | None = None
-    """Seconds that a rival may take to become faster, where it answers before."""
+    """Seconds that a rival may take to become faster after its first answer."""
 
     def left(self, began: float) -> float | None:
-        """The rest of `patience_s` for a rival that was begun at `began`, of `time.perf_counter`."""
+        """Return the rest of `patience_s` for a rival begun at `began` (`time.perf_counter`)."""
         return None if self.patience_s is None else max(0.0, began + self.patience_s - time.perf_counter())
 
     def nudged(self, seed: int) -> Case:
-        """The same but for the last bits of its weights and arguments."""
+        """Return the case with other last bits in its weights and arguments."""
         made = torch.Generator().manual_seed(seed)
 
         def nudge(item: Any) -> Any:
@@ -66,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Entrant:
-    """What a rival made of a case: a `call` to be timed, and the tensors it `answers`, to be asked once and before."""
+    """A built rival: a `call` to time, and its `answers`, to be requested once and before that."""
 
     call: Callable[[], Any]
     answers: Callable[[], list[torch.Tensor]]
@@ -74,13 +73,12 @@ class Entrant:
 
 
 def tensors(answer: Any) -> list[torch.Tensor]:
-    """The tensors in a nested answer, in order."""
+    """Return the tensors in a nested answer, in order."""
     return [leaf for leaf in tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
 
 
 def inference(case: Case, model: Callable[..., Any], close: Callable[[], None] = lambda: None) -> Entrant:
-    """The entrant that calls `model`. It answers the case's arguments, and the same with their numbers moved along,
-    so that one that computed its answer ahead is found out."""
+    """Return the entrant that calls `model`. It also answers rotated arguments, to detect answers computed ahead."""
     args = case.args
 
     def answers() -> list[torch.Tensor]:
@@ -92,16 +90,17 @@ def inference(case: Case, model: Callable[..., Any], close: Callable[[], None] =
 
 
 def _rolled(item: Any) -> Any:
-    """Other numbers of the same kind. Integers may be offsets, which must rise, and stay as they are."""
+    """Return other numbers of the same kind. Integers, which may be increasing offsets, stay."""
     floating = isinstance(item, torch.Tensor) and item.is_floating_point() and item.dim()
     return item.roll(1, -1) if floating else item
 
 
 @dataclass(frozen=True)
 class Rival:
-    """One way to run a model: `build(case)`, for which `packages` must be installed, which `extra` of autopar does.
+    """A way to run a model: `build(case)`, which needs `packages`, installed by autopar's `extra`.
 
-    one_thread: torch has one thread for it, else all. on_request: it takes part only where it is named.
+    one_thread: torch has one thread for it, else all.
+    on_request: it only takes part if named.
     """
 
     name: str
@@ -112,12 +111,12 @@ class Rival:
     on_request: bool = False
 
     def missing(self) -> str:
-        """The sentence that says what is not installed and what to type; "" where all is here."""
+        """Return the sentence with the missing packages and what to type; "" if all are installed."""
         lacking = [name for name in self.packages if not find_spec(name)]
         return f"{lacking[0]} is not installed; pip install 'autopar[{self.extra}]'" if lacking else ""
 
     def versions(self) -> dict[str, str]:
-        """The releases of its packages."""
+        """Return the versions of its packages."""
         found = {}
         for name in self.packages:
             try:
@@ -128,7 +127,7 @@ class Rival:
 
 
 def run(case: Case, wrap: Callable[[nn.Module], Any] = lambda model: model) -> Entrant:
-    """Calls of the model, or of what `wrap` makes of it; of a training case the plain loop about a copy."""
+    """Return calls of the model, or of `wrap` of it; for a training case, the plain loop on a copy."""
     model = copy.deepcopy(case.model) if case.train else case.model
     call = wrap(model)
     close = call.close if isinstance(call, Compiled) else lambda: None
@@ -147,8 +146,8 @@ def run(case: Case, wrap: Callable[[nn.Module], Any] = lambda model: model) -> E
 
 
 def loss_of(answer: Any) -> torch.Tensor:
-    """The `.loss` of an answer, or the answer where it is one number, else the means of the squares of its floating
-    tensors: thousands of steps on these leave weights finite."""
+    """Return the `.loss` of an answer, the answer if it is one number, else the mean squares of its floating-point
+    tensors, with which weights stay finite over thousands of steps."""
     loss = getattr(answer, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -161,7 +160,7 @@ def _training(model: nn.Module, step: Callable[[], torch.Tensor], close: Callabl
     before = [parameter.detach().clone() for parameter in model.parameters()]
 
     def answers() -> list[torch.Tensor]:
-        """The loss of the first step, and how far each weight has moved in it by the unit of the rate."""
+        """Return the loss of the first step, and the change of each weight in units of the learning rate."""
         loss = step().detach().clone()
         moved = (after.detach() - was for after, was in zip(model.parameters(), before))
         return [loss, *(way / RATE for way in moved)]
@@ -170,17 +169,17 @@ def _training(model: nn.Module, step: Callable[[], torch.Tensor], close: Callabl
 
 
 def autopar(case: Case) -> Entrant:
-    """`autopar.compile`."""
+    """Build `autopar.compile`."""
     return run(case, lambda model: compile(model, list(case.devices)))
 
 
 SLOW_S = 4.0
-"""Seconds after which calls count as slow."""
+"""Seconds from which calls count as slow."""
 
 
 def tried(call: Callable[[], object]) -> None:
-    """Call as often, and for as long, as kernels, and then the placed model, are on trial in the caller's own calls;
-    slow ones less often: where each call of one is quicker than all of the other, few are enough."""
+    """Call as often and as long as the trials of kernels and then of the placed model need; slow calls less often: a
+    few suffice if each call of one is faster than all of the other."""
     began, calls, took = time.perf_counter(), 0, 0.0
     while took < 8 * trial.SPAN_S or calls < (6 * trial.CALLS if took < SLOW_S else 8 * trial.RUN):
         call()
@@ -188,7 +187,7 @@ def tried(call: Callable[[], object]) -> None:
 
 
 def autopar_auto(case: Case) -> Entrant:
-    """`autopar.compile` with compiled kernels, once they are chosen."""
+    """Build `autopar.compile` with compiled kernels, once they are chosen."""
     began = time.perf_counter()
     fast = compile(case.model, list(case.devices), kernels="auto")
     fast.prepare(*case.args)
@@ -202,7 +201,7 @@ def autopar_auto(case: Case) -> Entrant:
 
 
 def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
-    """`autopar.train_step`, from the first weights on once its kernels are chosen."""
+    """Build `autopar.train_step`, from the initial weights on once its kernels are chosen."""
     model, began = copy.deepcopy(case.model), time.perf_counter()
     step = train_step(
         model,
@@ -225,12 +224,12 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
 
 
 def compiled(case: Case, **settings: Any) -> Entrant:
-    """`torch.compile`."""
+    """Build `torch.compile`."""
     return run(case, lambda model: torch.compile(model, **settings))
 
 
 def frozen(case: Case) -> Entrant:
-    """`torch.compile` with its weights taken for constants."""
+    """Build `torch.compile` with weights as constants."""
     from torch._inductor import config
 
     # The option alone comes too late, parameters are arguments by then; without it Dynamo would find the code of
@@ -242,7 +241,7 @@ def frozen(case: Case) -> Entrant:
 
 
 def onnxruntime(case: Case) -> Entrant:
-    """ONNX Runtime on what `torch.onnx.export` makes, on torch's number of threads."""
+    """Build ONNX Runtime on the result of `torch.onnx.export`, with torch's number of threads."""
     import onnxruntime
 
     _require_cpu(case, "onnxruntime")
@@ -265,7 +264,7 @@ def onnxruntime(case: Case) -> Entrant:
 
 
 def openvino(case: Case) -> Entrant:
-    """OpenVINO on what `torch.export` makes: its sizes, and float32 where it would choose bfloat16 by itself."""
+    """Build OpenVINO on the result of `torch.export`, with its sizes, and float32 where it would choose bfloat16."""
     import openvino
 
     _require_cpu(case, "openvino")
@@ -294,7 +293,7 @@ def _require_cpu(case: Case, name: str) -> None:
 
 
 EAGER = "eager"
-"""The rival that all others are compared with."""
+"""The rival with which all others are compared."""
 
 _BOTH = [Rival(EAGER, run), Rival("eager-1", run, one_thread=True), Rival("autopar", autopar)]
 _COMPILED = Rival("compile", compiled)
@@ -308,7 +307,7 @@ RIVALS: list[Rival] = [
     Rival("onnxruntime", onnxruntime, ("onnxruntime", "onnx", "onnxscript"), "onnxruntime"),
     Rival("openvino", openvino, ("openvino",), "openvino"),
 ]
-"""Who may run a model."""
+"""Rivals that run a model."""
 TRAINERS: list[Rival] = [
     *_BOTH,
     Rival("autopar-step", whole),
@@ -316,13 +315,13 @@ TRAINERS: list[Rival] = [
     _COMPILED,
     _TUNED,
 ]
-"""Who may train it."""
+"""Rivals that train a model."""
 
 
 def chosen(names: Sequence[str], rivals: Sequence[Rival]) -> list[Rival]:
-    """The rivals of these names, or all that take part unasked; eager is always one of them, and the first.
+    """Return the rivals of these names, or all that are not on request; eager is always the first.
 
-    Raises AutoparError for a name that none has.
+    Raises AutoparError for an unknown name.
     """
     known = [rival.name for rival in rivals]
     for name in names:

@@ -1,4 +1,4 @@
-"""Results of a contest: an outcome for each rival as a table and as JSON; many rows in figures, or as a picture."""
+"""Results of a contest: an outcome for each rival as a table and as JSON; several rows as a summary or a chart."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .rivals import EAGER
 
 WIDTH, LINE = 960.0, 20.0
 LEFT, RIGHT = 150.0, 250.0
-"""Pixels for names at the left and figures at the right."""
+"""Pixels for names on the left and figures on the right."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One rival's blocks, or the `reason` why it has none; `built_s` are seconds to build and answer first."""
+    """One rival's blocks, or the `reason` why it has none. `built_s`: seconds to build and answer the first time."""
 
     name: str
     versions: dict[str, str]
@@ -35,12 +35,12 @@ class Outcome:
 
     @property
     def median(self) -> float:
-        """Seconds of a call; NaN without a block."""
+        """Median seconds of a call; NaN without blocks."""
         return median(self.blocks) if self.blocks else math.nan
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The first and the third quartile of seconds of a call; twice NaN without a block."""
+        """First and third quartile of the seconds of a call; NaN without blocks."""
         times = [block.seconds for block in counted(self.blocks)]
         if len(times) < 2:
             return self.median, self.median
@@ -48,7 +48,7 @@ class Outcome:
         return low, high
 
     def remark(self) -> str:
-        """Why there is no time, or why not to believe it, "" for neither."""
+        """Return the reason why there is no time, or why it is unreliable; "" for neither."""
         if not self.blocks:
             return self.reason
         if any(block.disturbed is None for block in self.blocks):
@@ -58,27 +58,27 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """A contest: its title, and outcomes of which eager's is the first."""
+    """A contest: its title, and its outcomes, eager's first."""
 
     title: str
     train: bool
     outcomes: tuple[Outcome, ...]
 
     def ratio(self, name: str) -> float:
-        """A rival's seconds ÷ eager's; NaN where it has none."""
+        """Return a rival's seconds ÷ eager's; NaN if it has none."""
         return {outcome.name: outcome.median for outcome in self.outcomes}.get(
             name, math.nan
         ) / self.outcomes[0].median
 
     def best(self) -> Outcome:
-        """The fastest that is not autopar's."""
+        """Return the fastest outcome that is not autopar's."""
         return min(
             (one for one in self.outcomes if one.blocks and not one.name.startswith("autopar")),
             key=lambda one: one.median,
         )
 
     def __str__(self) -> str:
-        """The table."""
+        """Return the table."""
         unit = "step" if self.train else "call"
         rows = [("", f"a {unit}", "quartiles", f"÷ {EAGER}", "build", "error", "")]
         for one in self.outcomes:
@@ -92,7 +92,7 @@ class Row:
         return f"{self.title}\n\n{table(rows, right=(1, 2, 3, 4, 5), widest=130)}"
 
     def data(self) -> dict[str, Any]:
-        """The row as plain data, its medians and ratios included."""
+        """Return the row as plain data, with its medians and ratios."""
         outcomes = [
             {**asdict(one), **({"median_s": one.median, "quartiles_s": one.quartiles} if one.blocks else {}),
              **({"ratio": self.ratio(one.name)} if one.blocks else {}), "remark": one.remark()}
@@ -102,7 +102,7 @@ class Row:
 
 
 def read(data: dict[str, Any]) -> Row:
-    """The row that `Row.data` gave."""
+    """Return the row of data from `Row.data`."""
     outcomes = (
         Outcome(one["name"], one["versions"], one["reason"], one["built_s"], one["error"],
                 tuple(Block(**block) for block in one["blocks"]))
@@ -112,8 +112,8 @@ def read(data: dict[str, Any]) -> Row:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """For each row the fastest rival and each of autopar's entries against it; the worst of these, and the geometric
-    mean over eager."""
+    """Return for each row the fastest rival and autopar's entries relative to it; the worst of these, and the
+    geometric mean over eager."""
     names = list(
         dict.fromkeys(one.name for row in rows for one in row.outcomes if one.name.startswith("autopar"))
     )
@@ -145,7 +145,7 @@ def _mean(ratios: Sequence[float]) -> float:
 
 
 def suffix(path: Path) -> str:
-    """The kind of picture that a path asks for; AutoparError for one that is none."""
+    """Return the suffix of a picture's path. Raises AutoparError for an unknown one."""
     return kind_of(path, (".svg", ".png"), "a chart")
 
 
@@ -156,7 +156,7 @@ def save(rows: Sequence[Row], path: Path, machine: str) -> None:
 
 
 def chart(rows: Sequence[Row], machine: str) -> str:
-    """The picture of all rows, from the top down, as SVG."""
+    """Return the chart of all rows, in order, as SVG."""
     drawn = 104 + sum(LINE * (len(row.outcomes) + 2.2) for row in rows)
     svg = Svg(WIDTH, drawn + 16, f"Seconds ÷ {EAGER}")
     room = WIDTH - 2 * MARGIN

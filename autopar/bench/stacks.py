@@ -1,7 +1,7 @@
-"""Models of several kinds with random weights: autopar beside eager and the compilers that are installed.
+"""Models of several kinds with random weights: autopar, eager and the installed compilers.
 
-Each function from `googlenet` on takes a batch and gives a model and its inputs. Each model is a process of its own,
-`python -m autopar bench autopar.bench.stacks:NAME`, so that none finds another's threads or compiled code.
+Each function from `googlenet` on takes a batch size and returns a model and its inputs. Each model runs in its own
+process, `python -m autopar bench autopar.bench.stacks:NAME`, without another's threads or compiled code.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ MODELS: dict[str, tuple[str, ...]] = {
     "inception_v3": ("1", "8"),
     "resnet18": ("1", "8"),
 }
-"""The batches of each."""
+"""Batch sizes of each model."""
 TRAINED = ("resnet18",)
-"""Those that are timed in a training step."""
+"""Models that are timed in a training step."""
 
 
 def run(only: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, list[Row], str]]:
-    """The name of each model, or of those in `only`, its rows, and why there are none, each once it is done.
+    """Yield the name of each model, or of those in `only`, its rows, and the reason if there are none, each once it is
+    done.
 
-    words: options for each. Raises AutoparError for a name that none has.
+    words: options for each. Raises AutoparError for an unknown name.
     """
     for name in only:
         if name not in MODELS:
@@ -63,10 +64,10 @@ def run(only: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, list[R
 
 
 def library(name: str) -> Any:
-    """The module of this name; ModuleNotFoundError where it is not installed.
+    """Return the module of this name. Raises ModuleNotFoundError if it is not installed.
 
-    A torchvision built for another torch lacks its compiled operators and so does not import, and then nor do timm
-    and the vision half of transformers. Models that call none of these operators need their schemas alone.
+    A torchvision built for another torch lacks its compiled operators and cannot be imported, and neither can timm and
+    the vision half of transformers. Models that do not call these operators only need their schemas.
     """
     try:
         importlib.import_module("torchvision")
@@ -82,19 +83,19 @@ def library(name: str) -> Any:
 
 
 def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths with a ReLU between each two."""
+    """Return linear layers of these widths with ReLUs in between."""
     layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
 def transformer(width: int, layers: int) -> dict[str, int]:
-    """Settings that configurations of transformers share: heads of 64, a feed-forward part four times as wide."""
+    """Return common settings of transformers configurations: heads of 64, a feed-forward part four times as wide."""
     return {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64,
             "intermediate_size": 4 * width}  # fmt: skip
 
 
 class Recurrent(nn.Module):
-    """Stacks of recurrent layers beside each other over one sequence, and a linear layer over their last states."""
+    """Parallel stacks of recurrent layers over one sequence, and a linear layer over their last states."""
 
     def __init__(self, stacks: Sequence[nn.LSTM | nn.GRU], answers: int) -> None:
         super().__init__()
@@ -102,13 +103,13 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(sum(stack.hidden_size for stack in stacks), answers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (batch, answers) of sequences (batch, length, features)."""
+        """Return scores (batch, answers) of sequences (batch, length, features)."""
         scores: Tensor = self.head(torch.cat([stack(x)[0][:, -1] for stack in self.stacks], 1))
         return scores
 
 
 class Recommender(nn.Module):
-    """Embedding bags and an MLP of numbers, their products, and an MLP above; `hidden` are the widths within both.
+    """Embedding bags and an MLP of numbers, their products, and an MLP on top; `hidden`: widths within both.
 
     Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019.
     """
@@ -122,7 +123,7 @@ class Recommender(nn.Module):
         self.register_buffer("pairs", torch.triu_indices(bags + 1, bags + 1, 1), persistent=False)
 
     def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
-        """Scores (batch, 1) of numbers (batch, 13) and row ids (bags, batch, ids in a bag)."""
+        """Return scores (batch, 1) of numbers (batch, 13) and row ids (bags, batch, ids in a bag)."""
         dense = self.below(numbers)
         found = torch.stack([dense, *(bag(own) for bag, own in zip(self.bags, ids))], 1)
         products = found @ found.transpose(1, 2)
@@ -131,7 +132,7 @@ class Recommender(nn.Module):
 
 
 class Experts(nn.Module):
-    """A residual layer: a mixture of MLPs, of which a gate counts the `best` for each row."""
+    """A residual layer: a mixture of MLPs, of which a gate selects the `best` for each row."""
 
     def __init__(self, experts: int, width: int, best: int) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(mlp(width, 4 * width, width) for _ in range(experts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The argument (…, width) plus the mixture, in the same shape."""
+        """Return the argument (…, width) plus the mixture, in the same shape."""
         scores = self.gate(x)
         if self.best < len(self.experts):
             least = scores.topk(self.best, -1).values[..., -1:]
@@ -153,8 +154,8 @@ Made: TypeAlias = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 def _settled(model: nn.Module, images: Tensor) -> nn.Module:
-    """The model with the statistics of these images: without them each layer's numbers are smaller than those before,
-    and the answer is the last bias whatever the images are."""
+    """Return the model with the statistics of these images: without them activations shrink from layer to layer, and
+    the output is the last bias for any image."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
@@ -164,26 +165,26 @@ def _settled(model: nn.Module, images: Tensor) -> nn.Module:
 
 
 def googlenet(batch: int) -> Made:
-    """GoogLeNet, of four branches a block; images of 224 × 224."""
+    """Return GoogLeNet, with four branches in each block; images of 224 × 224."""
     model = library("torchvision.models").googlenet(weights=None, init_weights=False, aux_logits=False)
     images = torch.randn(batch, 3, 224, 224)
     return _settled(model, images), (images,)
 
 
 def inception_v3(batch: int) -> Made:
-    """Inception-v3; images of 299 × 299."""
+    """Return Inception-v3; images of 299 × 299."""
     model = library("torchvision.models").inception_v3(weights=None, init_weights=False, aux_logits=False)
     images = torch.randn(batch, 3, 299, 299)
     return _settled(model, images), (images,)
 
 
 def resnet18(batch: int) -> Made:
-    """ResNet-18, trained; images of 128 × 128."""
+    """Return ResNet-18, to be trained; images of 128 × 128."""
     return library("torchvision.models").resnet18(weights=None), (torch.randn(batch, 3, 128, 128),)
 
 
 class _Parts(nn.Module):
-    """What `answer` makes of the parts, by name, and the arguments."""
+    """Named parts and arguments, combined by `answer`."""
 
     def __init__(self, answer: Callable[..., Tensor], **parts: nn.Module) -> None:
         super().__init__()
@@ -194,7 +195,7 @@ class _Parts(nn.Module):
 
 
 def bert_small(batch: int) -> Made:
-    """BERT of four layers of 512; 128 tokens."""
+    """Return BERT with four layers of 512; 128 tokens."""
     models = library("transformers")
     config = models.BertConfig(**transformer(512, 4))
     model = _Parts(
@@ -210,7 +211,7 @@ def _alike(parts: nn.ModuleDict, pixels: Tensor, ids: Tensor) -> Tensor:
 
 
 def clip(batch: int) -> Made:
-    """Two towers as CLIP has: a vision transformer of six layers of 384 over 49 patches, and a BERT of six
+    """Return two towers as in CLIP: a vision transformer with six layers of 384 over 49 patches, and a BERT with six
     layers of 256 over 32 tokens."""
     models = library("transformers")
     image = models.ViTConfig(**transformer(384, 6), patch_size=32)
@@ -221,34 +222,34 @@ def clip(batch: int) -> Made:
 
 
 def lstms(batch: int) -> Made:
-    """Four LSTMs of two layers of 256 beside each other; 64 steps."""
+    """Return four parallel LSTMs with two layers of 256; 64 steps."""
     layers = [nn.LSTM(128, 256, num_layers=2, batch_first=True) for _ in range(4)]
     return Recurrent(layers, 64), (torch.randn(batch, 64, 128),)
 
 
 def mlps(batch: int) -> Made:
-    """An ensemble of eight MLPs 784-512-512-10."""
+    """Return an ensemble of eight MLPs 784-512-512-10."""
     each = {str(number): mlp(784, 512, 512, 10) for number in range(8)}
     model = _Parts(lambda parts, x: torch.stack([part(x) for part in parts.values()]).mean(0), **each)
     return model, (torch.randn(batch, 784),)
 
 
 def mlp784(batch: int) -> Made:
-    """An MLP 784-256-10."""
+    """Return an MLP 784-256-10."""
     return mlp(784, 256, 10), (torch.randn(batch, 784),)
 
 
 def mlp2048(batch: int) -> Made:
-    """An MLP 2048-2048-2048."""
+    """Return an MLP 2048-2048-2048."""
     return mlp(2048, 2048, 2048), (torch.randn(batch, 2048),)
 
 
 def dlrm(batch: int) -> Made:
-    """A recommendation model of 26 bags of 20,000 rows of 64, four ids each."""
+    """Return a recommendation model with 26 bags of 20,000 rows of 64, four ids each."""
     model = Recommender(26, 20_000, 64, hidden=(512, 256))
     return model, (torch.randn(batch, 13), torch.randint(20_000, (26, batch, 4)))
 
 
 def moe(batch: int) -> Made:
-    """A mixture of experts: two layers of eight each, of which two count; 32 tokens of 256."""
+    """Return a mixture of experts: two layers of eight each, two of them active; 32 tokens of 256."""
     return nn.Sequential(Experts(8, 256, best=2), Experts(8, 256, best=2)), (torch.randn(batch, 32, 256),)

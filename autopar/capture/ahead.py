@@ -1,4 +1,4 @@
-"""The graph of a call ahead of it: captured whole, or with fewer of many equal modules; nothing of the call is run."""
+"""Ahead-of-time capture of a call, complete or with fewer of many equal modules; nothing of the call runs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ Rewrite: TypeAlias = Callable[[fx.GraphModule], None]
 
 
 class _Stopped(Exception):
-    """Raised in the place of a graph, before anything of its call has happened; has the graph and its arguments."""
+    """Raised in place of a graph before any effect of its call; holds the graph and its arguments."""
 
 
 def ahead(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], rewrite: Rewrite | None = None
 ) -> tuple[Captured, list[torch.Tensor]]:
-    """The graph of one call of a model or a function, and the tensors that are its inputs.
+    """Capture one call of a model or function; return its graph and its input tensors.
 
-    `rewrite` changes what Dynamo captured in place.
-
-    Grad mode and autocast are the caller's: forward and backward where something that comes back requires grad.
-    Nothing is run, neither are side effects of `forward`. Raises CaptureError, with the line and what to change, where
-    the call is not one graph.
+    `rewrite` changes Dynamo's graph in place. Grad mode and autocast are the caller's: forward and backward if an
+    output requires grad. Nothing runs, not even side effects of `forward`. Raises CaptureError, with the line and the
+    change to make, if the call is not one graph.
     """
     name = getattr(model, "__name__", type(model).__name__)
     root = model if isinstance(model, nn.Module) else None
@@ -76,14 +74,14 @@ def ahead(
 
 
 FEWEST = 5
-"""Equal modules from which a list is worth to be shortened."""
+"""Least number of equal modules for which a list is shortened."""
 
 
 @contextmanager
 def shortened(model: nn.Module) -> Iterator[dict[str, int]]:
-    """The model with three modules in each list of equal ones, for the block; by the list's path, how many there are.
+    """Within the block, shorten each list of equal modules to three; yield the real lengths by the list's path.
 
-    Modules are equal that have one class, one printed form, and parameters of the same shapes and dtypes.
+    Modules are equal if they have the same class, the same repr, and parameters of the same shapes and dtypes.
     """
     found: dict[str, tuple[nn.Module, dict[str, nn.Module | None]]] = {}
     for path, module in model.named_modules():

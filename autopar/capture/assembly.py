@@ -1,4 +1,4 @@
-"""A region and what was traced of it, as the `Captured` of one call's sizes."""
+"""A traced region as the `Captured` of one call's sizes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .tracing import Traced, through, trace
 
 
 class _Sizes:
-    """The numbers that the symbols of one capture stand for in one call.
+    """The numbers of one capture's symbols in one call.
 
-    `fakes` are those of its placeholders, `given` the call's own arguments. No guard is made of any of this: to make
-    a number of a symbol would fix it for all calls.
+    `fakes`: of its placeholders. `given`: the call's arguments. None of this makes a guard: computing a number from a
+    symbol itself would fix it for all calls.
     """
 
     def __init__(self, fakes: Sequence[Any], given: Sequence[Any]) -> None:
@@ -46,7 +46,7 @@ class _Sizes:
             self.numbers.setdefault(size.node.expr, sympy.sympify(number))
 
     def number(self, size: Any) -> Any:
-        """A size as a plain number; Untraceable where it depends on the values in a tensor."""
+        """Return a size as a plain number. Raises Untraceable if it depends on the values in a tensor."""
         if not isinstance(size, OPEN):
             return size
         expression = size.node.expr
@@ -60,7 +60,7 @@ class _Sizes:
         return self.known[expression]
 
     def at(self, value: Any) -> Any:
-        """A fake result with plain sizes, tensors that share memory still sharing it."""
+        """Return a fake result with plain sizes; tensors that share memory still share it."""
         if isinstance(value, (tuple, list)):
             return type(value)(map(self.at, value))
         if isinstance(value, OPEN):
@@ -79,7 +79,7 @@ class _Sizes:
         return made.set_(self.storages[memory], offset, shape, strides)
 
     def settle(self, values: Mapping[fx.Node, Any]) -> None:
-        """Give each of these nodes the result that it has at these sizes, from those it was traced with."""
+        """Set the results of these nodes to those at these sizes."""
         for node, value in values.items():
             node.meta["val"] = self.at(value)
 
@@ -91,9 +91,9 @@ def _plain(size: Any, found: Any) -> Any:
 
 
 class Assembly:
-    """A traced region from which the graph at any sizes is made.
+    """A traced region from which the graph for any sizes is made.
 
-    `renamed` are the path of the module it was traced in and of the one it is now of, where they are not the same.
+    `renamed`: paths of the module in which it was traced and of its current module, if they differ.
     """
 
     def __init__(self, region: Region, traced: Traced) -> None:
@@ -109,15 +109,17 @@ class Assembly:
         self.backward = [node for node in every if node not in done] if traced.tangents else []
 
     def at(self, given: Sequence[Any], divisible: bool = True) -> Captured:
-        """The graph for the arguments of one call, with the cuts of its tasks if it is to be `divisible`. Raises
-        Untraceable where a size depends on values."""
+        """Return the graph for the arguments of one call, with cuts if `divisible`.
+
+        Raises Untraceable if a size depends on values.
+        """
         sizes = _Sizes(self.region.fakes, given)
         sizes.settle(self.open)
         captured = self._captured(given, sizes, divisible)
         return _finished(captured) if self.traced.tangents else captured
 
     def of(self, region: Region) -> Assembly:
-        """The same of another module."""
+        """Return the same region of another module."""
         pairs = ((a.path, b.path) for a, b in zip(self.region.places, region.places) if a.path != b.path)
         ours, theirs = (path.split(".") for path in next(pairs, ("", "")))
         while ours and theirs and ours[-1] == theirs[-1]:
@@ -129,7 +131,7 @@ class Assembly:
         return other
 
     def _at_home(self, task: Task) -> Task:
-        """A task with the path of the module that it is of."""
+        """Return a task with the path of its own module."""
         was, now = self.renamed
         if not was or not f"{task.module}.".startswith(f"{was}."):
             return task
@@ -185,7 +187,7 @@ class Assembly:
         known = [sizes.at(result.number) for result in region.results]
 
         def rebuild(values: Sequence[Any]) -> list[Any]:
-            """The results of the region, tensors and plain numbers, from the outputs of the graph."""
+            """Return the results of the region, tensors and plain numbers, from the outputs of the graph."""
             found = list(known)
             for place, value in zip(tensors, values):
                 found[place] = value
@@ -210,7 +212,7 @@ class Assembly:
     def _given(
         self, conversion: Conversion, sizes: _Sizes
     ) -> tuple[list[str], list[int], dict[str, tuple[Mapping[str, Any], str]]]:
-        """The values of the placeholders, "" for sizes; which of these are inputs; and where the state is."""
+        """Return the values of the placeholders ("" for sizes), those that are inputs, and the owners of the state."""
         values: list[str] = []
         inputs: list[int] = []
         state: dict[str, tuple[Mapping[str, Any], str]] = {}
@@ -232,9 +234,11 @@ class Assembly:
 def assembled(
     module: fx.GraphModule, examples: Sequence[Any], root: nn.Module | None, parameters: Sequence[str]
 ) -> Assembly:
-    """A graph that Dynamo captured with these arguments, traced: with its backward where grad mode is on and an
-    output requires grad. `root` and `parameters` are those of a `Region`. Raises Untraceable for what no graph can
-    hold, and whatever torch raises."""
+    """Trace a graph captured by Dynamo with these arguments, with its backward if grad mode is on and an output
+    requires grad.
+
+    `root` and `parameters` as in `Region`. Raises Untraceable for what no graph can hold, and torch's errors.
+    """
     waits = waiting(module)
     if waits is not None:
         raise waits
@@ -252,12 +256,13 @@ def assembled(
 
 
 def _home(given: Sequence[Any]) -> torch.device:
-    """The device a call comes from: that of its first tensor, else the default one."""
+    """Return the device of a call: that of its first tensor, else the default device."""
     return next((item.device for item in given if isinstance(item, torch.Tensor)), torch.get_default_device())
 
 
 def _finished(captured: Captured) -> Captured:
-    """A graph of forward and backward with its views folded, each gradient called after what it is the gradient of."""
+    """Return a graph of forward and backward with views folded, and gradients named after what they are gradients
+    of."""
     graph, names = folded(captured.graph)
     gradients = tuple((target, names.get(name, name)) for target, name in captured.gradients)
     # A gradient that is also an answer, or a saved number, keeps the name it was made under.

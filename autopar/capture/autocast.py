@@ -1,4 +1,4 @@
-"""Whether autocast is on for a type of device, and without it."""
+"""Autocast state by device type."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 
 def enabled(kind: str) -> bool:
-    """True if autocast is on in this thread for devices of type `kind`."""
+    """Return True if autocast is on in this thread for devices of type `kind`."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def anywhere() -> bool:
-    """True if autocast is on in this thread for devices of any type."""
+    """Return True if autocast is on in this thread for any device type."""
     return torch._C._is_any_autocast_enabled()
 
 
 @contextlib.contextmanager
 def off(kinds: Iterable[str]) -> Iterator[None]:
-    """Without autocast for these types of devices."""
+    """Within the block, disable autocast for these device types."""
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             if enabled(kind):

@@ -1,4 +1,4 @@
-"""Result of a capture, `Captured`, and the strides that its outputs are to have."""
+"""`Captured`, the result of a capture, and the strides of its outputs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from .sliced import sliced
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph and what ties it to the live model.
+    """A graph and its links to the live model.
 
-    The tensor of a state value is `owner[key]` with `state[value] = (owner, key)`: the module's own dict, so
-    that an optimizer step or `load_state_dict` is seen at the next call. `calls` holds targets that are no
-    torch operator. `flatten(args)` gives tensors in the order of `graph.inputs`; `rebuild(values)`
-    the user's structure from values in the order of `graph.outputs`.
-    `home` is the device the call comes from. `same` pairs the index of an output with the input or state that eager
-    returned in that place, the very object. `strides` are those that eager gives each output, as fake tensors have
-    them (None: whatever comes out of the graph); a check that sees others puts them there. `alike` says of each output
-    whether fake tensors have the same ones in the graph.
+    state: (owner, key) of each state value, whose tensor is `owner[key]`: the module's own dict, so that an optimizer
+    step or `load_state_dict` is seen at the next call.
+    calls: targets that are not torch operators.
+    flatten(args): tensors in the order of `graph.inputs`.
+    rebuild(values): the user's structure from values in the order of `graph.outputs`.
+    home: device of the call.
+    same: (index of an output, input or state value) that eager returns as the very same object.
+    strides: those of each output in eager, by fake tensors (None: those of the graph), restored if the check sees
+    others.
+    alike: for each output, whether fake tensors have equal strides in the graph.
+    tangents: (input value, index of the output whose gradient it is) of a differentiated graph, after the call's
+    inputs.
+    gradients: (input or state value, its gradient), after the outputs, unless the graph updates weights with them.
 
-    A graph that was differentiated has `tangents`, (input value, index of the output whose gradient it is), among
-    its inputs after those of the call, and `gradients`, (input or state value, its gradient), after its outputs,
-    unless the graph updates weights with them; what has no gradient is not among them. `flatten` and `rebuild` are
-    still of the call alone.
+    `flatten` and `rebuild` are of the call without tangents and gradients.
     """
 
     graph: Graph
@@ -45,13 +47,13 @@ class Captured:
     gradients: tuple[tuple[str, str], ...] = ()
 
     def kernels_trusted(self) -> Captured:
-        """For a program that neither copies nor rejoins: outputs as its kernels make them, who are eager's, where the
-        graph has eager's strides. Fake tensors do not always know them (`roll`, `batch_norm`)."""
+        """Return it for a program without transfers and rejoins, whose kernels give eager's strides wherever the graph
+        has them; fake tensors do not always know them (`roll`, `batch_norm`)."""
         strides = [None if same else wanted for wanted, same in zip(self.strides, self.alike)]
         return replace(self, strides=strides)
 
     def with_slices(self, graph: Graph) -> Captured:
-        """For a rewritten graph, of which some state is part of this one's."""
+        """Return it for a rewritten graph in which some state is a part of this graph's."""
         parts = {value.name: value.slice for value in graph.values if value.slice}
         found = {
             name: (sliced(*self.state[part.of], part), self.state[part.of][1]) for name, part in parts.items()
@@ -66,24 +68,24 @@ class Captured:
 
 Strides = tuple[int, ...]
 GAPS = 1 << 20
-"""Bytes of gaps that are made again, or as many as the elements take where that is more: what eager shows of a large
-tensor as a view, a copy has without the rest of it."""
+"""Limit on the bytes of gaps that are reproduced (or the bytes of the elements, if more): a copy of a large tensor's
+view does not have the rest of it."""
 
 
 def strides_of(item: Any) -> Strides | None:
-    """The strides of a tensor; None for a value that has none."""
+    """Return the strides of a tensor; None for other values."""
     strided = isinstance(item, torch.Tensor) and item.layout is torch.strided
     return tuple(item.stride()) if strided else None
 
 
 def fitting(strides: Sequence[Strides | None], shapes: Sequence[Sequence[int]]) -> list[Strides | None]:
-    """The strides that have as many axes as the shapes, None for others: torch 2.11 traces the last states of an LSTM
-    with an axis too many."""
+    """Return strides with as many axes as the shapes, None for others: torch 2.11 traces the last states of an LSTM
+    with an extra axis."""
     return [own if own and len(own) == len(shape) else None for own, shape in zip(strides, shapes)]
 
 
 def alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """True if a tensor has these strides wherever strides say anything: along axes of more than one element."""
+    """Return True if a tensor has these strides along all axes of more than one element."""
     found = tensor.stride()
     if found == strides or tensor.numel() == 0:
         return True
@@ -91,8 +93,10 @@ def alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def laid(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The tensor with these strides, itself where it has them. Axes of stride 0 are expanded; in the place of large
-    gaps (`GAPS`) the copy is dense, its axes in the same order."""
+    """Return the tensor with these strides; itself if it has them.
+
+    Axes of stride 0 are expanded; instead of large gaps (`GAPS`) the copy is dense, with its axes in the same order.
+    """
     if alike(tensor, strides):
         return tensor
     own = tensor
@@ -108,8 +112,10 @@ def laid(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 def settle(values: list[Any], strides: Sequence[Strides | None], kind: str) -> bool:
-    """Give each value on a device of this kind its strides, in place of the list; whether any had others. None says
-    nothing of a value, and kernels of another kind lay out their results as they do."""
+    """Give each value on a device of this kind its strides, in the list; return whether any had others.
+
+    None allows any strides; kernels of other kinds choose their own layouts.
+    """
     changed = False
     for index, wanted in enumerate(strides):
         value = values[index]

@@ -1,4 +1,4 @@
-"""From a traced fx graph to a `Graph`. One pass, linear in nodes."""
+"""Conversion of a traced fx graph to a `Graph`, in one pass, linear in nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STRIDELESS = {
     _aten.view.default: _aten.reshape.default,
     _aten._unsafe_view.default: _aten.reshape.default,
 }
-"""Views that fail on the strides another device's kernel gives, and what does the same for any strides."""
+"""Views that fail on the strides of another device's kernel, and their stride-independent equivalents."""
 
 _ASSERTS = frozenset({
     "aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar",
@@ -34,9 +34,11 @@ _ASSERTS = frozenset({
 
 
 class Conversion:
-    """A graph in the making: `give` it what placeholders stand for, `add` calls in order, then read
-    `graph`. Tasks have their cuts if the graph is to be `divisible`; in a `differentiated` one gradients are plain
-    values. `find` gives the module path, line and code of a node.
+    """A graph under construction: `give` placeholders their values, `add` calls in order, then read `graph`.
+
+    divisible: compute the cuts of tasks.
+    differentiated: gradients are plain values.
+    find: returns module path, line and code of a node.
     """
 
     def __init__(self, name: str, find: Find, divisible: bool, differentiated: bool) -> None:
@@ -50,7 +52,7 @@ class Conversion:
         self.phase: Literal["forward", "backward"] = "forward"
 
     def give(self, node: Node, name: str, kind: Literal["input", "state"], path: str) -> str:
-        """Let a placeholder stand for an input or state value; the name that value got."""
+        """Add an input or state value for a placeholder; return its name."""
         name = self.free(name)
         self.made[node] = Ref(name)
         self.values[name] = self.value(node, name, node.meta["val"], name, kind, path)
@@ -58,7 +60,7 @@ class Conversion:
         return name
 
     def free(self, name: str) -> str:
-        """The name, with a suffix when a value has it already."""
+        """Return the name, with a suffix if another value has it."""
         unique, count = name, 0
         while unique in self.values:
             count += 1
@@ -144,9 +146,7 @@ class Conversion:
             self.twins[key] = found
 
     def stand_in(self, item: Any) -> Any:
-        """Arguments with the fake tensor of a value in its place: one object for each value, whoever
-        names it.
-        """
+        """Return arguments with fake tensors for values: one object for each value."""
 
         def fake(argument: Argument) -> Any:
             if isinstance(argument, tuple):
@@ -156,7 +156,7 @@ class Conversion:
         return torch.fx.node.map_arg(item, lambda node: fake(self.made[node]))
 
     def arguments(self, node: Node) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
-        """A call's arguments in the graph's terms, without those that say nothing."""
+        """Return the arguments of a call in the graph's terms, without those that have no effect."""
         follows = node.target is _aten._to_copy.default
         kwargs = [
             (key, self.argument(node, item))
@@ -168,7 +168,7 @@ class Conversion:
         return tuple(self.argument(node, item) for item in node.args), tuple(kwargs)
 
     def argument(self, node: Node, item: Any) -> Argument:
-        """One argument of `node` in the graph's terms."""
+        """Return one argument of `node` in the graph's terms."""
         if isinstance(item, Node):
             return self.made[item]
         if isinstance(item, (list, tuple)):
@@ -184,7 +184,7 @@ class Conversion:
         raise self.refusal(node, f"an argument of type {type(item).__name__} cannot be written into a graph")
 
     def number(self, node: Node, item: Any) -> Any:
-        """A size as a plain number; Untraceable when it depends on the values in a tensor."""
+        """Return a size as a plain number. Raises Untraceable if it depends on the values in a tensor."""
         if isinstance(item, (bool, int, float)):
             return item
         expression = item.node.expr
@@ -201,7 +201,7 @@ class Conversion:
         kind: Literal["input", "state", "made"] = "made",
         path: str = "",
     ) -> Value:
-        """A value from the fake tensor it will be like."""
+        """Return a value like a fake tensor."""
         if item is None:
             return Value(name, (), "object", 0, name, kind, path)
         if not isinstance(item, torch.Tensor):
@@ -214,7 +214,7 @@ class Conversion:
     def root(
         self, args: tuple[Argument, ...], kwargs: dict[str, Argument], alias: int | str | None
     ) -> str | None:
-        """Storage that the outputs share, None when theirs is fresh."""
+        """Return the storage that the outputs share; None if they have their own."""
         if alias is None:
             return None
         given = kwargs.get(alias) if isinstance(alias, str) else args[alias] if alias < len(args) else None
@@ -222,21 +222,20 @@ class Conversion:
         return self.values[name].storage if name else None
 
     def memories(self, arguments: Argument) -> dict[int | None, str]:
-        """Storage of each tensor of a call by the identity of its memory: some operators hand an argument on though
-        no schema says so (`type_as` of the right dtype, `meshgrid`).
-        """
+        """Return the storage of each tensor of a call by the identity of its memory: some operators return an argument
+        without saying so in the schema (`type_as` of the same dtype, `meshgrid`)."""
         named = {memory(self.fakes[name]): self.values[name].storage for name in refs(arguments)}
         return {memory: name for memory, name in named.items() if memory is not None}
 
     def keep(self, node: Any) -> str:
-        """The value a node of the output stands for."""
+        """Return the value of an output node."""
         found = self.made[node]
         if not isinstance(found, Ref):
             raise self.refusal(node, "it returns something other than a tensor")
         return found.value
 
     def apart(self, nodes: Sequence[Node]) -> list[str]:
-        """The values of these results, no two the same: one that is there already has a view."""
+        """Return the values of these results, all distinct: a repeated one becomes a view."""
         found: dict[str, None] = {}
         for node in nodes:
             name = self.keep(node)
@@ -250,9 +249,8 @@ class Conversion:
         return list(found)
 
     def fresh(self, name: str) -> str:
-        """A made value of its own memory equal to this one: a copy when it is, or may share, an input or
-        state.
-        """
+        """Return a value with its own memory equal to this one: a copy if it is, or may share memory with, an input or
+        state."""
         if self.values[self.values[name].storage].kind == "made":
             return name
         copy = self.free(f"{name}.copy")
@@ -263,7 +261,7 @@ class Conversion:
         return copy
 
     def refusal(self, node: Node, why: str) -> Untraceable:
-        """The error for a node: the call, its module, the user's line."""
+        """Return the error for a node: the call, its module, the user's line."""
         module, source, code = self.find(node)
         place = (f" in {module}" if module else "") + (f" at {source}" if source else "")
         return Untraceable(
@@ -272,7 +270,7 @@ class Conversion:
 
 
 def memory_order(item: torch.Tensor) -> tuple[int, ...]:
-    """The axes of a tensor like this from the slowest to the fastest; empty when they are in order."""
+    """Return the axes of a tensor from the slowest to the fastest; empty if they are in order."""
     if item.layout is not torch.strided or item.is_contiguous():
         return ()
     order = _order(item.stride())
@@ -295,7 +293,7 @@ def _items(output: Any) -> tuple[Any, ...]:
 
 
 def live(graph: torch.fx.Graph, results: Iterable[Any]) -> list[Node]:
-    """Calls that a result needs, or that draw random numbers, which moves the generator."""
+    """Return calls that a result needs, or that draw random numbers, which advances the generator."""
     needed = {node for node in results if isinstance(node, Node)}
     kept = []
     for node in reversed(graph.nodes):

@@ -1,4 +1,4 @@
-"""Every private corner of torch that the way through `torch.compile` leans on, behind one version check."""
+"""All private parts of torch used with `torch.compile`, behind one version check."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _count = itertools.count()
 
 
 class _Entry:
-    """Dynamo's entry to a frame that it has no code for yet, under `_SETTINGS`: they are read while it captures.
+    """Dynamo's entry to a frame without code yet, under `_SETTINGS`, which are read during capture.
 
     `skipped(reason, place)` is called for frames that Dynamo gives up without a graph.
     """
@@ -110,7 +110,7 @@ class _Entry:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch logs of captures that fail, unless it was asked for: the call goes on all the same."""
+    """Suppress torch's logs of failed captures, unless asked for: the call continues anyway."""
     loggers = [] if os.environ.get("TORCH_LOGS") else [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
@@ -123,7 +123,7 @@ def _quiet() -> Iterator[None]:
 
 
 def effects() -> bool:
-    """True if the call that Dynamo captures in this thread leaves something behind in Python, as a list that grows."""
+    """Return True if the call being captured in this thread has side effects in Python, such as a list that grows."""
     translator = InstructionTranslator.current_tx()
     found = translator.output.side_effects
     changed = (item for item in found.id_to_variable.values() if found.is_modified(item))
@@ -131,19 +131,19 @@ def effects() -> bool:
 
 
 def outermost() -> bool:
-    """True if what Dynamo captures in this thread is a call of what `compiled` made, not a function that it calls or
-    what is left of it after a graph break."""
+    """Return True if the frame being captured in this thread is a call made by `compiled`, not an inner function or
+    the rest after a graph break."""
     code = InstructionTranslator.current_tx().output.root_tx.f_code
     return code.co_filename == __file__ and code.co_name.startswith("call_")
 
 
 def first_line(text: str) -> str:
-    """The sentence that Dynamo's explanations begin with."""
+    """Return the first sentence of Dynamo's explanation."""
     return text.strip().split("\n", 1)[0].rstrip(".")
 
 
 def broken(module: fx.GraphModule) -> tuple[str, str]:
-    """Reason and user's line of the graph break that a graph ends with; two empty texts where it ends with none."""
+    """Return reason and user's line of the graph break at the end of a graph; empty texts if there is none."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return "", ""
@@ -163,10 +163,10 @@ def compiled(
     dynamic: bool | None,
     skipped: Callable[[str, str], None] = lambda why, place: None,
 ) -> Traced:
-    """A module or a function as `torch.compile` compiles it, captured under `_SETTINGS`.
+    """Compile a module or function by `torch.compile`, captured under `_SETTINGS`.
 
-    What Dynamo learns and keeps is by code object, those of `forward` being shared by all models of a class: each has
-    an entry of its own. `skipped` is told the reason and the place of each frame without a graph.
+    Dynamo caches by code object, and all models of a class share that of `forward`: each gets its own entry. `skipped`
+    is called with reason and place of each frame without a graph.
     """
 
     def call(hooks: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +196,7 @@ def compiled(
 
 
 class Traced:
-    """What `torch.compile` made of a function: call it as that."""
+    """The result of `torch.compile` on a function; call it like that."""
 
     def __init__(self, function: Callable[..., Any], made: Callable[..., Any], code: CodeType) -> None:
         self._function, self._made, self._code = function, made, code
@@ -207,11 +207,11 @@ class Traced:
     def guard(
         self, args: tuple[Any, ...], pinned: Mapping[str, Any]
     ) -> Callable[[tuple[Any, ...]], bool] | None:
-        """A function that says of the arguments of a call whether the code that serves `args` serves these, Dynamo
-        being as it was; None where that cannot be told.
+        """Return a predicate on the arguments of a call: true if the code that serves `args` serves these. None if
+        unknown.
 
-        It asks Dynamo's own guards, but for two kinds: `pinned`, objects by their source, must be these very objects,
-        whatever they are; and whether modules have hooks it looks at once any hook has been registered.
+        It runs Dynamo's own guards, with two exceptions: `pinned`, objects by their source, must be these very
+        objects; and hooks of modules are checked together once any hook has been registered.
         """
         try:
             return self._guard(args, pinned)
@@ -261,7 +261,7 @@ class Traced:
 
 
 def _managers(manager: Any) -> Iterator[Any]:
-    """A guard manager and all below it."""
+    """Yield a guard manager and all below it."""
     yield manager
     pairs = manager.get_key_value_managers().values() if hasattr(manager, "get_key_value_managers") else ()
     for child in (*manager.get_child_managers(), *(each for pair in pairs for each in pair if each)):
@@ -269,19 +269,19 @@ def _managers(manager: Any) -> Iterator[Any]:
 
 
 def _hooked(function: Any) -> bool:
-    """True if a module, or one in it, has hooks."""
+    """Return True if a module, or one in it, has hooks."""
     inner = function.modules() if isinstance(function, nn.Module) else ()
     return any(getattr(module, name, None) for module in inner for name in _HOOKS)
 
 
 def _logging() -> set[Any]:
-    """The methods of loggers that write, those that libraries have added included."""
+    """Return the logging methods of loggers, also those added by libraries."""
     kinds = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
     return {method for name, method in vars(logging.Logger).items() if name.partition("_")[0] in kinds}
 
 
 def _hooks() -> str:
-    """The hooks that all modules have, by their numbers: Dynamo takes these for constants, and sees none come or go."""
+    """Return the global module hooks by number: Dynamo takes them as constants, and does not notice changes."""
     if not modules._has_any_global_hook():
         return ""
     kinds = (
@@ -294,23 +294,23 @@ def _hooks() -> str:
 
 
 def source_of(node: fx.Node) -> str:
-    """The source of a placeholder in Dynamo's terms, such as `L['self']._modules['0']._parameters['weight']`; ""
-    where it does not say."""
+    """Return the source of a placeholder in Dynamo's terms, such as `L['self']._modules['0']._parameters['weight']`;
+    "" if unknown."""
     name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
     # A method before torch 2.12.
     return str(name() if callable(name) else name)
 
 
 def depends_on_values(made: Any) -> bool:
-    """True if a number, or a size of a tensor, is known only once the values in a tensor are."""
+    """Return True if a number, or a size of a tensor, depends on the values in a tensor."""
     tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
     return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
 
 
 @functools.cache
 def kept_whole(operator: Any) -> bool | None:
-    """True for an operator that torch could compose of others and `flattened` keeps, False for one that it does not;
-    None for all that are no compositions."""
+    """Return True for a composite operator that `flattened` keeps, False for one that it decomposes, None for
+    others."""
     if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
         return None
     return bool(_is_preservable_cia_op(operator))
@@ -318,17 +318,17 @@ def kept_whole(operator: Any) -> bool | None:
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """Without autograd, so that a dispatch mode sees operators that torch composes of others before it does, and
-    without any of the grad modes that are set inside."""
+    """Within the block, disable autograd, so that a dispatch mode sees composite operators before torch decomposes
+    them, and ignore changes of grad mode inside."""
     with torch.no_grad(), _compiling(), torch._C._AutoDispatchBelowAutograd():
         yield
 
 
 def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
-    """The graph of a module without parameters, without autograd, functional, operators kept whole that torch could
-    compose of others, such as `linear`.
+    """Return the functional graph of a module without parameters, without autograd, with composite operators such as
+    `linear` kept whole.
 
-    Each placeholder has `meta["desc"]`, the output a list of them: what it is in the module's own terms.
+    Each placeholder has `meta["desc"]`, the output a list of them: its role in the module's own terms.
     """
     if not _COMPOSITES:
         kept = _collect_all_valid_cia_ops_for_aten_namespace()
@@ -340,7 +340,7 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
 def differentiated(
     module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]
 ) -> fx.GraphModule:
-    """The same of forward and backward, in torch's own kernels."""
+    """Return the functional graph of forward and backward, decomposed as in torch's own kernels."""
     with torch.enable_grad():
         return _exported(module, tensors, decompositions)
 
@@ -360,8 +360,8 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    """With the flag that Dynamo sets from torch 2.13 on while it captures: below, a call in another thread takes this
-    trace for its own, and refuses. Dynamo captures in one thread at a time."""
+    """Within the block, set the flag that Dynamo sets from torch 2.13 on during capture: without it, a call in another
+    thread mistakes this trace for its own and refuses. Dynamo captures in one thread at a time."""
     before = torch.compiler._is_compiling_flag
     try:
         torch.compiler._is_compiling_flag = True
@@ -372,7 +372,7 @@ def _compiling() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undropped() -> Iterator[None]:
-    """Let no random draw be dropped whose result nobody reads: it still moves the generator."""
+    """Keep random draws with unused results: they advance the generator."""
     from torch._inductor import config
 
     with config.patch(fallback_random=True):
@@ -380,7 +380,7 @@ def _undropped() -> Iterator[None]:
 
 
 def autograd_keys(kinds: set[str]) -> list[Any]:
-    """The dispatch keys of autograd for these types of device."""
+    """Return the dispatch keys of autograd for these device types."""
     private = torch._C._get_privateuse1_backend_name()
     names = ["PrivateUse1" if kind == private else kind.upper() for kind in sorted(kinds)]
     names = [{"META": "Meta"}.get(name, name) for name in names]

@@ -1,8 +1,8 @@
-"""A functional graph of a region in one run of it, for calls without autograd that change nothing but what they make.
+"""Functional graph of a region from a single run, for calls without autograd that only change values of their own.
 
-AOTAutograd runs what it traces twice, with every tensor wrapped: once to see what is changed in place and what shares
-memory, once to write a graph without. Where each operator makes something new, or changes in place what it alone has
-made, one run tells.
+AOTAutograd runs its function twice, with every tensor wrapped: once to find in-place changes and shared memory, once
+to write a graph without them. If each operator makes a new value, or changes in place one that nothing else sees, one
+run suffices.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ _UNTOLD = frozenset({
     _aten.bernoulli.p, _aten.normal_functional.default,
     _aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default,
 })  # fmt: skip
-"""Draws that have operators of ours, and what changes running statistics though no schema says."""
+"""Random draws with operators of autopar's own, and operators that change running statistics without saying so in the
+schema."""
 _FACTORY = re.compile(
     "(new_)?(zeros|ones|full|empty|eye|arange|linspace|logspace|scalar_tensor|rand|randn|randint|randperm)(_like)?$"
 )
 
 
 OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Types of sizes that are no plain numbers."""
+"""Types of symbolic sizes."""
 
 
 class Unfit(Exception):
-    """Raised where one run does not tell enough: a tensor that others see is changed, or a size is open."""
+    """Raised if one run does not suffice: a tensor visible elsewhere is changed, or a size is symbolic."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """The operators that run inside, as a graph of those that make new tensors; `current` is the node of Dynamo's graph
-    that they come from."""
+    """Recorder of the operators that run in the block, as a graph of operators that make new tensors. `current`: node
+    of Dynamo's graph from which they come."""
 
     def __init__(self, given: Sequence[Any]) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 raise Unfit
 
     def see(self, tensor: torch.Tensor, node: fx.Node, holders: int = 1) -> None:
-        """Let a node stand for a tensor."""
+        """Associate a node with a tensor."""
         self.node[id(tensor)] = node
         self.kept.append(tensor)
         place = memory(tensor)
@@ -99,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self.record(target, args, kwargs)
 
     def constant(self, held: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor that the code makes of numbers."""
+        """Return a copy of a tensor that the code makes from numbers."""
         if isinstance(held, FakeTensor):
             raise Unfit
         name = f"_tensor_constant{len(self.constants)}"
@@ -110,7 +111,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self.named(made, self.written(_aten.lift_fresh_copy.default, (held,), {}, made))
 
     def just_made(self, tensor: torch.Tensor) -> bool:
-        """True for what a factory has made, of which torch hands on another object, and nobody asked for one."""
+        """Return True for the result of a factory, which torch returns as another object and nothing else holds."""
         node, asked = self.node.get(id(tensor)), self.current
         if node is None or asked is None or getattr(asked.target, "__name__", asked.target) == "detach":
             return False
@@ -119,14 +120,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         )
 
     def renamed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Another object for a tensor, which nobody holds any more."""
+        """Return another object for a tensor that nothing holds any more."""
         other = _aten.detach.default(tensor)
         self.node[id(other)] = self.node[id(tensor)]
         self.kept.append(other)
         return other
 
     def record(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Write the call of an operator that changes nothing."""
+        """Record a call of an operator without in-place changes."""
         made = target(*args, **kwargs)
         node = self.written(target, args, kwargs, made)
         if isinstance(made, torch.Tensor):
@@ -143,7 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return type(made)(parts)
 
     def named(self, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
-        """The result of a call; one that was handed on is another object from here on."""
+        """Return the result of a call; a returned argument becomes another object."""
         if not isinstance(made, FakeTensor) or is_open(made):
             raise Unfit
         if id(made) in self.node:
@@ -152,7 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return made
 
     def written(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> fx.Node:
-        """The node of a call."""
+        """Add the node of a call."""
 
         def known(item: Any) -> Any:
             if not isinstance(item, torch.Tensor):
@@ -170,7 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return node
 
     def in_place(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Write a change in place as the operator that makes a new tensor, where nobody sees the old one."""
+        """Record a change in place as the operator that makes a new tensor, if nothing sees the old one."""
         tensor, twin = args[0] if args else None, _twin(target)
         if twin is None or not isinstance(tensor, torch.Tensor) or id(tensor) not in self.node:
             raise Unfit
@@ -185,7 +186,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _twin(target: Any) -> Any:
-    """The operator that makes a new tensor as this one changes its first argument; None where there is none alike."""
+    """Return the out-of-place equivalent of an operator that changes its first argument; None if there is none."""
     schema, name = target._schema, target._opname
     written = [argument for argument in schema.arguments if argument.is_write]
     if target is _aten.copy_.default or not name.endswith("_") or written != [schema.arguments[0]]:
@@ -202,8 +203,10 @@ def _twin(target: Any) -> Any:
 def record(
     given: Sequence[Any], run: Callable[[Recorder], Sequence[Any]]
 ) -> tuple[Recorder, tuple[fx.Node, ...]]:
-    """Trace `run`, given the recorder, on these fake tensors: the recorder and the node of each result. Raises Unfit
-    where one run does not tell, and whatever torch raises."""
+    """Trace `run`, called with the recorder, on these fake tensors; return the recorder and the node of each result.
+
+    Raises Unfit if one run does not suffice, and torch's errors.
+    """
     fakes = [item for item in given if isinstance(item, FakeTensor)]
     if not fakes:
         raise Unfit
@@ -216,7 +219,7 @@ def record(
 
 
 def is_open(value: Any) -> bool:
-    """True if a result has a size that is no plain number."""
+    """Return True if a result has a symbolic size."""
     if isinstance(value, (tuple, list)):
         return any(map(is_open, value))
     if isinstance(value, torch.Tensor):

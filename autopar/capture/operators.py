@@ -1,7 +1,7 @@
-"""What a call of an operator does: floating-point operations, aliases, random draws, messages to other processes.
+"""Properties of operator calls: FLOPs, aliases, random draws, communication.
 
-A multiply and an add are two operations. torch's own flop counter knows what composites decompose to; capture keeps
-linear, matmul, conv and attention whole, so these are counted here with the same formulas.
+Multiply and add count as two operations. torch's own flop counter counts decomposed operators; capture keeps linear,
+matmul, conv and attention whole, so that these are counted here with the same formulas.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from .torch_private import conv_flop_count, flop_registry, sdpa_flop_count
 
 
 def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
-    """FLOPs of `target(*args, **kwargs)` from the shapes of its (fake) tensors; 0 for what only moves
-    bytes.
-    """
+    """Return the FLOPs of `target(*args, **kwargs)` from the shapes of its (fake) tensors; 0 for data movement."""
     packet = getattr(target, "overloadpacket", None)
     count: Callable[..., Any] | None = _WHOLE.get(packet)
     try:
@@ -36,7 +34,7 @@ def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: An
 
 
 def _product(index: int) -> Callable[..., int]:
-    """Products that are summed over the last axis of the argument with this index."""
+    """Return a counter of products summed over the last axis of the argument with this index."""
     return lambda args, kwargs, output: 2 * output.numel() * args[index].shape[-1]
 
 
@@ -54,7 +52,7 @@ def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tens
 
 
 def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
-    """Two multiply-adds with each weight matrix at every step of every sequence."""
+    """Count two operations for each weight at every step of every sequence."""
     sequence, weights = (
         args[0],
         next(a for a in args[1:] if (isinstance(a, (list, tuple)) and len(a) > 2) or _matrix(a)),
@@ -64,7 +62,7 @@ def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> in
 
 
 def _encoder(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
-    """Each weight matrix at every position, and the two products of self-attention."""
+    """Count each weight matrix at every position, and the two products of self-attention."""
     batch, length, width = args[0].shape
     matrices = sum(item.numel() for item in args[3:] if isinstance(item, torch.Tensor) and item.ndim == 2)
     return 2 * batch * length * matrices + 4 * batch * length**2 * width
@@ -75,9 +73,8 @@ def _cell(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
 
 
 def _composite(target: Any, args: tuple[Any, ...], output: Any) -> int:
-    """As the aten operator; backward a gradient for each factor of each product, and where there is no tape the
-    products again.
-    """
+    """Count a composite like its ATen operator; in the backward, one gradient for each factor of each product, and the
+    products again if nothing is saved."""
     name = target._opname.removesuffix("_backward")
     count = _WHOLE.get(getattr(_aten, name, None))
     if count is None:
@@ -114,16 +111,15 @@ _WHOLE: dict[Any, Callable[..., Any]] = {
 _COLLECTIVES = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem"}
 )
-"""Namespaces of operators that wait for other processes."""
+"""Namespaces of operators that communicate with other processes."""
 
 
 @functools.cache
 def shared(target: Any) -> int | str | None:
-    """The argument (position, or name when keyword-only) whose memory the outputs may share; None when it is
-    fresh.
+    """Return the argument (position, or name if keyword-only) whose memory the outputs may share; None if there is
+    none.
 
-    By the schema's alias annotations. `reshape` and the like may copy instead: for lifetimes they count as
-    sharing.
+    By the schema's alias annotations. `reshape` and similar operators may copy: for lifetimes they count as sharing.
     """
     schema = getattr(target, "_schema", None)
     if schema is None or not any(
@@ -137,7 +133,7 @@ def shared(target: Any) -> int | str | None:
 
 
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True if the call takes random numbers: its tag says it may, its arguments that it does."""
+    """Return True if the call draws random numbers: its tag allows it, and its arguments require it."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     chance = _CHANCE.get(target.overloadpacket)
@@ -153,7 +149,7 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def collective(module: fx.GraphModule) -> fx.Node | None:
-    """The first call in a graph, or in a graph within it, that waits for other processes; None where there is none."""
+    """Return the first call in a graph, or a nested graph, that waits for other processes; None if there is none."""
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
             if _namespace(node.target) in _COLLECTIVES:
@@ -180,4 +176,4 @@ _CHANCE = {
     _aten.rnn_tanh: ("dropout", "train"),
     _aten.rnn_relu: ("dropout", "train"),
 }
-"""Arguments that must all be nonzero for these to draw."""
+"""Arguments of these operators that must all be nonzero for a random draw."""

@@ -1,4 +1,4 @@
-"""Errors and remedies for calls that cannot be traced, or are not one graph."""
+"""Errors, with advice, for calls that cannot be traced or are not one graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .source_locations import foreign, located, short
 
 
 class Untraceable(CaptureError):
-    """No graph can hold this call; it can still run as written."""
+    """A call that no graph can hold; it can still run as written."""
 
 
 _ADVICE = (
@@ -59,7 +59,8 @@ _ADVICE = (
 
 
 def explain(name: str, error: BaseException) -> str:
-    """Explanation of a failed capture: the construct, the user's line, and the change to make; one sentence each."""
+    """Return an explanation of a failed capture: the construct, the user's line, and the change to make, one sentence
+    each."""
     if isinstance(error, CaptureError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
@@ -68,26 +69,26 @@ def explain(name: str, error: BaseException) -> str:
 
 
 def known(text: str) -> tuple[str, str] | None:
-    """Meaning of an error of torch's for the user, and what to change; None where nothing is known."""
+    """Return the meaning of an error of torch and the change to make; None if it is unknown."""
     return next(
         ((what, change) for marks, what, change in _ADVICE if any(mark in text for mark in marks)), None
     )
 
 
 def fails_alone(name: str, error: BaseException) -> CaptureError:
-    """The error for a model, or a part of it with a name of its own, that cannot take a call."""
+    """Return the error for a model, or a named part of it, that cannot take a call."""
     return CaptureError(
         f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
     )
 
 
 def place(error: BaseException) -> str:
-    """Where the innermost frame of the user's is that an error has come through."""
+    """Return the user's innermost frame in an error's traceback."""
     return _at(traceback.extract_tb(error.__traceback__))
 
 
 def _at(frames: Sequence[FrameSummary]) -> str:
-    """` at file:line: `code`` of the innermost frame outside torch and autopar, "" when there is none."""
+    """Return ` at file:line: `code`` of the innermost frame outside torch and autopar; "" if there is none."""
     for frame in reversed(frames):
         if foreign(frame.filename):
             return f" at {short(frame.filename)}:{frame.lineno}" + (f": `{frame.line}`" if frame.line else "")
@@ -107,12 +108,15 @@ _FAILS = (
     ("making fake tensor call", re.compile(r"got (\w+\(.+\))")),
     ("failed to bind arguments", re.compile(r"func='(.+)")),
 )
-"""Dynamo's names for errors that are the user's own, and their place in its text."""
+"""Dynamo's names for errors in the user's own code, and their place in its text."""
 
 
 def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureError:
-    """The error for a call of `name` that Dynamo did not capture whole: the user's line, the reason, and what to type,
-    of which `instead` is what does without one graph."""
+    """Return the error for a call of `name` that was not captured as one graph: the user's line, the reason, and what
+    to type.
+
+    `instead`: the alternative without one graph.
+    """
     text = str(error)
     where = _at([*(getattr(error, "real_stack", None) or ())])
     for kind, own in _FAILS:
@@ -129,8 +133,8 @@ def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureErr
 
 
 def valued(name: str, module: fx.GraphModule, error: Untraceable) -> CaptureError:
-    """The error for a graph with a number, or a size, that depends on the values in a tensor: with the line that makes
-    the first of these."""
+    """Return the error for a graph with a number or size that depends on values in a tensor, with the line of the
+    first one."""
     for node in module.graph.nodes:
         if node.op != "placeholder" and depends_on_values(node.meta.get("example_value")):
             _, where, code = located(node)
@@ -142,7 +146,7 @@ def valued(name: str, module: fx.GraphModule, error: Untraceable) -> CaptureErro
 
 
 def waiting(module: fx.GraphModule) -> Untraceable | None:
-    """The error for a graph with a call that waits for other processes, with its line; None where there is none."""
+    """Return the error for a graph that waits for other processes, with the line; None if it does not."""
     node = collective(module)
     if node is None:
         return None
@@ -155,6 +159,6 @@ def waiting(module: fx.GraphModule) -> Untraceable | None:
 
 
 def _reason(text: str) -> str:
-    """Dynamo's own name for it, and its explanation."""
+    """Return Dynamo's name of the reason, and its explanation."""
     explained = re.search(r"Explanation: (.+)", text)
     return f"{first_line(text)}: {explained.group(1).strip()}" if explained else first_line(text)

@@ -1,6 +1,6 @@
-"""A graph that Dynamo captured, in terms of the model: which placeholder is state, input or size, and what it returns.
+"""A captured graph in terms of the model: which placeholders are state, inputs or sizes, and what it returns.
 
-A region is the whole model, or the part of it between two graph breaks.
+A region is the whole model, or the part between two graph breaks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
-"""A tensor of a model: its path in `state_dict`, and the dict and the key that hold it."""
+"""A tensor of a model: its path in `state_dict`, and the dict and key that hold it."""
 
 
 def slots(module: nn.Module | None) -> Iterator[Slot]:
-    """Every parameter and buffer, those that share a tensor included, in the order of `state_dict`; of None there are
-    none."""
+    """Yield every parameter and buffer except None, shared tensors repeatedly, in the order of `state_dict`."""
     for path, child in module.named_modules(remove_duplicate=False) if module is not None else ():
         dot = f"{path}." if path else ""
         for owner in (child._parameters, child._buffers):
@@ -40,8 +39,8 @@ def slots(module: nn.Module | None) -> Iterator[Slot]:
 class Place:
     """A placeholder: a tensor of the model's state, which is `owner[key]`, an input of the call, or a size.
 
-    `source` says in Dynamo's terms where it comes from. `fake` is what Dynamo traced with: a fake tensor, or a symbolic
-    size, or a constant.
+    `source`: its origin in Dynamo's terms. `fake`: the value traced by Dynamo: a fake tensor, symbolic size or
+    constant.
     """
 
     kind: Literal["state", "input", "size"]
@@ -54,8 +53,8 @@ class Place:
 
 @dataclass(frozen=True)
 class _Result:
-    """An output: the `index`-th of the tensors that are computed, the very object that placeholder `same` stands for,
-    or a `number`, constant or symbolic."""
+    """An output: the `index`-th computed tensor, the very object of placeholder `same`, or a `number`, constant or
+    symbolic."""
 
     fake: Any
     index: int = -1
@@ -64,9 +63,11 @@ class _Result:
 
 
 class Region:
-    """A graph that Dynamo captured with the user's own tensors as `examples`; `root` is the compiled module, None
-    where it is not known, and `parameters` what it calls its positional arguments. Raises Untraceable for what is no
-    graph of tensors."""
+    """A graph captured by Dynamo with the user's own tensors as `examples`.
+
+    `root`: the compiled module, None if unknown. `parameters`: names of its positional arguments. Raises Untraceable
+    for what is not a graph of tensors.
+    """
 
     def __init__(
         self,
@@ -78,9 +79,9 @@ class Region:
         self.module = module
         nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.paths = _paths(root)
-        """The path of every tensor of `root`, with the first of the same tensor."""
+        """The path of every tensor of `root`, with the first path of the same tensor."""
         self.held: dict[str, Any] = {}
-        """State that is in no slot of `root`, by path."""
+        """State outside of `root`, by path."""
         self.places = _places(nodes, examples, root, parameters, self.held)
         self._ranks = {path: rank for rank, path in enumerate(dict(self.paths))}
         _name_modules(module, root)
@@ -90,7 +91,7 @@ class Region:
         self.name = type(root).__name__ if root is not None else _name(nodes)
 
     def of(self, examples: Sequence[Any], root: nn.Module | None) -> Region:
-        """The same region of another module of `root`, whose state is among `examples`."""
+        """Return the same region of another module `root`, whose state is in `examples`."""
         known, other = _known(root), copy.copy(self)
         other.held, other.places = {}, []
         for place, example in zip(self.places, examples):
@@ -106,22 +107,22 @@ class Region:
         return other
 
     def by_parameter(self, numbers: Sequence[int]) -> list[int]:
-        """Numbers of placeholders in the order of the module's parameters, then of the arguments: norms over all
-        gradients are summed in that order."""
+        """Return numbers of placeholders in the order of the module's parameters, then of the arguments: norms over
+        all gradients are summed in that order."""
         return sorted(
             numbers, key=lambda number: (self._ranks.get(self.places[number].path, len(self._ranks)), number)
         )
 
     @property
     def differentiable(self) -> list[int]:
-        """The computed tensors that require grad, by index."""
+        """The indices of the computed tensors that require grad."""
         found = {r.index for r in self.results if r.index >= 0 and r.fake.requires_grad}
         return sorted(found)
 
     @property
     def changed(self) -> str:
-        """The path of a tensor that is changed in place where a gradient goes through the change, which no output
-        tells of; "" where there is none."""
+        """The path of a tensor that is changed in place with a gradient through the change, which no output
+        shows; "" if there is none."""
         tensors = (place for place in self.places if isinstance(place.fake, torch.Tensor))
         return next((p.path for p in tensors if p.fake._version and p.fake.grad_fn is not None), "")
 
@@ -168,7 +169,7 @@ def _places(
 
 
 def _known(root: nn.Module | None) -> dict[int, Slot]:
-    """The first place of each tensor of a module, by its identity."""
+    """Return the first slot of each tensor of a module, by `id`."""
     return {id(owner[key]): (path, owner, key) for path, owner, key in reversed(list(slots(root)))}
 
 
@@ -178,7 +179,7 @@ def _paths(root: nn.Module | None) -> tuple[tuple[str, str], ...]:
 
 
 def _given(path: str, parameters: Sequence[str]) -> str:
-    """The path of an argument by the name of its parameter: `args.0.mask` is `batch.mask`."""
+    """Return the path of an argument by the name of its parameter: `args.0.mask` is `batch.mask`."""
     first, *rest = path.split(".")
     if first == "kwargs" and rest:
         return ".".join(rest)
@@ -204,7 +205,7 @@ def _results(module: fx.GraphModule, places: Sequence[Place]) -> list[_Result]:
 
 
 def _name_modules(module: fx.GraphModule, root: nn.Module | None) -> None:
-    """Let each node know the module it comes from by the path that `state_dict` has it under."""
+    """Label each node with its module's path in `state_dict`."""
     paths = {str(id(child)): path for path, child in root.named_modules()} if root is not None else {}
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
@@ -217,7 +218,7 @@ def _name_modules(module: fx.GraphModule, root: nn.Module | None) -> None:
 
 
 def positional(model: Callable[..., Any]) -> list[str]:
-    """Names of the positional arguments of a model."""
+    """Return the names of the positional arguments of a model."""
     try:
         parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
     except (TypeError, ValueError):
@@ -227,7 +228,7 @@ def positional(model: Callable[..., Any]) -> list[str]:
 
 
 def path_of(source: str) -> str:
-    """Readable name of a source of Dynamo's: `L['self']._modules['0']._parameters['weight']` is `0.weight`,
+    """Return a readable name for a source of Dynamo: `L['self']._modules['0']._parameters['weight']` is `0.weight`,
     `L['batch']['mask']` is `batch.mask`."""
     keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source.split("@")[0])
     names = [first or second for first, second in keys]

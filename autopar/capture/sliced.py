@@ -1,4 +1,4 @@
-"""Parts of the user's own parameters, as they are now: `sliced`."""
+"""Slices of the user's own parameters, always up to date: `sliced`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..ir.slices import Slice
 
 
 class _Sliced(Mapping[str, Any]):
-    """The owner of one part of the tensor `owner[key]`: a view of it under the same key.
+    """The owner of a slice of the tensor `owner[key]`: a view of it under the same key.
 
-    The view shares its version with the tensor, so that a change of either is seen in both, and is made anew only where
-    another tensor or other memory is there.
+    The view shares its version with the tensor, so that changes of either are seen in both, and is made anew only if
+    the tensor or its memory is replaced.
     """
 
     def __init__(self, owner: Mapping[str, Any], key: str, part: Slice) -> None:
@@ -45,5 +45,5 @@ _known: weakref.WeakValueDictionary[tuple[int, str, Slice], _Sliced] = weakref.W
 
 
 def sliced(owner: Mapping[str, Any], key: str, part: Slice) -> Mapping[str, Any]:
-    """The owner of a part of `owner[key]`, the same one every time: programs know by it that they read the same."""
+    """Return the owner of a slice of `owner[key]`, always the same one, by which programs recognise the same state."""
     return _known.setdefault((id(owner), key, part), _Sliced(owner, key, part))

@@ -1,4 +1,4 @@
-"""Source locations of traced nodes: module path and line of the user's code."""
+"""Source locations of traced nodes: module path and user's line."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LIBRARIES = tuple(
 
 
 def located(node: torch.fx.Node) -> tuple[str, str, str]:
-    """Module path, `file:line` and code of a node; each "" when unknown."""
+    """Return module path, `file:line` and code of a node; "" for each that is unknown."""
     return module_path(node), *line(node.meta.get("stack_trace") or "")
 
 
 def origins(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[str, str, str]]:
-    """Module path, `file:line` and code of each call in a graph of forward and backward.
+    """Return module path, `file:line` and code of each call in a graph of forward and backward.
 
-    A node of the backward is where the user wrote what it is the gradient of; the sum of two gradients, where the
-    last of them comes from.
+    A node of the backward has the location of what it is the gradient of; a sum of two gradients, that of the last
+    one.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     partner: dict[int, torch.fx.Node] = {}
@@ -49,7 +49,7 @@ def origins(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[str, str, str]]:
 
 
 def module_path(node: torch.fx.Node) -> str:
-    """Path of the innermost module of the user's that the node was traced in."""
+    """Return the path of the user's innermost module in which the node was traced."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
@@ -58,7 +58,7 @@ def module_path(node: torch.fx.Node) -> str:
 
 @functools.lru_cache(maxsize=65536)
 def line(trace: str) -> tuple[str, str]:
-    """`file:line` and code of the deepest frame outside torch, or of the deepest when there is none."""
+    """Return `file:line` and code of the deepest frame outside torch, or of the deepest one if there is none."""
     frames = [(found["file"], int(found["line"])) for found in _FRAME.finditer(trace)]
     for file, number in reversed(frames):
         if foreign(file):
@@ -70,13 +70,13 @@ def line(trace: str) -> tuple[str, str]:
 
 
 def foreign(file: str) -> bool:
-    """True if a file is neither torch's nor ours nor generated."""
+    """Return True if a file is neither torch's nor autopar's nor generated."""
     return not file.startswith((_TORCH, _OWN, "<eval_with_key"))
 
 
 @functools.cache
 def short(file: str) -> str:
-    """A file as a reader would name it: from the library's name on, or from the working directory."""
+    """Return a short file name: from the library's name on, or from the working directory."""
     for library in _LIBRARIES:
         if file.startswith(library):
             return file.removeprefix(library)

@@ -1,4 +1,4 @@
-"""Every private corner of torch that capture leans on, behind one version check."""
+"""All private parts of torch used by capture, behind one version check."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ __all__ = [
 
 
 def memory(item: Any) -> int | None:
-    """Equal for tensors that lie in the same memory; None for what is no tensor."""
+    """Return a key that is equal for tensors in the same memory; None for other values."""
     if not isinstance(item, torch.Tensor):
         return None
     return int(item.untyped_storage()._cdata) if item.layout is torch.strided else id(item)
 
 
 def transformed() -> str:
-    """The torch.func transform or forward-mode AD that is active in this thread, in words; "" outside of both."""
+    """Return the torch.func transform or forward-mode AD active in this thread as text; "" if there is none."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func (grad, vmap, jvp, ...)"
     return "torch.autograd.forward_ad.dual_level" if torch.autograd.forward_ad._current_level >= 0 else ""
 
 
 def packs_saved() -> bool:
-    """True if saved-tensor hooks are active in this thread."""
+    """Return True if saved-tensor hooks are active in this thread."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The same tensors, which raise RuntimeError when they are differentiated."""
+    """Return the same tensors, which raise RuntimeError when differentiated."""
     if not tensors:
         return ()
     found = torch._C._functions.DelayedError(message.encode(), len(tensors))(*tensors)
@@ -61,27 +61,27 @@ def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The pre- and post-step hooks of an optimizer, the global ones included."""
+    """Return the pre- and post-step hooks of an optimizer, global ones included."""
     before, after = _optimizer._global_optimizer_pre_hooks, _optimizer._global_optimizer_post_hooks
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     return [hook for hooks in (before, after, *own) for hook in hooks.values()]
 
 
 def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """Let a scaler forget that it has unscaled the gradients of an optimizer, which were then put back."""
+    """Clear a scaler's record that it has unscaled an optimizer's gradients, which were then restored."""
     scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
 def norm_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
+    """Return the 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
     return torch._foreach_norm([tensor], 2.0)[0]
 
 
 def result(node: torch.fx.Node) -> Any:
-    """The fake result of a call, None when it has none.
+    """Return the fake result of a call; None if it has none.
 
-    torch 2.11 gives the last states of an LSTM an axis too many; they are shaped like the first states, in memory of
-    their own.
+    torch 2.11 gives the last states of an LSTM an extra axis; they get the shape of the first states, in their own
+    memory.
     """
     output: Any = node.meta.get("val")
     if node.target is torch.ops.aten.lstm.input:

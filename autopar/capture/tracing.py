@@ -1,8 +1,8 @@
-"""From what Dynamo captured to one functional graph of aten operators, with its backward or without.
+"""Tracing of Dynamo's graph to one functional graph of ATen operators, with or without its backward.
 
-Without: it is run once and recorded, operators that torch could compose of others kept whole (`functional_trace`);
-where one run does not tell, AOTAutograd flattens it to the same. With: AOTAutograd differentiates it, composites
-standing in for what a CPU would take apart (`ops.composites.rules`).
+Without: it runs once and is recorded, composite operators kept whole (`functional_trace`); if one run does not
+suffice, AOTAutograd flattens it to the same. With: AOTAutograd differentiates it, with composites for operators that a
+CPU would decompose (`ops.composites.rules`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ log = logging.getLogger("autopar")
 class Traced:
     """A functional graph of n inputs and m outputs.
 
-    `inputs` are the n placeholders, `outputs` the m results, `constants` tensors that the code itself makes of numbers
-    (`torch.tensor([1.0, 2.0])`), each with the node that reads it. `tangents` pairs the index of an output with the
-    placeholder of its gradient, `gradients` the index of an input with its gradient, `updates` the index of an
-    input that is changed in place with its new value.
+    inputs: the n placeholders.
+    outputs: the m results.
+    constants: tensors that the code makes from numbers (`torch.tensor([1.0, 2.0])`), each with the node that reads it.
+    tangents: (index of an output, placeholder of its gradient).
+    gradients: (index of an input, its gradient).
+    updates: (index of an input changed in place, its new value).
     """
 
     graph: fx.Graph
@@ -49,11 +51,11 @@ class Traced:
 def trace(
     module: fx.GraphModule, given: Sequence[Any], names: Sequence[str], wanted: Sequence[int], training: bool
 ) -> Traced:
-    """The graph of a module for inputs like `given`: fake tensors, and sizes; `names` are theirs, `wanted` the places
-    of the tensors it is to return.
+    """Trace a module for inputs like `given`: fake tensors and sizes, called `names`; `wanted`: indices of tensors to
+    return.
 
-    Each output of a differentiated graph is given memory of its own, so that it has
-    its own gradient. Raises Untraceable for what no graph can hold, and whatever torch raises.
+    Each output of a differentiated graph has its own memory, so that it has its own gradient. Raises Untraceable for
+    what no graph can hold, and torch's errors.
     """
     if not training:
         try:
@@ -70,7 +72,7 @@ def trace(
 
 
 def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -> Traced:
-    """The graph of a call without autograd, from one run. Raises whatever stands in its way."""
+    """Trace a call without autograd in one run. Raises any error that prevents it."""
 
     def run(recorder: Recorder) -> list[Any]:
         nodes = _Nodes(module, _Casts([]))
@@ -134,7 +136,7 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
 
 
 class _Run(nn.Module):
-    """A captured graph run node by node, so that what is traced from it knows the module and line of each."""
+    """Interpreter of a captured graph, node by node, so that traced nodes know the module and line of each."""
 
     def __init__(
         self, module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int], differentiated: bool
@@ -177,7 +179,7 @@ def _cast_once(item: Any) -> bool:
 
 
 def _meaning(description: Any) -> tuple[str, int]:
-    """The kind of a placeholder or a result, and the index of the input or output that it is for."""
+    """Return the kind of a placeholder or result, and the index of its input or output."""
     for relation in ("output", "grad_of", "mutated_input"):
         inner = getattr(description, relation, None)
         if inner is not None:
@@ -194,7 +196,7 @@ def _meaning(description: Any) -> tuple[str, int]:
 
 
 def through(name: str) -> Untraceable:
-    """The error about a tensor that is changed in place where a gradient goes through the change."""
+    """Return the error about a tensor that is changed in place with a gradient through the change."""
     return Untraceable(
         f"forward changes {name} in place, which requires grad or is given what does; change a clone of it, or "
         "give it a value that is detached"
@@ -211,10 +213,10 @@ _RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
 
 
 class _Lowered(TorchFunctionMode):
-    """Calls that autocast lowers from within, lowered from without.
+    """Calls that autocast would cast internally, cast from outside.
 
-    Autocast casts what the operators of its lists read. `einsum`, `lstm` and others are in no list but made of some
-    that are: kept whole, they would be recorded without casts and give another dtype than eager's.
+    Autocast casts the inputs of listed operators. `einsum`, `lstm` and others are not listed but composed of some that
+    are: kept whole, they would be recorded without casts and have another dtype than in eager.
     """
 
     def __torch_function__(
@@ -239,10 +241,10 @@ def _cast(leaf: Any, kind: str, goal: torch.dtype) -> Any:
 
 
 class _Casts(TorchFunctionMode):
-    """Autocast's cache of cast weights until its outermost region ends, so that the gradients of all uses meet in
+    """Autocast's cache of cast weights until its outermost region ends, so that gradients of all uses are summed in
     the low precision.
 
-    Autocast keeps nothing of a tensor that is no leaf, as the inputs of a module that is traced are not.
+    Autocast caches only leaf tensors, which the inputs of a traced module are not.
     """
 
     def __init__(self, weights: list[Any]) -> None:
@@ -258,7 +260,7 @@ class _Casts(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def forget(self) -> None:
-        """An autocast region has ended: after the outermost nothing is kept."""
+        """Note the end of an autocast region: the outermost one clears the cache."""
         if not torch.is_autocast_enabled("cpu") and not any(enabled(key[3]) for key in self.kept):
             self.kept.clear()
 
@@ -278,4 +280,4 @@ _LOWERED = frozenset({
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "convolution", "prelu",
 })  # fmt: skip
-"""Functions whose weights autocast casts down once and keeps."""
+"""Functions whose weights autocast casts once and caches."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands take: `MODULE:FACTORY`, numbers and files; and what they need."""
+"""Arguments shared by several commands: `MODULE:FACTORY`, numbers and files; and checks of what they need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import AutoparError
 
 
 def above_zero(text: str) -> int:
-    """The number that an argument of a command is; argparse's error where it is not above 0."""
+    """Parse a positive whole number; argparse's error for any other."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -23,22 +23,22 @@ def above_zero(text: str) -> int:
 
 
 def require_folder(path: Path | None) -> None:
-    """Raise AutoparError where the folder of a file that is to be written is not there."""
+    """Raise AutoparError if the folder of an output file does not exist."""
     if path and not path.parent.is_dir():
         raise AutoparError(f"the folder of {path} is not there; make it, or give another name")
 
 
 def require_torch(why: str) -> None:
-    """Raise AutoparError where torch is not installed, with the reason why it is needed."""
+    """Raise AutoparError with the reason `why` if torch is not installed."""
     if not find_spec("torch"):
         raise AutoparError(f"torch is not installed, and {why}; install torch")
 
 
 def made(text: str, batch: int | None = None, command: str = "") -> tuple[Any, tuple[Any, ...]]:
-    """The model and the arguments that `MODULE:FACTORY` returns, asked with `batch=` where one is given.
+    """Call `MODULE:FACTORY`, with `batch=` if given; return the model and its arguments.
 
-    Raises AutoparError for what cannot be loaded, takes no batch, lacks a package, or returns something else, and
-    where the `command` is given, which needs a module, for a function.
+    Raises AutoparError if it cannot be loaded, takes no batch, lacks a package, or returns anything else, and for a
+    function if a `command` that needs a module is given.
     """
     factory = _factory(text)
     given = {} if batch is None else {"batch": batch}

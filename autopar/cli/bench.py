@@ -1,4 +1,4 @@
-"""`python -m autopar bench`: a model beside whatever else runs models here."""
+"""`python -m autopar bench`: compare a model under autopar with other stacks on this machine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ..bench.row import Row
 
 _PASSED = ("rivals", "devices", "seconds", "build_seconds", "rounds")
-"""Options that the contests of a suite are given as well."""
+"""Options that are passed on to the contests of a suite."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the arguments name, print tables, and write the files that are asked for; 0 when it worked.
+    """Run the benchmarks, print tables and write the requested files; return 0 on success.
 
-    It needs torch: AutoparError where it is not installed, and for names that mean nothing.
+    Raises AutoparError if torch is not installed, and for unknown names.
     """
     parser = _parser()
     chosen = parser.parse_args(argv)
@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m autopar bench",
-        description="Time MODULE:FACTORY (a callable that returns a model and its example inputs) by autopar, eager, "
-        "torch.compile, ONNX Runtime and OpenVINO in turns; or run a suite.",
+        description="Time MODULE:FACTORY (a callable that returns a model and its example inputs) under autopar, "
+        "eager, torch.compile, ONNX Runtime and OpenVINO, interleaved; or run a suite.",
     )
     parser.add_argument(
         "factory", nargs="?", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))"
@@ -54,36 +54,36 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--suite",
         choices=("stacks", "gpu"),
-        help="stacks: eleven models of several kinds, a process each; gpu: overlap, overhead, training on CUDA",
+        help="stacks: eleven models, each in its own process; gpu: overlap, overhead and training on CUDA",
     )
     parser.add_argument(
         "--batch", type=above_zero, action="append", default=[], metavar="N",
-        help="call the factory as make(batch=N); may be given several times",
+        help="call the factory as make(batch=N); may be repeated",
     )  # fmt: skip
     parser.add_argument("--train", action="store_true", help="time a training step: loss, backward, SGD")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="a model of the suite; may be repeated"
     )
     parser.add_argument(
-        "--rivals", metavar="NAMES", help="which, such as compile,openvino; eager is always there"
+        "--rivals", metavar="NAMES", help="stacks to compare, such as compile,openvino; eager always runs"
     )
     parser.add_argument(
         "--devices", metavar="NAMES", help="autopar's devices, such as cpu,cuda:0 (default cpu)"
     )
-    parser.add_argument("--rounds", type=above_zero, metavar="N", help="blocks of each rival (9)")
+    parser.add_argument("--rounds", type=above_zero, metavar="N", help="timed blocks of each (default 9)")
     parser.add_argument(
-        "--seconds", type=float, metavar="S", help="end the timing of a batch after this (20)"
+        "--seconds", type=float, metavar="S", help="limit on timing each batch, in seconds (default 20)"
     )
     parser.add_argument(
-        "--build-seconds", type=float, metavar="S", help="a rival's time to build and answer (120)"
+        "--build-seconds", type=float, metavar="S", help="limit on build and first call (default 120)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all samples and medians")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples and medians")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios to eager as .svg or .png")
     return parser
 
 
 def _gpu(chosen: argparse.Namespace) -> int:
-    """The figures of docs/benchmarks.md that need a GPU, by the suites of this clone."""
+    """Run the benchmarks of docs/benchmarks.md that need a GPU, from the suites of this clone."""
     clone = Path(__file__).resolve().parents[2]
     if not (clone / "tests" / "benchmarks" / "timed").is_dir():
         raise AutoparError(
@@ -96,7 +96,7 @@ def _gpu(chosen: argparse.Namespace) -> int:
 
 
 def _contests(chosen: argparse.Namespace) -> int:
-    """The rows of a model's batches, or of the suite, shown and written; what there is of them where one fails."""
+    """Print and write the rows of the model's batches or of the suite; those already measured if one fails."""
     from ..bench import row as results
     from ..bench import stacks
 
@@ -126,7 +126,7 @@ def _contests(chosen: argparse.Namespace) -> int:
 
 
 def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]:
-    """The model's name with its row for each batch, or for none where none is asked for; nothing is skipped."""
+    """Yield the model's name with its row for each batch, or one row without `--batch`; none is skipped."""
     import torch
 
     from ..bench import rivals
@@ -148,7 +148,7 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
 
 
 def _words(chosen: argparse.Namespace) -> list[str]:
-    """The options of contests as they were given."""
+    """Return the options of contests as they were typed."""
     given = ((word, getattr(chosen, word)) for word in _PASSED)
     pairs = ((f"--{word.replace('_', '-')}", str(value)) for word, value in given if value is not None)
     return [text for pair in pairs for text in pair]

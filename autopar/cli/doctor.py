@@ -1,4 +1,4 @@
-"""`python -m autopar doctor`: devices of this machine, their rates, and what to type."""
+"""`python -m autopar doctor`: devices of this machine, their rates, and commands to try."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..system.text import size, table
 
 
 def main(argv: Sequence[str]) -> int:
-    """Detect, measure what was not measured yet, and print all of it; 0 when it worked."""
+    """Detect the devices of this machine, measure those not measured yet, and print them; return 0 on success."""
     parser = argparse.ArgumentParser(prog="python -m autopar doctor", description=main.__doc__)
     parser.add_argument(
-        "devices", nargs="*", help='device names such as cpu "cpu*2" cuda:0; default: all there are'
+        "devices", nargs="*", help='device names such as cpu "cpu*2" cuda:0; default: all devices'
     )
-    parser.add_argument("--again", action="store_true", help="forget what was measured and measure it anew")
+    parser.add_argument("--again", action="store_true", help="discard stored measurements, measure again")
     chosen = parser.parse_args(argv)
     if chosen.again:
         cache.clear()
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def chips() -> str:
-    """The table of declared chips."""
+    """Return the table of declared chips."""
     rows = [("chip", "memory", "bandwidth", "float32", "bfloat16", "host bus", "peer bus", "source")]
     for chip in CHIPS.values():
         rates = dict(chip.tflops)
@@ -74,7 +74,7 @@ def chips() -> str:
 
 
 def buses() -> str:
-    """The table of declared buses."""
+    """Return the table of declared buses."""
     rows = [("bus", "datasheet", "reached", "latency", "source")]
     for bus in BUSES.values():
         latency = f"{bus.latency_s * 1e6:.0f} µs"

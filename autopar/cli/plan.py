@@ -1,4 +1,4 @@
-"""`python -m autopar plan`: plan a model, which loads torch, or a task graph from a file, which does not."""
+"""`python -m autopar plan`: plan a model (loads torch) or a task graph from a file (does not)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..system.text import percent, seconds
 from .arguments import made, require_folder
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
-"""Names of devices of this machine; those of chips have a number."""
+"""Names of devices of this machine, as opposed to names of chips, which contain a number."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Plan what the arguments name; 0 when there is a plan."""
+    """Plan the model or graph that the arguments name; return 0 on success."""
     parser = argparse.ArgumentParser(
         prog="python -m autopar plan",
         description="Plan MODULE:FACTORY (a callable that returns a model and its example inputs), or --graph FILE, "
@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--out", metavar="FILE", action="append", default=[],
-        help="write the plan as .json, or draw it: .html .svg .png .dot .txt; may be given several times",
+        help="write the plan as .json, or draw it: .html .svg .png .dot .txt; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", metavar="FILE", action="append", default=[],
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--explain", metavar="TASK", nargs="?", const="", action="append", default=[],
-        help="print the report, as without --out; with the name of a task, or a glob of names, why it is where it is",
+        help="print the report (the default without --out), or for a task name or glob the reasons for its placement",
     )  # fmt: skip
     model = parser.add_argument_group("a model")
     model.add_argument(
@@ -54,8 +54,8 @@ def run(argv: Sequence[str]) -> int:
     model.add_argument("--split", help="auto (the default), none or a number of parts")
     graph = parser.add_argument_group("a task graph")
     graph.add_argument("--objective", help="latency (the default) or throughput")
-    graph.add_argument("--budget-s", type=float, metavar="S", help="a ceiling in seconds on the search")
-    graph.add_argument("--processors", type=int, metavar="P", help="how many an .stg file is planned for")
+    graph.add_argument("--budget-s", type=float, metavar="S", help="limit on the search in seconds")
+    graph.add_argument("--processors", type=int, metavar="P", help="number of processors for an .stg file")
     chosen = parser.parse_args(argv)
     if chosen.graph is None and chosen.machine is None:
         parser.error("a model needs --machine, for example --machine cpu,cuda:0")
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check_names(chosen: argparse.Namespace) -> None:
-    """Refuse files that could not be written before anything is planned."""
+    """Raise, before planning, for files that could not be written."""
     from ..view.save import kind_of, suffixes
 
     for names, what, known in (
@@ -111,7 +111,7 @@ def _graph(chosen: argparse.Namespace) -> int:
 def _show(
     plan: Plan, chosen: argparse.Namespace, report: Sequence[str], save: Callable[[Path], object]
 ) -> None:
-    """Write and draw what was asked for, and print the report, or why the tasks it names are where they are."""
+    """Write and draw the requested files, and print the report or the reasons for the named tasks."""
     from ..view import draw, explain, explain_clusters, save_timeline
 
     for name in chosen.out:
@@ -126,7 +126,7 @@ def _show(
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written so that it is there in full or as it was before."""
+    """Write a file atomically: complete, or unchanged."""
     # The suffix says what is written.
     beside = path.with_name(f".{os.getpid()}.{path.name}")
     try:

@@ -1,4 +1,4 @@
-"""`python -m autopar whatif`: what a model would do on hosts that are not here."""
+"""`python -m autopar whatif`: a forecast of a model on declared hosts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a row for each of the hosts that the arguments name, and write what is asked for; 0 when there is one.
+    """Print a row for each of the declared hosts and write the requested files; return 0 if any has a plan.
 
-    It needs torch: AutoparError where it is not installed, and for what cannot be read or does not fit.
+    Raises AutoparError if torch is not installed, and for input that cannot be read or does not fit.
     """
     parser = _parser()
     chosen = parser.parse_args(argv)
@@ -81,17 +81,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m autopar whatif",
         description="Plan MODULE:FACTORY (a callable that returns a model and its example inputs, made on the meta "
-        "device) for hosts that are not here: stages, replicas, tensor parallelism, micro-batches and schedule.",
+        "device) for declared hosts: stages, replicas, tensor parallelism, micro-batches and schedule.",
         epilog='Example: whatif mymodel:make --hosts "8 x (cpu + 8 h100) over 8 ib-400" --batch 1024 --dtype bfloat16',
     )
     parser.add_argument("factory", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))")
     parser.add_argument(
         "--hosts", action="append", required=True, metavar="HOSTS",
-        help='such as "8 x (cpu + 8 h100) over 8 ib-400"; may be given several times',
+        help='such as "8 x (cpu + 8 h100) over 8 ib-400"; may be repeated',
     )  # fmt: skip
     parser.add_argument(
         "--batch", type=above_zero, action="append", required=True, metavar="N",
-        help="rows of a step over all replicas; one for all hosts, or one for each",
+        help="rows of a step over all replicas; once, or once for each --hosts",
     )  # fmt: skip
     parser.add_argument("--micro-batch", type=above_zero, metavar="N", help="rows of a micro-batch")
     parser.add_argument(
@@ -103,18 +103,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replicas", type=above_zero, metavar="N", help="replicas of the whole model")
     parser.add_argument(
         "--shard-replicas", choices=("auto", "always", "never"), default="never",
-        help="replicas share out weights, gradients and the optimizer's state (FSDP2, ZeRO-3); auto: where they must",
+        help="shard weights, gradients and optimizer state over replicas (FSDP2, ZeRO-3); auto: if memory requires it",
     )  # fmt: skip
-    parser.add_argument("--schedule", action="append", choices=SCHEDULES, help="may be given several times")
+    parser.add_argument("--schedule", action="append", choices=SCHEDULES, help="allowed; may be repeated")
     parser.add_argument(
         "--recompute", choices=("auto", "always", "never"), default="auto",
-        help="compute repeated layers again in the backward, to save memory",
+        help="recompute the activations of repeated layers in the backward, to save memory",
     )  # fmt: skip
     parser.add_argument(
-        "--infer", choices=("latency", "throughput"), help="forward alone, for one batch or many"
+        "--infer",
+        choices=("latency", "throughput"),
+        help="inference: least latency of one batch, or highest throughput",
     )
-    parser.add_argument(
-        "--stages-shown", dest="verbose", action="store_true", help="print the stages as well"
-    )
+    parser.add_argument("--stages-shown", dest="verbose", action="store_true", help="also print the stages")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all plans")
     return parser

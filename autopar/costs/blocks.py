@@ -1,4 +1,4 @@
-"""Interleaved blocks of calls, and which of them other processes disturbed."""
+"""Interleaved blocks of calls, and their disturbance by other processes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ import torch
 from ..system.process import uncollected
 
 BLOCK_S = 0.1
-"""Seconds of a block, or one call where that takes longer."""
+"""Seconds of a block; one call if that takes longer."""
 SETTLE_S = 0.005
-"""Seconds of calls that are dropped before each block, one at the least: caches are the one before's, and its threads
-may still spin."""
+"""Seconds of calls dropped before each block, at least one: caches hold the previous contestant's data, and its
+threads may spin."""
 ELSEWHERE = 0.15
-"""Cores' worth of work of others that a block may have seen and still count."""
+"""Cores used by other processes up to which a block counts."""
 LEAST = 3
-"""Undisturbed blocks that a median needs; as many times the rounds asked for are run at most to get these."""
+"""Undisturbed blocks needed for a median; at most this many times the requested rounds are run to get them."""
 GROUPS = 8
-"""Looks at the clock in a block."""
+"""Clock readings in a block."""
 ALONE: AbstractContextManager[Any] = nullcontext()
-"""The guard of blocks that keep nobody waiting."""
+"""The guard of blocks that block no other thread."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Seconds of each of some calls in a row; `disturbed` is None where the system does not tell."""
+    """Seconds of each of some successive calls; `disturbed` is None if the system does not tell."""
 
     seconds: float
     calls: int
@@ -41,18 +41,18 @@ class Block:
 
 
 def counted(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks that nobody disturbed; all of them where those are too few."""
+    """Return the undisturbed blocks; all if these are too few."""
     quiet = [block for block in blocks if not block.disturbed]
     return quiet if len(quiet) >= LEAST else list(blocks)
 
 
 def median(blocks: Sequence[Block]) -> float:
-    """The median seconds of a call in the blocks that count."""
+    """Return the median seconds of a call in the blocks that count."""
     return statistics.median(block.seconds for block in counted(blocks))
 
 
 def disturbed(blocks: Sequence[Block]) -> bool:
-    """True where a block that counts was disturbed."""
+    """Return True if a block that counts was disturbed."""
     return any(block.disturbed for block in counted(blocks))
 
 
@@ -63,9 +63,11 @@ def timed(
     block_s: float | None = None,
     guard: AbstractContextManager[Any] = ALONE,
 ) -> dict[str, list[Block]]:
-    """Blocks of each contestant, a call and torch's number of threads, of at least `block_s` seconds (`BLOCK_S`), each
-    within `guard`, in an order that changes from round to round: until each has `rounds` that nobody disturbed,
-    `LEAST` × `rounds` in all, or, `LEAST` each, `limit_s` seconds have passed."""
+    """Time blocks of each contestant (a call and torch's number of threads) in an order that changes in each round.
+
+    A block has at least `block_s` seconds (`BLOCK_S`), within `guard`. Ends when each contestant has `rounds`
+    undisturbed blocks, after `LEAST` × `rounds` blocks in all, or, with `LEAST` each, after `limit_s` seconds.
+    """
     found: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
     threads, began = torch.get_num_threads(), time.perf_counter()
@@ -115,8 +117,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
 
 def elsewhere(stat: Path = Path("/proc/stat")) -> float | None:
-    """Seconds that the cores of this process have worked for others, hypervisors among them, of which only
-    differences mean something; None where the system does not tell."""
+    """Return the seconds that this process's cores have worked for others, hypervisors included, relative to an
+    arbitrary start; None if the system does not tell."""
     own = {f"cpu{core}" for core in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
     try:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]

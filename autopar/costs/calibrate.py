@@ -1,4 +1,4 @@
-"""Rates and links of real devices, measured: a few products and copies each, best of a handful."""
+"""Measured rates and links of real devices: a few products and copies each, best of several."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 _CPU_SIDES = (("float32", 384), ("float64", 256), ("bfloat16", 128), ("float16", 128))
 _GPU_SIDES = (("float32", 2048), ("float64", 1024), ("bfloat16", 4096), ("float16", 4096))
 _FIRST_SIDE = 256
-"""Of the products by which an accelerator of unknown speed is measured: each side is twice the one before."""
+"""First side of the products that measure an accelerator of unknown speed; each is twice the previous."""
 ENOUGH_S = 0.05
-"""A product that takes longer is the last: one of twice the side would take eight times as long."""
+"""Seconds of a product after which no larger one is timed: one of twice the side takes eight times as long."""
 _SMALL, _LARGE = 4 << 10, 32 << 20
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run the block with `count` intra-op threads, then as before."""
+    """Run the block with `count` intra-op threads, then restore their number."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -31,10 +31,10 @@ def threads(count: int) -> Iterator[None]:
 
 
 def rates(device: str, count: int) -> dict[str, float]:
-    """FLOP/s by dtype name, `bytes_per_s` and `launch_s` of a real device, a CPU with `count` threads.
+    """Measure FLOP/s by dtype name, `bytes_per_s` and `launch_s` of a real device, a CPU with `count` threads.
 
-    Takes some 50 ms on a CPU, once for one thread and once for all, and, after the libraries are loaded, about
-    as long on an accelerator; on one as slow as a CPU a second or two.
+    Takes about 50 ms on a CPU, once for one thread and once for all, and, with libraries loaded, about as long on an
+    accelerator; on one as slow as a CPU one or two seconds.
     """
     kind = torch.device(device).type
     # On a machine that others use too, threads that wait for each other make many look slower than one.
@@ -56,7 +56,7 @@ def rates(device: str, count: int) -> dict[str, float]:
 
 
 def link(src: str, dst: str) -> dict[str, float]:
-    """`latency_s` and `bytes_per_s` of copies from one real device to another, host memory pinned."""
+    """Measure `latency_s` and `bytes_per_s` of copies from one real device to another, with pinned host memory."""
     device = src if torch.device(src).type != "cpu" else dst
     small = best(_copier(src, dst, _SMALL), device, 5)
     large = best(_copier(src, dst, _LARGE), device, 3)
@@ -64,8 +64,8 @@ def link(src: str, dst: str) -> dict[str, float]:
 
 
 def memcpy() -> dict[str, float]:
-    """`latency_s` and `bytes_per_s` of a copy within host memory into memory not touched before: a link to or
-    from an emulated device, whose copies allocate what they fill."""
+    """Measure `latency_s` and `bytes_per_s` of a copy within host memory into fresh memory: the link of an emulated
+    device, whose copies allocate their target."""
     small, large = torch.ones(_SMALL, dtype=torch.uint8), torch.ones(_LARGE // 4, dtype=torch.uint8)
     few = best(lambda: small.clone(), "cpu", 20)
     many = best(lambda: large.clone(), "cpu", 10)
@@ -73,7 +73,7 @@ def memcpy() -> dict[str, float]:
 
 
 def best(call: Callable[[], Any], device: str, times: int) -> float:
-    """The shortest of `times` durations in seconds, after one that does not count."""
+    """Return the shortest of `times` durations in seconds, after one warm-up."""
     call()
     synchronize(device)
     shortest = float("inf")
@@ -86,13 +86,13 @@ def best(call: Callable[[], Any], device: str, times: int) -> float:
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has nothing left to do; a CPU never has."""
+    """Wait until the device is idle; a CPU always is."""
     if torch.device(device).type != "cpu":
         torch.accelerator.synchronize(torch.device(device))
 
 
 def _product(device: str, dtype: torch.dtype, side: int, last: int) -> float | None:
-    """FLOP/s of square matrix products, the sides doubled up to the last, or until one takes long."""
+    """Return the FLOP/s of square matrix products, with sides doubled up to the last, or until one takes long."""
     try:
         while True:
             left = torch.ones(side, side, device=device, dtype=dtype)
@@ -106,7 +106,7 @@ def _product(device: str, dtype: torch.dtype, side: int, last: int) -> float | N
 
 @cache
 def pins_memory() -> bool:
-    """True if host memory can be pinned for the accelerator that is here."""
+    """Return True if host memory can be pinned for the present accelerator."""
     try:
         return torch.empty(1, pin_memory=True).is_pinned()
     except RuntimeError:  # its backend has no allocator of such memory

@@ -1,8 +1,8 @@
-"""Task clustering: tasks too short to be worth placing alone are fused into clusters.
+"""Task clustering: tasks too short to place alone are fused into clusters.
 
-Contracting an edge u → v of a DAG leaves it acyclic when v is u's only successor or u is v's only
-predecessor, so one pass over the tasks in order decides these fusions, in time linear in tasks and edges;
-a second fuses what has the same neighbours.
+Contracting an edge u → v of a DAG keeps it acyclic if v is u's only successor or u is v's only predecessor, so that
+one pass over the tasks in order decides these fusions, in time linear in tasks and edges; a second pass fuses tasks
+with the same neighbours.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from ..ir.machine import Machine
 from ..planner.model.toposort import topological
 
 SHORTEST_S = 50e-6
-"""Seconds a cluster should last on its fastest device: several times a hand-off between lanes and the dispatch of
-a task."""
+"""Target seconds of a cluster on its fastest device: several times a hand-off between lanes and the dispatch of a
+task."""
 
 
 def fuse(
     graph: Graph, machine: Machine, costs: Sequence[TaskCost], *, shortest_s: float = SHORTEST_S
 ) -> tuple[Cluster, ...]:
-    """Partition the tasks into clusters of about `shortest_s` seconds on the fastest device, in topological
-    order.
+    """Partition the tasks into clusters of about `shortest_s` seconds on the fastest device, in topological order.
 
     A cluster never joins tasks that may run on different devices, tasks of different parts of the batch, or a JOIN,
-    PART or SUM with anything. The lighter end of an edge follows the heavier one only where
-    what then has to move instead (its own reads or makes) is hardly more, and what a cluster delays by holding
-    more than its heaviest task stays below `shortest_s`. `shortest_s` 0 makes each task a cluster. Raises
-    PlanError for a task without a cost or a device.
+    PART or SUM with anything. The lighter end of an edge follows the heavier one only if the bytes to transfer instead
+    (its own inputs or outputs) are hardly more, and if the delay caused by fusion stays below `shortest_s`.
+    `shortest_s` 0: each task is a cluster. Raises PlanError for a task without a cost or a device.
     """
     by_task = {cost.task: cost for cost in costs}
     for task in graph.tasks:
@@ -50,13 +48,13 @@ def fuse(
 
 
 def unfused(costed: CostedGraph) -> CostedGraph:
-    """The same graph with each task a cluster of its own: what a cluster reads and makes is there while any of its
-    tasks runs, so that single tasks may fit where runs of them do not."""
+    """Return the graph with each task a cluster: since a cluster holds its inputs and outputs while any of its tasks
+    runs, single tasks may fit where clusters do not."""
     return replace(costed, clusters=fuse(costed.graph, costed.machine, costed.costs, shortest_s=0))
 
 
 def repriced(costed: CostedGraph, costs: Sequence[TaskCost]) -> CostedGraph:
-    """The same clusters with other costs of their tasks."""
+    """Return the same clusters with other costs of their tasks."""
     by_task = {cost.task: cost for cost in costs}
 
     def priced(cluster: Cluster) -> Cluster:
@@ -69,7 +67,7 @@ def repriced(costed: CostedGraph, costs: Sequence[TaskCost]) -> CostedGraph:
 
 
 class _Pieces:
-    """Runs under way: a union-find over task numbers with, for each root, what a decision needs."""
+    """Clusters under construction: a union-find over task numbers with the figures of each root."""
 
     def __init__(
         self, graph: Graph, machine: Machine, costs: Mapping[str, TaskCost], shortest_s: float
@@ -104,15 +102,14 @@ class _Pieces:
                 self.after[p][position] = None
 
     def root(self, number: int) -> int:
-        """The number that stands for the cluster a task is in."""
+        """Return the representative of a task's cluster."""
         while self.parent[number] != number:
             self.parent[number] = self.parent[self.parent[number]]
             number = self.parent[number]
         return number
 
     def place(self, task: int) -> None:
-        """Fuse the task with clusters before it where that is safe and worth it. All earlier tasks have been
-        placed."""
+        """Fuse the task with earlier clusters if that is safe and worth it. All earlier tasks have been placed."""
         earlier = dict.fromkeys(self.root(p) for p in self.before[task])
         current = task
         for cluster in earlier:
@@ -129,7 +126,7 @@ class _Pieces:
                 current = cluster
 
     def join_siblings(self) -> None:
-        """Fuse short clusters that have the same clusters before and after them: nothing can come between."""
+        """Fuse short clusters with the same predecessors and successors: nothing can come between them."""
         before: dict[int, set[int]] = {self.root(task): set() for task in range(len(self.parent))}
         after: dict[int, set[int]] = {cluster: set() for cluster in before}
         for task, earlier in enumerate(self.before):
@@ -257,8 +254,8 @@ def _weight(task: Task, costs: Mapping[str, TaskCost]) -> float:
 def _seconds(
     held: Sequence[Task], machine: Machine, costs: Mapping[str, TaskCost]
 ) -> tuple[tuple[float | None, ...], float]:
-    """Seconds of tasks one after the other on each device, and of the host's Python in them: no more than what they
-    take on the host."""
+    """Return the sequential seconds of tasks on each device, and the host's Python in them, which is at most their
+    seconds on the host."""
     columns = list(zip(*(costs[task.name].seconds for task in held)))
     host = machine.device[machine.host]
     dispatch = host.dispatch_s * sum(not task.free for task in held)
@@ -274,7 +271,7 @@ def _total(column: tuple[float | None, ...], dispatch: float) -> float | None:
 
 
 def _scratch(graph: Graph, held: list[Task], makes: tuple[str, ...], costs: Mapping[str, TaskCost]) -> int:
-    """Peak bytes of what lives only while the cluster does: workspace and values that nobody outside reads."""
+    """Return the peak bytes internal to a cluster: workspace and values that nothing outside reads."""
     leaving = {graph.value[name].storage for name in makes}
     inside = {name for task in held for name in task.outputs if graph.value[name].storage == name} - leaving
     last: dict[str, int] = {}

@@ -1,5 +1,4 @@
-"""Detection of this machine: its devices and links with their rates, the names of a list of devices; and how slow a
-declared clock must run for this machine to keep up with the chips that it stands in for."""
+"""Detection of this machine's devices, links and rates; and the slow-down at which it can emulate declared chips."""
 
 from __future__ import annotations
 
@@ -31,28 +30,26 @@ from .work import main_dtype, touched
 log = logging.getLogger("autopar")
 
 EMULATED_BYTES = 16 << 30
-"""Memory account of an emulated device: that of a small real one."""
+"""Memory of an emulated device in bytes: that of a small real one."""
 SHORTEST_S = 5e-3
-"""The median run should last this long: sleeping to the millisecond is then well within 1 %."""
+"""Target duration of the median cluster in seconds: sleeping, precise to a millisecond, is then well within 1 %."""
 MARGIN = 2.0
-"""Safety factor: real computations may take so many times their estimate. This machine is seldom ours alone."""
+"""Safety factor: real computations may take this many times their estimate, since this machine is rarely idle."""
 NOTICEABLE = 0.001
-"""Clusters and copies below this share of the makespan decide nothing about the clock."""
+"""Share of the makespan below which clusters and copies do not affect the slow-down."""
 
 
 def detect(devices: Sequence[str | Device]) -> Machine:
-    """The machine made of these devices.
+    """Return the machine with these devices.
 
-    `"cpu"` is one queue with all intra-op threads of this process, `"cpu*2"` two with half of them each;
-    `"cuda:1"` (or any type of `torch.accelerator`) a real accelerator, `"cuda"` the current one as in torch, `"auto"`
-    the CPU and every accelerator that is here, of which processes that torchrun has started each have a share;
-    `"emulated:0"` one stood in for by a
-    worker thread on the real clock. Emulated devices share the cores out among themselves; a CPU beside them
-    keeps all threads, for a plan on the CPU alone to be what it would be without them: predictions for a plan
-    that has the CPU and its stand-ins at work at once therefore promise more than the cores can give, and
-    only a declared clock (`Machine.emulate`) gives figures that mean something. A `Device` stands for itself,
-    at its own figures. Rates and links are measured the first time and kept (`cache`). Raises DeviceError for
-    what does not exist, is listed twice, or is no device name.
+    `"cpu"` is one queue with all intra-op threads of this process, `"cpu*2"` two with half of them each; `"cuda:1"`
+    (or any type of `torch.accelerator`) a real accelerator, `"cuda"` the current one as in torch; `"auto"` the CPU and
+    all accelerators, which processes started by torchrun share; `"emulated:0"` a stand-in worker thread on the real
+    clock. Emulated devices share the cores; a CPU beside them keeps all threads, so that a plan on the CPU alone is as
+    without them: predictions with the CPU and its stand-ins busy at once are therefore too optimistic, and only a
+    declared clock (`Machine.emulate`) gives meaningful figures. A `Device` is used as it is, with its own figures.
+    Rates and links are measured once and stored (`cache`). Raises DeviceError for a device that does not exist or is
+    listed twice, or an invalid name.
     """
     if isinstance(devices, (str, Device)):
         raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
@@ -79,8 +76,8 @@ def detect(devices: Sequence[str | Device]) -> Machine:
 
 
 def _auto() -> tuple[str, ...]:
-    """The CPU, and the accelerators that are this process's: of two that torchrun has started each has half of them, of
-    more processes than accelerators several have the same one."""
+    """Return the CPU and this process's accelerators: two processes started by torchrun have half each; with more
+    processes than accelerators, several share one."""
     names = accelerators()
     count, rank = (int(os.environ.get(name, 0)) for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
     if count > 1 and names:
@@ -91,7 +88,7 @@ def _auto() -> tuple[str, ...]:
 
 
 def accelerators() -> tuple[str, ...]:
-    """Names of the real accelerators: `cuda:0`, `cuda:1`, and so on."""
+    """Return names of the real accelerators: `cuda:0`, `cuda:1`, and so on."""
     if not torch.accelerator.is_available():
         return ()
     kind = torch.accelerator.current_accelerator()
@@ -101,7 +98,7 @@ def accelerators() -> tuple[str, ...]:
 
 
 def present(machine: Machine) -> bool:
-    """True if every device of a machine is here and its figures are those that it was found to have."""
+    """Return True if every device of a machine is present with its detected figures."""
     real = accelerators() if any(device.torch_type != "cpu" for device in machine.devices) else ()
     found = all(
         device.scales if device.torch_type == "cpu" else device.name in real for device in machine.devices
@@ -110,7 +107,7 @@ def present(machine: Machine) -> bool:
 
 
 def _here() -> str:
-    """The names that a list of devices may have here."""
+    """Return the valid device names of this machine."""
     return ", ".join(f'"{name}"' for name in ("cpu", *accelerators(), "emulated:0", "auto"))
 
 
@@ -132,13 +129,13 @@ def _parse(name: str) -> Device:
 
 
 def current(kind: str) -> int:
-    """The index of the accelerator that torch means by a type alone; 0 where there is none of the type."""
+    """Return the index of the accelerator that torch means by a type alone; 0 if there is none of that type."""
     here = torch.accelerator.current_accelerator(check_available=True)
     return torch.accelerator.current_device_index() if here is not None and here.type == kind else 0
 
 
 def _present(device: Device) -> Device:
-    """The device itself, or DeviceError when it is an accelerator that this machine has not."""
+    """Return the device. Raises DeviceError if it is an accelerator that this machine lacks."""
     if device.torch_type == "cpu" or device.name in accelerators():
         return device
     there = ", ".join(["cpu", *accelerators()])
@@ -151,7 +148,7 @@ def _present(device: Device) -> Device:
 
 
 class Measurements:
-    """Figures of this machine by name, from the cache or measured when first asked for."""
+    """Measurements of this machine by name, stored or made on first use."""
 
     def __init__(self, names: Sequence[str]) -> None:
         titles = [torch.accelerator.current_accelerator(), *(_title(name) for name in names)] if names else []
@@ -160,7 +157,7 @@ class Measurements:
         self.new = False
 
     def get(self, name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
-        """The figures called `name`, in seconds, bytes and FLOP/s, else those of `measure(*args)`."""
+        """Return the figures called `name`, in seconds, bytes and FLOP/s, else those of `measure(*args)`."""
         kept = self.entries.get(name)
         if isinstance(kept, dict) and kept and all(map(cache.figure, kept.values())):
             return kept
@@ -172,7 +169,7 @@ class Measurements:
         return figures
 
     def keep(self) -> None:
-        """Write what is new to the cache."""
+        """Write new figures to the cache."""
         if self.new:
             cache.store(self.path, self.entries)
 
@@ -183,25 +180,25 @@ def _rated(device: Device, figures: dict[str, float]) -> Device:
 
 
 def host(device: Device, _: int, measured: Measurements) -> Device:
-    """The CPU of this machine, its cores shared out among its lanes."""
+    """Return the CPU of this machine, its cores divided among its lanes."""
     return replace(_on_cores(device, device.lanes, measured), memory_bytes=_host_memory())
 
 
 def stand_in(device: Device, alike: int, measured: Measurements) -> Device:
-    """A worker thread that is one of `alike` on the cores of this machine."""
+    """Return a worker thread that is one of `alike` on the cores of this machine."""
     found = _on_cores(device, alike, measured)
     return replace(found, chip="a worker thread of the CPU", memory_bytes=EMULATED_BYTES)
 
 
 def accelerator(device: Device, _: int, measured: Measurements) -> Device:
-    """An accelerator of this machine."""
+    """Return an accelerator of this machine."""
     figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
     rated = replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
     return replace(rated, scales=scales.kept(chip(rated)))
 
 
 def _on_cores(device: Device, lanes: int, measured: Measurements) -> Device:
-    """One of `lanes` on the cores: none is given more than its share of what all cores together do."""
+    """Return a device as one of `lanes` on the cores: limited to its share of their joint rates."""
     total = torch.get_num_threads()
     count = max(1, total // lanes)
     figures = measured.get(f"cpu, {count} threads", probe.rates, "cpu", count)
@@ -214,14 +211,14 @@ def _on_cores(device: Device, lanes: int, measured: Measurements) -> Device:
 
 
 def _title(name: str) -> str:
-    """The chip of an accelerator, its type where its module does not tell."""
+    """Return the chip of an accelerator; its type if its module does not tell."""
     kind = torch.device(name).type
     told = getattr(torch.get_device_module(kind), "get_device_name", None)
     return str(told(name)) if told else kind
 
 
 def _memory(name: str) -> int | None:
-    """Bytes of an accelerator; None, which is no limit, where its module does not tell."""
+    """Return the bytes of an accelerator; None (no limit) if its module does not tell."""
     module = torch.get_device_module(torch.device(name).type)
     if hasattr(module, "get_device_properties"):
         found = getattr(module.get_device_properties(name), "total_memory", None)
@@ -235,7 +232,7 @@ def _memory(name: str) -> int | None:
 
 
 def _host_memory() -> int | None:
-    """Bytes of host memory this process may use: what is fitted, or the limit of its container."""
+    """Return the bytes of host memory for this process: the physical memory, or the limit of its container."""
     try:
         fitted = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -247,7 +244,7 @@ def _host_memory() -> int | None:
 
 
 def _links(devices: Sequence[Device], measured: Measurements) -> tuple[Link, ...]:
-    """A link each way between any two devices."""
+    """Return a link in each direction between any two devices."""
     links = []
     for src, dst in permutations(devices, 2):
         own = src.traits.link or dst.traits.link
@@ -256,8 +253,8 @@ def _links(devices: Sequence[Device], measured: Measurements) -> tuple[Link, ...
 
 
 def _link(src: Device, dst: Device, measured: Measurements) -> Link:
-    """A link as fast as torch copies. Copies within host memory share one wire, the memory itself; each accelerator's
-    way in and way out are wires of their own."""
+    """Return a link as measured for torch's copies. Copies within host memory share one wire; each accelerator has an
+    incoming and an outgoing wire."""
     real = [device.name for device in (src, dst) if device.torch_type != "cpu"]
     if not real:
         figures, wire = measured.get("memcpy", probe.memcpy), "host memory"
@@ -269,11 +266,11 @@ def _link(src: Device, dst: Device, measured: Measurements) -> Link:
 
 
 def slow_down_for(plan: Plan, stand_in: Machine) -> float:
-    """The smallest slow-down S, at least 1, at which no step of the plan is expected to be late.
+    """Return the least slow-down S ≥ 1 at which no step of the plan is expected to be late.
 
-    `stand_in` is the real machine, whose host computes for all lanes the plan uses at once. S is the largest
-    of real seconds × `MARGIN` ÷ modelled seconds over runs and copies of a noticeable share of the makespan,
-    and what makes the median noticeable run last `SHORTEST_S`. Linear in tasks.
+    `stand_in`: the real machine, whose host computes for all lanes of the plan at once. S is the largest of real
+    seconds × `MARGIN` ÷ modelled seconds over clusters and copies of a noticeable share of the makespan, and the value
+    at which the median noticeable cluster lasts `SHORTEST_S`. Linear in tasks.
     """
     graph, costed, machine = plan.costed.graph, plan.costed, plan.costed.machine
     real = stand_in.device[stand_in.host]
@@ -306,7 +303,7 @@ def slow_down_for(plan: Plan, stand_in: Machine) -> float:
 
 
 def with_slow_down(plan: Plan) -> Plan:
-    """The plan with its machine's slow-down chosen, unless the user gave one or its clock is real."""
+    """Choose the slow-down of the plan's machine, unless the user gave one or its clock is real."""
     machine = plan.costed.machine
     if machine.clock != "declared" or machine.slow_down > 0:
         return plan
@@ -314,7 +311,7 @@ def with_slow_down(plan: Plan) -> Plan:
 
 
 def slowed(plan: Plan, slow_down: float) -> Plan:
-    """The plan on a declared clock that runs `slow_down` times slower than the chips, rounded up to two digits."""
+    """Return the plan on a declared clock `slow_down` times slower than the chips, rounded up to two digits."""
     machine, chosen = plan.costed.machine, _round_up(slow_down)
     if machine.clock != "declared" or machine.slow_down == chosen:
         return plan
@@ -322,7 +319,7 @@ def slowed(plan: Plan, slow_down: float) -> Plan:
 
 
 def _share_of(device: Device, real: Device, lanes: int) -> float:
-    """The time of a lane of `device` ÷ that of the whole real device, while `lanes` compute at once."""
+    """Return the ratio of a lane's time to that of the whole real device, while `lanes` compute at once."""
     return max(lanes, real.threads * real.lanes / device.threads)
 
 

@@ -1,5 +1,5 @@
-"""Seconds of each distinct operation of a graph on each real device, timed once and kept; and ratios of measured
-seconds to the roofline's, by (name of the task, device): measured before a plan is made, or recorded in calls."""
+"""Measured seconds of each distinct operation on each real device, stored; and their ratios to the roofline by (task,
+device), measured before planning or recorded in calls."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ log = logging.getLogger("autopar")
 Ratios: TypeAlias = Mapping[tuple[str, str], float]
 
 BUDGET_S = 1.0
-"""Seconds that measuring a graph may take on one device."""
+"""Limit in seconds on measuring a graph on one device."""
 RUNS = 4
-"""Runs of an operation that the budget must have room for, by the roofline, for it to be timed."""
+"""Runs of an operation, by the roofline, that must fit in the budget for it to be timed."""
 EACH_S = 0.05
-"""Of the budget, for one operation on an accelerator."""
+"""Limit in seconds for one operation on an accelerator."""
 TOGETHER_S = 5e-4
 BLOCKS = 5
 MOST_KEPT = 50_000
 FAR = 3.0
-"""Seconds that are so many times more or less than the roofline are measured again, up to `TIMES` times."""
+"""Factor from the roofline beyond which an operation is measured again, up to `TIMES` times."""
 TIMES = 3
 APART_S = 2e-5
-"""Seconds by which they must be so: below, nothing is decided by them."""
+"""Least difference in seconds for that: below it, no decision changes."""
 NEAR_BYTES = 8 << 20
-"""Weights that may stay in a core's caches from call to call."""
+"""Limit on the bytes of weights that may stay in a core's caches between calls."""
 _MOST_COPIES = 16
 
 
@@ -59,15 +59,15 @@ def measure(
     *,
     budget_s: float = BUDGET_S,
 ) -> dict[tuple[str, str], float]:
-    """Seconds by (`signature` of a task, device name), dispatch included.
+    """Measure seconds by (`signature` of a task, device name), dispatch included.
 
-    On a CPU the tasks run one after the other as in a call (`replay`), with the threads a lane has, on `given` inputs
-    and state where these are there, else on made-up ones; on an accelerator each runs alone on made-up inputs, in turn
-    on as many copies as keep weights out of its cache where those of the graph do not fit. What was timed before on
-    the same chip comes from the cache; what was far from the roofline then is timed again. The longest operations by
-    the roofline come first, and `budget_s` seconds on each device are kept to as well as it tells. Left to the
-    roofline: the others, tasks that draw random numbers, must follow others, write in place, are the user's own
-    (`calls`) or make no tensor, operations that refuse made-up inputs, and devices on a declared clock or not here.
+    On a CPU the tasks run one after the other as in a call (`replay`), with a lane's threads, on `given` inputs and
+    state, else on made-up ones; on an accelerator each runs alone on made-up inputs, on several copies in turn to keep
+    weights out of its cache if the graph's do not fit in it. Earlier times on the same chip come from the cache,
+    unless far from the roofline. The longest operations by the roofline come first, within about `budget_s` seconds on
+    each device. Left to the roofline: the others, tasks that draw random numbers, must follow others, write in place,
+    are the user's own (`calls`) or make no tensor, operations that refuse made-up inputs, and devices that are absent
+    or on a declared clock.
     """
     if machine.absent or machine.clock == "declared":
         log.info("nothing is measured: %s", machine.label)
@@ -97,8 +97,8 @@ def note(
     seconds: Mapping[tuple[str, str], float],
     call_s: float,
 ) -> None:
-    """Keep what recorded calls took, by (task, device), and what they took beside, as what was measured of a machine
-    that is here."""
+    """Store the recorded seconds by (task, device), and those of the call outside its tasks, as measurements of this
+    machine."""
     path = cache.file_for("operations", [scales.VERSION, torch.__version__])
     book = _Book(graph, machine, calls, cache.load(path))
     for device in machine.devices:
@@ -119,7 +119,7 @@ def measured(
     calls: Mapping[str, Callable[..., object]],
     given: Mapping[str, torch.Tensor],
 ) -> Ratios:
-    """By `measure`, on the tensors that are given of the inputs and the state."""
+    """Return ratios by `measure`, on the given inputs and state."""
     known = measure(graph, machine, calls, given)
     seconds = {}
     for task in graph.tasks:
@@ -131,13 +131,13 @@ def measured(
 
 
 def recorded(plan: Plan, seconds: Mapping[tuple[str, str], float]) -> Ratios:
-    """By seconds of the tasks of a plan; of one that was cut into parts also what all of them took together."""
+    """Return ratios from seconds of a plan's tasks; for a split task also from the sum over its parts."""
     return _ratios(plan.costed.graph, plan.costed.machine, seconds)
 
 
 def medians(plan: Plan, timelines: Iterable[Timeline]) -> dict[tuple[str, str], float]:
-    """Seconds of each task of recorded calls of a plan, by (task, device): the medians. Those of a declared clock are
-    the chips' that it stands in for."""
+    """Return the median seconds of each task over recorded calls of a plan, by (task, device); on a declared clock,
+    those of the declared chips."""
     scale = plan.costed.machine.stretch
     samples: dict[tuple[str, str], list[float]] = {}
     for timeline in timelines:
@@ -164,12 +164,12 @@ def _ratios(graph: Graph, machine: Machine, seconds: Mapping[tuple[str, str], fl
 
 
 def chip(device: Device) -> str:
-    """Key of a device's figures in the cache: a CPU with so many threads, or the chip of an accelerator."""
+    """Return the cache key of a device: a CPU with its threads, or the chip of an accelerator."""
     return f"cpu, {device.threads} threads" if device.torch_type == "cpu" else device.chip
 
 
 def measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]) -> bool:
-    """True if calling a task's operator, even on the user's tensors, changes nothing."""
+    """Return True if calling a task's operator, even on the user's tensors, has no effects."""
     if task.random or task.after or task.target in calls or task.target == LOSS or not task.outputs:
         return False
     if any(graph.value[name].dtype == "object" for name in (*task.inputs, *task.outputs)):
@@ -179,8 +179,8 @@ def measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]
 
 
 class _Book:
-    """Measurements of the operations of a graph, by entries of the form `{"family", "kernels", "busy_s", "seconds":
-    [...]}`, None for one that refuses."""
+    """Measurements of a graph's operations, as entries `{"family", "kernels", "busy_s", "seconds": [...]}`; None for
+    one that refuses."""
 
     def __init__(
         self,
@@ -202,12 +202,12 @@ class _Book:
         self.where = "near" if state <= NEAR_BYTES else "far"
 
     def label(self, device: Device, key: str) -> str:
-        """The name of an entry: weights that fit into the caches are nearer than others."""
+        """Return the name of an entry: weights that fit in the caches have other seconds."""
         return f"{chip(device)}, {self.where}: {key}"
 
     def missing(self, device: Device, budget_s: float) -> list[Task]:
-        """The tasks to be timed: of operations that were not, or are far from the roofline; first one of each
-        operation, the longest first, then more, as far as the budget goes."""
+        """Return the tasks to time: of operations that are unmeasured or far from the roofline; first one task for
+        each, the longest first, then more, within the budget."""
         estimator = Estimator(self.machine, device)
         ranked = []
         for key, tasks in self.tasks.items():
@@ -223,7 +223,7 @@ class _Book:
         return found
 
     def enter(self, device: Device, tasks: Sequence[Task], seconds: float | None) -> None:
-        """Note the seconds of an operation, of the mean of its tasks; None where it refuses."""
+        """Record the mean seconds of an operation's tasks; None if it refuses."""
         label = self.label(device, self.key[tasks[0].name])
         if seconds is None:
             self.entries.setdefault(label, None)
@@ -236,7 +236,7 @@ class _Book:
         }  # fmt: skip
 
     def known(self) -> dict[tuple[str, str], float]:
-        """Seconds of each operation on each device."""
+        """Return the seconds of each operation on each device."""
         found = {}
         for device in self.machine.devices:
             for key in sorted(self.tasks):
@@ -246,7 +246,7 @@ class _Book:
         return found
 
     def samples(self, device: Device) -> Iterator[Sample]:
-        """All entries of a chip, of this graph and of others."""
+        """Yield all entries of a chip, of this graph and of others."""
         for label, entry in self.entries.items():
             if label.startswith(f"{chip(device)}, ") and (seconds := _seconds(entry)):
                 with_work = entry.get("family"), entry.get("kernels"), entry.get("busy_s")
@@ -257,13 +257,13 @@ class _Book:
 
 
 def _seconds(entry: Any) -> list[float]:
-    """The seconds of an entry that can be ones."""
+    """Return the valid seconds of an entry."""
     found = entry.get("seconds") if isinstance(entry, dict) else None
     return list(filter(cache.figure, found or ()))
 
 
 def _far(entry: Any, guess: float) -> bool:
-    """True if an entry is to be measured again."""
+    """Return True if an entry is to be measured again."""
     seconds = _seconds(entry)
     if not seconds:
         return entry is not None
@@ -280,7 +280,7 @@ def _timed(
     given: Mapping[str, torch.Tensor],
     budget_s: float,
 ) -> Iterator[tuple[list[Task], float | None]]:
-    """The tasks of each operation with its seconds."""
+    """Yield the tasks of each operation with its seconds."""
     alike: dict[str, list[Task]] = {}
     for task in tasks:
         alike.setdefault(signature(graph, task), []).append(task)
@@ -301,7 +301,7 @@ def _timed(
 
 
 def _usable(graph: Graph, name: str, tensor: torch.Tensor, device: torch.device) -> bool:
-    """True for a tensor with memory on the device that is what the graph says."""
+    """Return True for a tensor with memory on the device that matches the graph."""
     value = graph.value.get(name)
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if value is None or not plain or tensor.device != device:
@@ -312,7 +312,7 @@ def _usable(graph: Graph, name: str, tensor: torch.Tensor, device: torch.device)
 def _alone(
     graph: Graph, task: Task, device: Device, calls: Mapping[str, Callable[..., Any]], far: bool
 ) -> float | None:
-    """Seconds of one call on an accelerator, None when the operation refuses these inputs or they do not fit."""
+    """Return the seconds of one call on an accelerator; None if it refuses these inputs or they do not fit."""
     on = torch.device(device.torch_device)
     nbytes = sum(graph.value[name].bytes for name in task.inputs)
     copies = max(1, min(_MOST_COPIES, 8 * NEAR_BYTES // max(1, nbytes))) if far else 1
@@ -337,8 +337,8 @@ def _alone(
 
 
 def _blocks(call: Callable[[], Any], device: str) -> float:
-    """The median of a few blocks of calls, each between two looks at the clock: a queue fills, and the clock's own cost
-    vanishes."""
+    """Return the median of a few blocks of calls, each between two clock readings: the queue fills, and the clock's
+    own cost vanishes."""
     once = max(probe.best(call, device, 1), 1e-7)
     together = max(1, min(100, int(TOGETHER_S / once)))
     start = time.perf_counter()

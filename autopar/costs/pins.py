@@ -13,7 +13,7 @@ from ..ir.graph import SUM, Graph, Task
 from ..ir.machine import Machine
 
 _SHOWN = 5
-"""Pins that a remark names."""
+"""Limit on the pins named in a remark."""
 
 Home: TypeAlias = str | Mapping[str, str]
 """`"auto"`, the device of all weights, or module path, parameter path or glob of one → device."""
@@ -24,14 +24,14 @@ _STATE = "optimizer.state."
 def resolve(
     graph: Graph, pins: Mapping[str, str], machine: Machine, weights: Collection[str] = ()
 ) -> dict[str, str]:
-    """The device of each task that a pin reaches: `{"tower_a": "cuda:1", "*.embedding": "cpu"}`.
+    """Return the device of each pinned task: `{"tower_a": "cuda:1", "*.embedding": "cpu"}`.
 
-    A pin is a module path, or a glob of one, and holds for everything below it; "" is the whole model; or the path of a
-    parameter or buffer, and holds for the tasks that read it; of `weights`, which are being trained, it is where their
-    gradients are summed (`resolve_sums`) and they are updated. Where several pins reach a task the one with the longest
-    path wins (of a glob, the shortest path that it matches: `*` is weaker than any name), then the path of the task's
-    module over that of what it reads, then a plain path over a glob. Raises PlanError for a path that names nothing,
-    for a parameter shared by modules that are pinned apart; DeviceError for a device the machine lacks.
+    A pin is a module path, or a glob, and applies to everything below it ("" is the whole model); or the path of a
+    parameter or buffer, and applies to the tasks that read it; for `weights` in training, it is where their gradients
+    are summed (`resolve_sums`) and they are updated. Of several pins for a task, the longest path wins (of a glob, the
+    shortest path that it matches: `*` is weaker than any name), then the path of the task's module over that of its
+    inputs, then a plain path over a glob. Raises PlanError for a path without a match and for a parameter shared by
+    modules pinned to different devices, DeviceError for a device that the machine lacks.
     """
     require_devices(pins, machine)
     modules = _modules(graph)
@@ -51,20 +51,20 @@ def resolve(
 
 
 def require_devices(pins: Mapping[str, str], machine: Machine) -> None:
-    """Raise DeviceError for a pin to a device that the machine has not."""
+    """Raise DeviceError for a pin to a device that the machine lacks."""
     for path, device in pins.items():
         machine.require(device, f"the pin {path!r}: ")
 
 
 def require_paths(pins: Mapping[str, str], known: Collection[str], what: str = "pin") -> None:
-    """Raise PlanError for a pin that means none of these paths of modules, parameters and buffers."""
+    """Raise PlanError for a pin that matches none of these paths of modules, parameters and buffers."""
     for pattern in pins:
         if pattern and not any(_means(pattern, path) for path in known):
             raise _unknown(pattern, list(known), what)
 
 
 def naming(graph: Graph, pins: Mapping[str, str]) -> dict[str, str]:
-    """The pins that name something of this graph, which may be one of several of a model."""
+    """Return the pins that match something in this graph, which may be one of several of a model."""
     paths = {*_modules(graph), *(graph.value[name].path for name in graph.state)} - {""}
     return {
         pattern: device
@@ -74,7 +74,7 @@ def naming(graph: Graph, pins: Mapping[str, str]) -> dict[str, str]:
 
 
 def unused(graphs: Collection[Graph], pins: Mapping[str, str]) -> list[str]:
-    """A remark on the pins that name nothing of any of these graphs: parts of the model that did not run."""
+    """Return a remark on pins that match nothing in any of these graphs: parts of the model that did not run."""
     named = {pattern for graph in graphs for pattern in naming(graph, pins)}
     idle = [pattern for pattern in pins if pattern not in named]
     if not idle:
@@ -84,9 +84,9 @@ def unused(graphs: Collection[Graph], pins: Mapping[str, str]) -> list[str]:
 
 
 def resolve_sums(graph: Graph, pins: Mapping[str, str], gradients: Mapping[str, str]) -> dict[str, str]:
-    """The device on which each gradient is summed whose weight a pin names: {value: device}.
+    """Return the device of the sum of each gradient whose weight is pinned: {value: device}.
 
-    `gradients` has the gradient of each weight. Of several pins the longest wins, as in `resolve`.
+    `gradients`: the gradient of each weight. The longest pin wins, as in `resolve`.
     """
     found: dict[str, str] = {}
     for pattern, device in sorted(pins.items(), key=lambda pin: (not _glob(pin[0]), len(pin[0]), pin[0])):
@@ -97,7 +97,7 @@ def resolve_sums(graph: Graph, pins: Mapping[str, str], gradients: Mapping[str, 
 
 
 def pinned_sums(graph: Graph, sums: Mapping[str, str]) -> dict[str, str]:
-    """The tasks of a split graph that sum the gradients in `sums`, each with its device."""
+    """Return the tasks of a split graph that sum the gradients in `sums`, each with its device."""
     found: dict[str, str] = {}
     for value, device in sums.items():
         name = graph.producer.get(value, "")
@@ -109,7 +109,7 @@ def pinned_sums(graph: Graph, sums: Mapping[str, str]) -> dict[str, str]:
 
 
 def require_home(home: Home, machine: Machine) -> None:
-    """Raise PlanError for what is no home, and DeviceError for a device that the machine has not."""
+    """Raise PlanError for an invalid home, DeviceError for a device that the machine lacks."""
     if home == "auto":
         return
     if isinstance(home, str):
@@ -126,7 +126,7 @@ def require_home(home: Home, machine: Machine) -> None:
 
 
 def lives(path: str, home: Home) -> str:
-    """The device on which the weight of a path lives, "" where the user leaves that open; the longest path wins."""
+    """Return the home of the weight with this path, by the longest match; "" if it is left open."""
     if isinstance(home, str):
         return "" if home == "auto" else home
     parts = path.removeprefix(_STATE).split(".")
@@ -140,13 +140,13 @@ def lives(path: str, home: Home) -> str:
 
 
 def homes_asked(graph: Graph, home: Home) -> dict[str, str]:
-    """Of each state of a graph for which the user says so the device on which it lives."""
+    """Return the home of each state for which the user gives one."""
     asked = {name: lives(graph.value[name].path, home) for name in graph.state}
     return {name: device for name, device in asked.items() if device}
 
 
 def streamed(graph: Graph, names: Collection[str]) -> Graph:
-    """The graph with this state kept at home alone: brought to who reads it elsewhere in each call, and given up."""
+    """Return the graph with this state streamed: kept only at home, and transferred in each call to other readers."""
     return replace(
         graph,
         streamed=tuple(name for name in graph.state if name in names),
@@ -166,8 +166,8 @@ def _means(pattern: str, path: str) -> bool:
 def _reached(
     graph: Graph, modules: Mapping[str, list[Task]], pattern: str, weights: Collection[str]
 ) -> dict[str, tuple[int, bool]]:
-    """The tasks a pin reaches, each with the length of the shortest path by which it does, and True where that is of a
-    module that it is in."""
+    """Return the tasks that a pin reaches, each with the length of the shortest matching path, and whether that is of
+    one of its modules."""
     if not pattern:
         return {task.name: (0, True) for task in graph.tasks}
     reached: dict[str, tuple[int, bool]] = {}
@@ -186,7 +186,7 @@ def _depth(path: str) -> int:
 
 
 def _modules(graph: Graph) -> dict[str, list[Task]]:
-    """Every module path of the graph and its ancestors, each with the tasks at or below it."""
+    """Return every module path of the graph and its ancestors, with the tasks at or below it."""
     found: dict[str, list[Task]] = {}
     for task in graph.tasks:
         path = task.module
@@ -206,7 +206,7 @@ def _unknown(pattern: str, known: list[str], what: str = "pin") -> PlanError:
 
 
 def _check_tied(graph: Graph, found: dict[str, str]) -> None:
-    """A weight is tied when a task outside the module that owns it reads it too."""
+    """Raise PlanError for tied weights pinned apart: a task outside the module that owns a weight reads it too."""
     for name in graph.state:
         first: dict[str, str] = {}
         owner = graph.value[name].path.rpartition(".")[0]

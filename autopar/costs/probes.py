@@ -1,4 +1,4 @@
-"""A graph of small operations of most families, by which the scales of a CPU are found that nothing was measured on."""
+"""A graph of small operations of most families, to find the scales of an unmeasured CPU."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from .roofline import CALL
 
 BUDGET_S = 0.3
 CALL_SCALE = (2e-5, 1.3)
-"""Launch and factor of calls where none was recorded: the middle of the models of `tests/benchmarks/timed/zoo.py`."""
+"""Launch in seconds and factor of calls if none was recorded: the median of the models of
+`tests/benchmarks/timed/zoo.py`."""
 
 
 def scaled(device: Device) -> scales.Scales:
-    """The scales of a CPU: those kept, else those of `operations`, which takes some tenths of a second."""
+    """Return the scales of a CPU: the stored ones, else those of `operations`, which take some tenths of a second."""
     label = chip(device)
     found = scales.kept(label)
     if not found:
@@ -34,7 +35,7 @@ def scaled(device: Device) -> scales.Scales:
 
 
 def operations() -> Graph:
-    """Operations that need nothing of each other, two sizes of most families. Each is computed once, for the shapes."""
+    """Return independent operations, two sizes of most families. Each is computed once, for the shapes."""
     values: list[Value] = []
     tasks: list[Task] = []
 
@@ -63,7 +64,7 @@ def operations() -> Graph:
 
 
 def _calls() -> Iterator[tuple[Any, ...]]:
-    """The FLOPs of each operation, its target and its arguments."""
+    """Yield the FLOPs of each operation, its target and its arguments."""
     given = torch.zeros
     for rows in (1, 2, 8, 24, 64, 128, 256):
         for side in (512, max(rows, 32)):

@@ -1,5 +1,5 @@
-"""Seconds of the tasks of a graph on a CPU, one after the other in the order of a call, so that what each reads is
-where a call would have it: weights as far away as the others push them, what was just made near."""
+"""Seconds of a graph's tasks on a CPU, timed one after the other as in a call, so that caches are in the same
+state."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = logging.getLogger("autopar")
 T = TypeVar("T")
 
 PASSES = 20
-"""Passes over a graph that are enough; fewer where it is long."""
+"""Limit on passes over a graph; fewer if it is long."""
 FEWEST = 3
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, MemoryError)
-"""Exceptions of an operation that cannot be called with made-up inputs."""
+"""Exceptions of operations that do not accept made-up inputs."""
 
 
 def replayed(
@@ -38,11 +38,11 @@ def replayed(
     given: Mapping[str, torch.Tensor],
     budget_s: float,
 ) -> dict[str, float | None]:
-    """Seconds of each of these tasks, in the order of the graph: the median of up to `PASSES` passes within about
-    `budget_s`, the first not counted; None for what refuses. `given` are inputs and state by name, as they are;
-    what neither is given nor made by one of the tasks is made up.
+    """Time tasks in the order of the graph; return the median of up to `PASSES` passes within about `budget_s`
+    seconds, without the first; None for tasks that refuse.
 
-    Passes in which another process took the core are left out as long as there are others.
+    `given`: inputs and state by name; values that are neither given nor made by the tasks are made up. Passes in which
+    another process took the core are left out as long as others remain.
     """
     wanted = {task.name for task in tasks}
     player = _Player(graph, [task for task in graph.tasks if task.name in wanted], device, calls, given)
@@ -62,7 +62,8 @@ def replayed(
 
 
 def preemptions() -> int:
-    """Involuntary context switches of this process's threads so far; 0 where the system does not count them."""
+    """Return the involuntary context switches of this process's threads so far; 0 if the system does not count
+    them."""
     try:
         return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     except NameError:
@@ -70,8 +71,7 @@ def preemptions() -> int:
 
 
 def undisturbed(samples: Sequence[tuple[int, T]]) -> list[T]:
-    """The samples during which nobody took the core; the half that was disturbed least where those are fewer than
-    `FEWEST`."""
+    """Return the undisturbed samples; if fewer than `FEWEST`, the least disturbed half."""
     quiet = [sample for times, sample in samples if not times]
     if len(quiet) >= min(FEWEST, len(samples)):
         return quiet
@@ -80,7 +80,7 @@ def undisturbed(samples: Sequence[tuple[int, T]]) -> list[T]:
 
 
 class _Player:
-    """Calls of some tasks of a graph in order."""
+    """Player of some tasks of a graph in order."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class _Player:
         ]
 
     def play(self) -> list[float]:
-        """Seconds of each task of one pass; 0 for what refused."""
+        """Return the seconds of each task in one pass; 0 for tasks that refused."""
         clock, values, seconds = time.perf_counter, dict(self.given), [0.0] * len(self.tasks)
         for at, (task, function) in enumerate(zip(self.tasks, self.functions)):
             if task.name in self.refused:
@@ -134,7 +134,7 @@ class _Player:
 
 
 def made_up(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
-    """A tensor for a value: floats of one half, integers that are an index into whatever is read with them."""
+    """Return a made-up tensor for a value: floats of 0.5, integers that are valid indices wherever it is read."""
     dtype = getattr(torch, value.dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.empty(value.shape, dtype=dtype, device=device).fill_(0.5)
@@ -145,8 +145,8 @@ def made_up(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
 
 
 def _below(graph: Graph, value: Value) -> int:
-    """Exclusive upper bound of indices: the rows of the tables that they are looked up in, else the shortest axis of
-    what is read with them."""
+    """Return the exclusive upper bound of indices: rows of the tables they index, else the shortest axis of other
+    inputs."""
     lengths: list[int] = []
     for name in graph.readers.get(value.name, ()):
         task = graph.task[name]

@@ -19,10 +19,10 @@ from .clustering import fuse
 from .work import Work, family, touched, work
 
 VIEW_S = 1e-6
-"""Seconds of the interpreter for a view, which touches no data."""
+"""Seconds of the interpreter for a view, which moves no data."""
 
 CALL = "call"
-"""The family of calls themselves: their guards and arguments."""
+"""Family of calls themselves: guards and arguments."""
 _SCRATCH = (
     "aten.convolution.",
     "aten.conv",
@@ -39,7 +39,7 @@ _SCRATCH = (
     "autopar.group_norm_backward.",
     "autopar.rms_norm_backward.",
 )
-"""Ops whose kernels may take scratch memory: as much as they read and write is set aside for them."""
+"""Operators whose kernels may allocate scratch memory: estimated as the bytes they read and write."""
 
 
 def cost(
@@ -51,14 +51,16 @@ def cost(
     pins: Mapping[str, str] | None = None,
     ratios: Mapping[tuple[str, str], float] | None = None,
 ) -> CostedGraph:
-    """The graph with seconds of each task on each device, fused into clusters.
+    """Cost each task of a graph on each device, and fuse tasks into clusters.
 
-    `homes` says where each input and state value is before the call; what it leaves out, or places on no
-    device of the machine, is the host's. `deliver` says where outputs must come, by name, or as the whole
-    list of pairs of `CostedGraph.deliver`; "" leaves an output where it is made. By default outputs come to
-    the host and updates to the home of what they update. `pins` is the only device of some tasks.
-    `ratios` has, by (name of a task, device name), what its measured seconds are ÷ those of the roofline, for it and
-    for the parts it was cut into. Linear in tasks.
+    homes: device of each input and state value before the call; missing ones, or devices outside the machine, mean the
+    host.
+    deliver: device of outputs by name, or the whole list of `CostedGraph.deliver`; "" leaves an output where it is
+    made. By default outputs go to the host and updates to the home of what they update.
+    pins: the only device of some tasks.
+    ratios: by (task, device name), measured seconds ÷ the roofline's, for it and its parts.
+
+    Linear in tasks.
     """
     home = {
         name: homes[name] if homes.get(name) in machine.device else machine.host
@@ -78,13 +80,13 @@ def cost(
 
 
 def call_seconds(graph: Graph, machine: Machine) -> float:
-    """Seconds of a call beside its tasks, on a host that calls were timed on; else 0."""
+    """Return the seconds of a call outside its tasks, on a host where calls were timed; else 0."""
     host = machine.device[machine.host]
     return next((base + factor * checks(graph) for name, base, factor in host.scales if name == CALL), 0.0)
 
 
 def checks(graph: Graph) -> float:
-    """A measure of what the guards of a call look at, in seconds of one microsecond each: modules, state and tasks."""
+    """Return the number of things that a call's guards check (modules, state and tasks), as seconds at 1 µs each."""
     modules = {""}
     for task in graph.tasks:
         path = task.module
@@ -95,8 +97,8 @@ def checks(graph: Graph) -> float:
 
 
 def signature(graph: Graph, task: Task) -> str:
-    """The key of a task's cost: its target, the shapes and dtypes it reads, and its constants. Tasks with one key take
-    the same time anywhere."""
+    """Return the key of a task's cost: target, shapes and dtypes of its inputs, constants. Tasks with one key take
+    equally long on a device."""
 
     def text(argument: Argument) -> str:
         if isinstance(argument, Ref):
@@ -139,7 +141,7 @@ class Estimator:
         self._rates: dict[str, float] = {}
 
     def seconds(self, work: Work, kind: str) -> float:
-        """Seconds of a task of the family `kind`, dispatch included where nothing hides it."""
+        """Return the seconds of a task of the family `kind`, with dispatch unless hidden."""
         device = self.device
         if kind == "view" and kind not in self._scales:
             return VIEW_S if self.here else 0.0
@@ -152,8 +154,8 @@ class Estimator:
         return work.kernels * device.launch_s + busy + (device.dispatch_s if self.here else 0.0)
 
     def _scale(self, kind: str) -> tuple[float, float]:
-        """Launch and factor of a family; of one that was never timed those of the product nearest to it, or the launch
-        of an elementwise operator."""
+        """Return launch and factor of a family; if it was never timed, those of the nearest product, or the launch of
+        elementwise operators."""
         found = self._scales.get(kind)
         if found is None and kind.startswith("product "):
             alike = [name for name in self._scales if name.startswith("product ")]
@@ -175,8 +177,8 @@ def _cost(
     only: str | None,
     ratios: Mapping[tuple[str, str], float],
 ) -> TaskCost:
-    """The cost of a task, which may be tied to one device; by what was measured of it, or of the one that it is a part
-    of, where that is known."""
+    """Return the cost of a task, which may be bound to one device; from measurements of it, or of the task that it is
+    a part of, if there are any."""
     todo, kind = work(graph, task), family(graph, task)
     seconds: list[float | None] = []
     how = "roofline"
@@ -193,10 +195,9 @@ def _cost(
 
 
 def _allowed(graph: Graph, pins: Mapping[str, str], caller: str) -> dict[str, str]:
-    """The only device of each task that has but one: home tasks the caller's, pinned tasks their own.
+    """Return the only device of each task that is bound: home tasks to the caller's, pinned tasks to their own.
 
-    A home task stays home whatever a pin says: pins of a module do not move the random numbers drawn within
-    it.
+    A home task ignores pins: pins of a module do not move the random draws in it.
     """
     return {
         task.name: device for task in graph.tasks if (device := caller if task.home else pins.get(task.name))
@@ -206,10 +207,10 @@ def _allowed(graph: Graph, pins: Mapping[str, str], caller: str) -> dict[str, st
 def row_cost(
     graph: Graph, task: Task, device: Device, rows: int, fixed: Container[str]
 ) -> tuple[float, float]:
-    """(seconds beside the rows, seconds per row) of a task that was captured with `rows` of them, by the roofline.
+    """Return (fixed seconds, seconds per row) of a task captured with `rows` rows, by the roofline.
 
-    What limits it there is taken to limit it anywhere: FLOPs, which all go by rows, or bytes, of which those of state
-    and of the values in `fixed` (gradients of weights) do not.
+    Its limit at that size is taken as its limit at any size: FLOPs, which are all proportional to rows, or bytes, of
+    which those of state and of values in `fixed` (gradients of weights) are constant.
     """
     if task.free:
         return 0.0, 0.0

@@ -1,7 +1,6 @@
-"""Scales of families of operators: the launch and the factor on the roofline with which a device was seen to run them.
+"""Scales of operator families: measured launch, and factor on the roofline, on a device.
 
-Each family's are the pair that fits best what was measured of it, in the sum of absolute errors: least absolute
-deviations, which single wrong samples do not move.
+Fitted to a family's samples by least absolute deviations, which single outliers do not affect.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ import torch
 from ..system import cache
 
 VERSION = 1
-"""Of what is kept: figures of another version were measured otherwise, and are not read."""
+"""Version of stored figures; other versions are ignored."""
 MOST_EACH = 200
-"""Samples of a family that are looked at: the latest."""
+"""Limit on samples of a family: the latest."""
 LAUNCHES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Launches that are tried, as shares of the seconds of the family's shortest operation a launch."""
+"""Launches tried, as shares of the seconds per launch of the family's shortest operation."""
 LEAST_S, LEAST_FACTOR = 5e-7, 0.02
 
 Scales: TypeAlias = tuple[tuple[str, float, float], ...]
-"""(family, launch in seconds, factor) each; as `Device.scales`."""
+"""(family, launch in seconds, factor), as in `Device.scales`."""
 
 
 class Sample(NamedTuple):
-    """A measured operation of a family: its kernels, its seconds by the roofline without launches, and the measured
-    ones."""
+    """A measured operation: its kernels, seconds by the roofline without launches, and measured seconds."""
 
     family: str
     kernels: int
@@ -37,7 +35,7 @@ class Sample(NamedTuple):
 
 
 def fitted(samples: Iterable[Sample]) -> Scales:
-    """The scale of each family that there are samples of."""
+    """Return the scale of each family with samples."""
     families: dict[str, list[Sample]] = {}
     for sample in samples:
         families.setdefault(sample.family, []).append(sample)
@@ -45,7 +43,7 @@ def fitted(samples: Iterable[Sample]) -> Scales:
 
 
 def _fit(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Launch and factor of the samples of one family."""
+    """Return launch and factor of the samples of one family."""
     shortest = min(sample.seconds / sample.kernels for sample in samples)
     best = (float("inf"), 0.0, 0.0)
     for share in LAUNCHES:
@@ -57,8 +55,7 @@ def _fit(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def _factor(samples: Sequence[Sample], launch: float) -> float:
-    """The median of what the samples' seconds beyond their launches are ÷ their roofline, each by what it is of its own
-    seconds."""
+    """Return the median of seconds beyond the launches ÷ the roofline's, weighted by the roofline's share."""
     ratios = sorted(
         ((s.seconds - launch * s.kernels) / s.busy_s, s.busy_s / s.seconds) for s in samples if s.busy_s > 0
     )
@@ -71,7 +68,7 @@ def _factor(samples: Sequence[Sample], launch: float) -> float:
 
 
 def kept(label: str) -> Scales:
-    """The scales of a chip that were kept on this machine; none where there are none."""
+    """Return the stored scales of a chip; none if there are none."""
     found = cache.load(_file()).get(label, [])
     if not isinstance(found, list) or not all(_is_scale(entry) for entry in found):
         return ()
@@ -79,7 +76,7 @@ def kept(label: str) -> Scales:
 
 
 def keep(fits: Mapping[str, Scales]) -> None:
-    """Keep the scales of chips by their labels, in the place of those kept before."""
+    """Store the scales of chips by label, in place of earlier ones."""
     path = _file()
     cache.store(path, {**cache.load(path), **fits})
 

@@ -1,9 +1,8 @@
-"""The work of a task, by its shapes alone: the family of operators it belongs to, and the seconds that its FLOPs and
-bytes ask for at a device's rates.
+"""The work of a task by its shapes: its operator family, and the seconds of its FLOPs and bytes at a device's rates.
 
-The seconds are those of the roofline, `max(flops ÷ FLOP/s, bytes ÷ bytes per second)`, but for two kinds of operators
-that neither limits: a recurrent layer is as many dependent steps as its sequence is long, each with all its weights,
-and a lookup of scattered rows waits for each of them.
+The seconds are those of the roofline, `max(flops ÷ FLOP/s, bytes ÷ bytes per second)`, with two exceptions: a
+recurrent layer is a chain of as many steps as its sequence is long, each with all its weights, and a lookup of
+scattered rows waits for each of them.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from ..ir.graph import UPDATES, Graph, Task
 from ..ir.slices import WORDS
 
 MISS_S = 2e-8
-"""Seconds that a row costs which lies anywhere in memory: a cache miss, of which several are under way at once."""
+"""Seconds of a row at a random place in memory: a cache miss, of which several overlap."""
 CACHED = 3.0
-"""Weights that fit into a cache come so many times faster than from memory."""
+"""Bandwidth of cached weights relative to memory."""
 CACHE_BYTES = 2 << 20
-"""Bytes of a cache that holds the weights of a recurrent layer from step to step."""
+"""Bytes of a cache that keeps the weights of a recurrent layer between steps."""
 
 _LOOKUPS = (
     "aten.embedding.",
@@ -32,17 +31,17 @@ _LOOKUPS = (
     "aten.select_copy.",
     "aten.slice_copy.",
 )
-"""Ops that read of their first input only as much as they write."""
+"""Operators that read only as much of their first input as they write."""
 _BAGS = ("aten._embedding_bag", "aten.embedding_bag.", "autopar.embedding_bag.")
-"""Ops that read a row of their first input for each element of their second."""
+"""Operators that read a row of their first input for each element of the second."""
 ROWS = ("aten.embedding.", WORDS, "aten.index_select.", *_BAGS)
-"""Ops that read whole rows of their first input, anywhere in it."""
+"""Operators that read whole rows of their first input at random places."""
 _UNREAD = ("aten.empty", "aten.new_empty")
 _FLOATING = ("float", "bfloat", "complex")
 _KERNELS = {1: 2, 2: 5, 3: 11, 4: 13}
-"""Elementwise kernels of an optimizer's update, by the tensors it makes: copies of those, then the formula."""
+"""Number of elementwise kernels of an optimizer's update by number of outputs: copies of these, then the formula."""
 _PASSES = 2.4
-"""Tensors that one of these kernels reads or writes, on average."""
+"""Mean number of tensors that one of these kernels reads or writes."""
 _PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul"}
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu", "rnn"}
 _FAMILIES = {
@@ -65,8 +64,8 @@ _BY_NAME = {name: family for family, names in _FAMILIES.items() for name in name
 
 
 class Work(NamedTuple):
-    """FLOPs in `dtype` and bytes of a task, done in `kernels` kernels one after the other, each of which reads
-    `weights` bytes beside, and the number of rows that it `waits` for."""
+    """FLOPs in `dtype` and bytes of a task, done in `kernels` sequential kernels, each of which also reads `weights`
+    bytes, and the number of rows that it `waits` for."""
 
     dtype: str
     flops: int
@@ -76,14 +75,14 @@ class Work(NamedTuple):
     waits: int = 0
 
     def seconds(self, flops_per_s: float, bytes_per_s: float) -> float:
-        """The shortest that rates allow, without launches."""
+        """Return the least seconds at these rates, without launches."""
         again = bytes_per_s * (CACHED if self.weights <= CACHE_BYTES else 1.0)
         moved = self.bytes / bytes_per_s + self.kernels * self.weights / again
         return max(self.flops / flops_per_s, moved + self.waits * MISS_S)
 
 
 def work(graph: Graph, task: Task) -> Work:
-    """FLOPs, bytes, kernels and rows looked up of a task."""
+    """Return FLOPs, bytes, kernels and looked-up rows of a task."""
     moved, name = touched(graph, task), operator(task)
     dtype = main_dtype(graph, task)
     if task.target in UPDATES:
@@ -99,15 +98,15 @@ def work(graph: Graph, task: Task) -> Work:
 
 
 def operator(task: Task) -> str:
-    """The operator of a task without namespace and overload: `linear` of `aten.linear.default`."""
+    """Return the operator of a task without namespace and overload: `linear` of `aten.linear.default`."""
     parts = task.target.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
 
 def family(graph: Graph, task: Task) -> str:
-    """The operators whose seconds go by one rule: products by their smallest side, `product 5` from 32 to 63,
-    convolutions by what they sum over, the rest by name; an operator of no family is its own where it computes, else
-    `elementwise`."""
+    """Return the family of operators that share one scale: products by their smallest side, `product 5` from 32 to 63,
+    convolutions by the number of summed elements, the rest by name; other operators are their own family if they have
+    FLOPs, else `elementwise`."""
     name = operator(task)
     if task.free:
         return "view"
@@ -124,7 +123,7 @@ def family(graph: Graph, task: Task) -> str:
 
 
 def touched(graph: Graph, task: Task) -> int:
-    """Bytes a task reads and writes; none for a view."""
+    """Return the bytes that a task reads and writes; 0 for a view."""
     if task.free:
         return 0
     made = sum(graph.value[name].bytes for name in task.outputs)
@@ -140,15 +139,15 @@ def touched(graph: Graph, task: Task) -> int:
 
 
 def main_dtype(graph: Graph, task: Task) -> str:
-    """The dtype a task computes in: of its first floating output, else of its first floating input, else of
-    the first output; `float32` when it has neither."""
+    """Return the dtype of a task's computation: of its first floating-point output, else its first floating-point
+    input, else its first output; `float32` if it has none."""
     dtypes = [graph.value[name].dtype for name in (*task.outputs, *task.inputs)]
     floating = (dtype for dtype in dtypes if dtype.startswith(_FLOATING))
     return next(floating, dtypes[0] if dtypes else "float32")
 
 
 def _smallest_side(name: str, shapes: list[tuple[int, ...]]) -> int:
-    """The smallest of rows, columns and what is summed over, of one product."""
+    """Return the least of rows, columns and inner size of a product."""
     left, right = shapes[1:3] if name in ("addmm", "baddbmm") and len(shapes) > 2 else shapes[:2]
     if not left or not right:
         return 1
@@ -166,8 +165,8 @@ def _convolution(given: tuple[int, ...], weight: tuple[int, ...]) -> str:
 
 
 def _steps(graph: Graph, task: Task) -> tuple[int, int]:
-    """The steps of a recurrent layer one after the other, of all its layers and directions, and the bytes of weights
-    that one reads."""
+    """Return the number of sequential steps of a recurrent layer, over all its layers and directions, and the bytes of
+    weights that each reads."""
     shape = graph.value[task.inputs[0]].shape
     batch_first = len(shape) == 3 and bool(task.args) and task.args[-1] is True
     length = shape[1] if batch_first else shape[0] if shape else 1

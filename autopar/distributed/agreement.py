@@ -1,4 +1,5 @@
-"""One plan, agreed: ranks that would run different programs are refused on every rank before the first step."""
+"""Agreement of all ranks on one plan: ranks that would run different programs are refused on every rank before the
+first step."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ def agreed(
     describe: Callable[[], Mapping[str, str]] | nn.Module | None = None,
     group: Group = None,
 ) -> Distribution:
-    """The plan that rank 0 of the group makes, on every rank. Every rank of the group must call it.
+    """Return, on every rank, the plan that rank 0 of the group makes. Every rank of the group must call it.
 
-    First ranks compare what they run (`agree`): versions, and what `describe` says: a model (`described` tells of
-    it), or a function that returns facts by name. Then rank 0 calls `make` and checks the plan, which travels as
-    JSON, and all compare the digest of what they have read.
+    First the ranks compare what they run (`agree`): versions, and `describe`, which is a model (see `described`) or a
+    function that returns facts by name. Then rank 0 calls `make` and checks the plan, which is broadcast as JSON, and
+    all ranks compare the digest of what they received.
 
-    Raises on every rank: PlanError that names the ranks that differ and in what; what `make` raises on rank 0, as the
-    same class where it is one of autopar's or Python's, else as PlanError.
+    Raises on every rank: PlanError with the ranks that differ and the difference; or the error of `make` on rank 0, of
+    the same class if it is one of autopar's or Python's, else as PlanError.
     """
     agree((lambda: described(describe)) if isinstance(describe, nn.Module) else describe, group)
     plan, sent, fault = None, None, None
@@ -64,9 +65,9 @@ def agreed(
 def agree(describe: Callable[[], Mapping[str, str]] | None = None, group: Group = None) -> None:
     """Compare facts by name, and versions of Python, torch and autopar, over all ranks of a group.
 
-    Every rank of the group must call it. What ranks compare is a digest; facts travel where digests differ. Raises
-    PlanError on every rank, whose sentence names the ranks that differ and the first difference. Where `describe`
-    raises on a rank, all ranks raise PlanError with what it said.
+    Every rank of the group must call it. Ranks compare digests; the facts are sent only if the digests differ. Raises
+    PlanError on every rank, with the ranks that differ and the first difference, or with the error that `describe`
+    raised on a rank.
     """
     own = versions()
     fault: Exception | None = None
@@ -87,7 +88,7 @@ def agree(describe: Callable[[], Mapping[str, str]] | None = None, group: Group 
 
 
 def versions() -> dict[str, str]:
-    """Versions and settings by which equal models are different programs."""
+    """Return the versions and settings that can make equal models different programs."""
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__.partition("+")[0],
@@ -99,10 +100,10 @@ def versions() -> dict[str, str]:
 
 
 def described(model: nn.Module) -> dict[str, str]:
-    """A model by the facts in which its ranks must be equal; devices are each rank's own.
+    """Return the facts of a model in which ranks must agree; devices may differ from rank to rank.
 
-    The class, options, mode and code of each module by its path, the shape, dtype and use of each parameter and
-    buffer, and which of them are tied.
+    For each module path its class, options, mode and code; for each parameter and buffer its shape, dtype and use, and
+    with which others it is tied.
     """
     facts: dict[str, str] = {}
     code: dict[type, str] = {}
@@ -129,7 +130,7 @@ def described(model: nn.Module) -> dict[str, str]:
 
 
 def difference(facts: list[dict[str, str]]) -> str:
-    """The first difference between what ranks have, in a sentence that names the ranks in the minority."""
+    """Return the first difference between ranks as a sentence that names the ranks in the minority."""
     names = [
         name
         for name in dict.fromkeys(name for fact in facts for name in fact)
@@ -164,7 +165,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _code(code: Any) -> str:
-    """A short digest of what a function does: its bytecode, names and constants, not its file or lines."""
+    """Return a short digest of a function's bytecode, names and constants, without its file and lines."""
 
     def parts(code: Any) -> Any:
         constants = [
@@ -181,7 +182,7 @@ def _code(code: Any) -> str:
 
 
 def _raised(name: str, text: str) -> Exception:
-    """The error of rank 0, of its own class where another process can know it."""
+    """Return the error of rank 0, of the same class if other processes know it."""
     import builtins
 
     for home in (errors, builtins):

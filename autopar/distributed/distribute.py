@@ -1,4 +1,4 @@
-"""`distribute`: a model over the processes of a job, planned from what each of them measures."""
+"""`distribute`: a model over the processes of a job, planned from measurements of each of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .pipeline.units import Units, rows_of, units
 log = logging.getLogger("autopar")
 
 FEW, MANY = 8, 2
-"""Parts of the batch whose sizes units are timed with, for what they take at any size."""
+"""Numbers of parts of the batch: each unit is timed on batch / `FEW` and batch / `MANY` rows, for a linear fit."""
 _LANES = (
     "sharded replicas need one lane to each process, as FSDP2 frees and fills weights that autopar.compile has copied "
     'to other lanes; give each process one device, such as devices=["cpu"], or shard_replicas=False'
@@ -54,7 +54,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
     shard_replicas: bool | Literal["auto"] = "auto",
     plan: Distribution | str | PathLike[str] | None = None,
 ) -> Distributed:
-    """A model over all processes of a job: pipeline stages and replicas, run by `torch.distributed.pipelining`.
+    """Place a model on all processes of a job as pipeline stages and replicas, run by `torch.distributed.pipelining`.
 
         torch.distributed.init_process_group()                      # under torchrun
         job = autopar.distribute(model, example_inputs=(x,), loss=criterion)
@@ -65,20 +65,20 @@ def distribute(  # noqa: PLR0913 - what users may fix
             optimizer.step()
 
     model: an `nn.Module` that `torch.export` captures; every process gets the parameters and buffers of rank 0.
-    hosts: "auto", each process as it finds itself, links measured; or `Hosts`, or a line such as
-    "2 x cpu over ethernet-10", with as many hosts as there are processes, to plan for other links than there are.
-    example_inputs, example_kwargs: one whole batch, of the size that all steps will have.
-    loss: `loss(outputs, *targets)`, a mean over rows. None: the job serves, and is planned for most calls a second.
-    devices: those of this process, as in `compile`: "auto" is `cuda:LOCAL_RANK`, or the CPU. Where they are several
-    lanes, autopar places the stage on all of them.
-    schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble"; stages, replicas, micro_batches: fixed numbers;
-    what is left open is chosen by simulation. optimizer_bytes: bytes of the optimizer's state for each byte of weights.
-    shard_replicas: True shares out the parameters of each stage over its replicas, with their gradients and the
-    optimizer's state, by FSDP2 (`torch.distributed.fsdp.fully_shard`); "auto" where they do not fit otherwise.
-    plan: a Distribution (or file) made before, to be used as it is.
+    hosts: "auto": the hosts as found, with measured links; `Hosts`, or text such as "2 x cpu over ethernet-10", one
+    host for each process: plan for these instead.
+    example_inputs, example_kwargs: one whole batch, of the size of every step.
+    loss: `loss(outputs, *targets)`, a mean over rows; None: forward only, planned for the highest throughput.
+    devices: of this process, as in `compile`. "auto": `cuda:LOCAL_RANK`, or the CPU. Several lanes: autopar places the
+    stage on all of them.
+    schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble".
+    stages, replicas, micro_batches: fixed numbers; those left open are chosen by simulation.
+    optimizer_bytes: bytes of optimizer state for each byte of weights.
+    shard_replicas: True: shard each stage's parameters, gradients and optimizer state over its replicas by FSDP2
+    (`torch.distributed.fsdp.fully_shard`); "auto": only if they do not fit otherwise.
+    plan: an existing `Distribution` or its file, used as it is.
 
-    Raises DeviceError where no process group is initialized, CaptureError, PlanError or MemoryCapError, each in every
-    process.
+    Raises in every process: DeviceError if no process group is initialized, CaptureError, PlanError or MemoryCapError.
     """
     device, machine = _here(devices)
     if schedule != "auto" and schedule not in SCHEDULES:
@@ -128,7 +128,7 @@ def _job(
     device: torch.device,
     machine: Machine,
 ) -> Distributed:
-    """The stages of a plan, each on all lanes of this process."""
+    """Return the job of a plan: the stages of this process, each on all its lanes."""
     captured = units(model, *_sliced(batch, plan.batch // plan.replicas // plan.micro_batches))
     if captured.names != plan.units:
         raise PlanError(f"the plan is of {plan.model} with {len(plan.units)} units, not of this model")
@@ -142,7 +142,7 @@ def _job(
 
 
 def _here(devices: Any) -> tuple[torch.device, Machine]:
-    """The torch device of this process's tensors, and its machine."""
+    """Return the torch device of this process's tensors, and its machine."""
     if not dist.is_available() or not dist.is_initialized():
         raise DeviceError(
             "no process group is initialized; call torch.distributed.init_process_group() first, and start the script "
@@ -179,7 +179,7 @@ def _chain(
     device: torch.device,
     trained: bool,
 ) -> tuple[Chain, int]:
-    """The units of a model, timed by each process for itself, all at the same time; and the rows of the batch."""
+    """Return the units of a model, timed by all processes at the same time, and the number of rows of the batch."""
     rows = rows_of(batch)
     sizes = sorted({max(1, rows // FEW), max(1, rows // MANY)})
     captures: list[tuple[Units, list[Any]]] = []
@@ -223,14 +223,14 @@ def _unit(captured: Units, at: int, costs: Sequence[Any], times: Times, keys: Ma
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """(fixed, per row) seconds of what took so long for these numbers of rows; neither below 0."""
+    """Fit a line to seconds by number of rows; return (fixed seconds, seconds per row), neither negative."""
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else seconds[0] / sizes[0]
     slope = min(max(0.0, slope), seconds[-1] / sizes[-1])
     return seconds[-1] - slope * sizes[-1], slope
 
 
 def _sliced(batch: tuple[tuple[Any, ...], dict[str, Any]], rows: int) -> Any:
-    """The first rows of a batch."""
+    """Return the first `rows` rows of a batch."""
 
     def own(leaf: Any) -> Any:
         return leaf[:rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
@@ -240,7 +240,7 @@ def _sliced(batch: tuple[tuple[Any, ...], dict[str, Any]], rows: int) -> Any:
 
 @torch.no_grad()
 def _same(model: nn.Module, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Let every process have the parameters and buffers of the first."""
+    """Broadcast the parameters and buffers of rank 0."""
     for tensor in (*model.parameters(), *model.buffers()):
         sent = tensor.to(device).contiguous()
         dist.broadcast(sent, group=group, group_src=0)

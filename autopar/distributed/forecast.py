@@ -1,4 +1,4 @@
-"""What a model would do on hosts that are not here: captured without memory, priced by datasheets, and planned."""
+"""A forecast of a model on declared hosts: captured without memory, priced by datasheets, and planned."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ from ..planner.pipelines.grid import inside
 from ..system.text import seconds, size
 
 OPTIMIZERS = {"none": 0.0, "sgd": 0.0, "momentum": 1.0, "adam": 2.0}
-"""Tensors of state that an optimizer keeps for each parameter."""
+"""Tensors of optimizer state for each parameter, by the optimizer's name."""
 MASTER = ("bfloat16", "float16")
-"""Dtypes of weights beside which an optimizer keeps all it has, and the weights once more, in float32."""
+"""Dtypes of weights for which an optimizer keeps its state, and a copy of the weights, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A model as what it takes to plan it for any hosts: its graph for a batch of `rows`, with lists of equal layers
-    shortened to three (`repeats`: how many there are), the FLOPs of a row, and the elements of its first input."""
+    """A captured model, ready to be planned for any hosts.
+
+    graph: for a batch of `rows`, with lists of equal layers shortened to three; `repeats` has their real lengths.
+    It also has the FLOPs of one row and the number of elements of the first input.
+    """
 
     graph: Graph
     rows: int
@@ -46,8 +49,10 @@ class Captured:
 
 
 def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> Captured:
-    """Capture a model and the arguments of one call, which may be on the meta device; the first axis of the first
-    tensor is the batch. Raises CaptureError where the model is not one graph."""
+    """Capture a model and the arguments of one call, which may be on the meta device.
+
+    The first axis of the first tensor is the batch. Raises CaptureError if the model is not one graph.
+    """
     batch = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()), None)
     if batch is None:
         raise CaptureError("no argument is a tensor with a batch as its first axis; give one, such as (x,)")
@@ -77,9 +82,13 @@ def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> Ca
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The best way found to run a model on hosts. `step_s` seconds for `batch` rows; `tensor` accelerators share each
-    layer, and `recompute` layers are computed again in the backward. `mfu` is the model's FLOPs over those of the
-    chips' datasheets, `efficiency` over as many accelerators as one of them by itself would need, memory aside.
+    """The best plan found for a model on hosts.
+
+    step_s: seconds for `batch` rows.
+    tensor: number of accelerators that share each layer.
+    recompute: number of layers whose activations are recomputed in the backward.
+    mfu: the model's FLOPs as a share of the chips' datasheet FLOPs.
+    efficiency: the same relative to as many accelerators that each run the whole model alone, memory aside.
     """
 
     plan: Distribution
@@ -104,7 +113,7 @@ class Forecast:
         return self.plan.batch / self.plan.step_s
 
     def row(self) -> tuple[str, ...]:
-        """Cells of a table, as `HEADING` names them."""
+        """Return the cells of a table with the columns `HEADING`."""
         plan = self.plan
         chunks = len(plan.stages) // plan.positions
         pace = f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else f"{self.rows_per_s:,.1f} rows/s"
@@ -140,11 +149,12 @@ def forecast(  # noqa: PLR0913 - what users may fix
     stages: int | None = None,
     shard_replicas: bool | str = False,
 ) -> Forecast:
-    """The best way found to run a captured model on declared hosts, each accelerator a process of the pipeline.
+    """Return the best plan found for a captured model on declared hosts, with one pipeline process for each
+    accelerator.
 
-    Beside what `distribution` chooses: how many accelerators of a host share each layer (`tensor`), and whether layers
-    are computed again in the backward (`recompute`). `optimizer` is one of `OPTIMIZERS`; beside weights of 16 bits it
-    keeps all in float32. `rows` are those of a micro-batch. `shard_replicas` is that of `autopar.distribute`. Raises
+    Chooses, in addition to `distribution`, how many accelerators of a host share each layer (`tensor`) and whether
+    layers are recomputed in the backward (`recompute`). `optimizer` is one of `OPTIMIZERS`; for 16-bit weights its
+    state is in float32. `rows` is the size of a micro-batch. `shard_replicas` as in `autopar.distribute`. Raises
     PlanError, MemoryCapError or DeviceError.
     """
     if optimizer not in OPTIMIZERS:
@@ -183,13 +193,13 @@ def forecast(  # noqa: PLR0913 - what users may fix
 
 
 def _groups(hosts: Hosts) -> list[int]:
-    """Powers of two up to the accelerators of the largest host."""
+    """Return the powers of two up to the number of accelerators of the largest host."""
     most = max(len(compute_devices(host.machine)) for host in hosts.hosts)
     return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
 
 
 def _priced(model: Captured, hosts: Hosts, group: int) -> tuple[Chain, tuple[Process, ...]]:
-    """The chain for groups of so many accelerators, and the groups."""
+    """Return the chain priced for groups of `group` accelerators, and the groups."""
     members = processes(hosts, "accelerator", group)
     first = {process.kind: process for process in reversed(members)}
     devices = [_device(hosts, process) for process in first.values()]
@@ -234,7 +244,7 @@ def _told(model: Captured, hosts: Hosts, best: tuple[Distribution, int, bool], p
 
 
 def on_meta(model: nn.Module, dtype: str | None) -> nn.Module:
-    """The model without memory, its floating parameters and buffers in another dtype where one is given."""
+    """Return the model on the meta device, its floating-point parameters and buffers cast to `dtype` if given."""
     moved = model.to("meta")
     if dtype is None:
         return moved

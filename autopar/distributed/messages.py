@@ -10,21 +10,21 @@ import torch
 import torch.distributed as dist
 
 Group: TypeAlias = dist.ProcessGroup | None
-"""A process group; None is the default one, or this process alone where there is none."""
+"""A process group; None: the default group, or this process alone if there is none."""
 
 
 def rank_of(group: Group = None) -> int:
-    """The rank of this process in a group; 0 where no job is running."""
+    """Return the rank of this process in a group; 0 outside of a job."""
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 def size_of(group: Group = None) -> int:
-    """The number of ranks of a group; 1 where no job is running."""
+    """Return the number of ranks of a group; 1 outside of a job."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def device_of(group: Group = None) -> torch.device:
-    """The device whose tensors the group can send: the CPU where it can, else this process's accelerator."""
+    """Return the device whose tensors the group can send: the CPU if possible, else this process's accelerator."""
     kinds = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")
@@ -32,7 +32,7 @@ def device_of(group: Group = None) -> torch.device:
 
 
 def broadcast(data: Any, group: Group = None) -> Any:
-    """What rank 0 of the group gives, on every rank; the others' `data` is not read."""
+    """Return the `data` of rank 0 on every rank; the `data` of the others is ignored."""
     if size_of(group) == 1:
         return data
     device, first = device_of(group), rank_of(group) == 0
@@ -45,7 +45,8 @@ def broadcast(data: Any, group: Group = None) -> Any:
 
 
 def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[Any]:
-    """What each rank of the group gives, in the order of ranks: on every rank, or on rank 0 and nothing on others."""
+    """Return the data of each rank, in rank order: on every rank if `everywhere`, else on rank 0, with nothing on
+    others."""
     ranks = size_of(group)
     if ranks == 1:
         return [data]
@@ -66,7 +67,7 @@ def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[A
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
+    """Return ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
     runs: list[tuple[int, int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][1] == rank - 1:

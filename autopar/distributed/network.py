@@ -1,4 +1,4 @@
-"""Hosts as the processes of a job find them: the machine of each, and the links between neighbours, measured."""
+"""The hosts of a job as found: the machine of each process, and measured links between neighbours."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..ir.serialize import decode, encode
 from .messages import gather
 
 SMALL, LARGE = 8, 4 << 20
-"""Bytes of the messages that latency and bandwidth are measured with."""
+"""Bytes of the messages that measure latency and bandwidth."""
 ROUNDS = {SMALL: 50, LARGE: 5}
-"""Messages of each size there and back; the quickest counts."""
+"""Round trips for each message size; the fastest counts."""
 
 
 def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.device) -> Hosts:
-    """The processes of a group as hosts, `rank 0`, `rank 1`, …, each with its own machine.
+    """Return the processes of a group as hosts `rank 0`, `rank 1`, …, each with its own machine.
 
-    The link from each to the next is measured by messages of 8 bytes and 4 MiB, some milliseconds for each pair; links
-    between others are taken to be as fast as those of their ends. Every process of the group must call it.
+    The link from each process to the next is measured by messages of 8 bytes and 4 MiB, a few milliseconds for each
+    pair; other links are assumed to be as fast as those of their ends. Every process of the group must call it.
     """
     count, rank = dist.get_world_size(group), dist.get_rank(group)
     told = gather({"node": socket.gethostname(), "machine": encode(machine)}, group)
@@ -46,7 +46,7 @@ def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.devic
 def _measured(
     src: int, dst: int, rank: int, group: dist.ProcessGroup | None, device: torch.device
 ) -> torch.Tensor:
-    """Seconds of a small and of a large message from one process to another; zeros in all but the first of them."""
+    """Return seconds of a small and a large message between two processes; zeros except on the first of them."""
     dist.barrier(group)
     result = torch.zeros(2, dtype=torch.float64, device=device)
     if rank not in (src, dst):

@@ -1,4 +1,4 @@
-"""`compile` a model to run on the devices at hand, or `plan` it for any machine."""
+"""The public functions `compile`, `plan` and `train_step`."""
 
 from __future__ import annotations
 
@@ -55,37 +55,37 @@ def compile(
     fullgraph: bool = False,
     dynamic: bool | None = None,
 ) -> Compiled:
-    """A callable that gives what `model` gives, computed on all of `devices` at once.
+    """Compile a model so that each call runs on all of `devices` at once and returns what `model` returns.
 
-    model: an `nn.Module` or a function of tensors; it keeps its parameters, and they keep their names and identity.
-    devices: `"cpu"`, `"cpu*2"` (two lanes), `"cuda:0"`, any other torch accelerator, `"emulated:0"`, or a Machine;
-    `"cuda"` or `"mps"` is the current one of the kind, as in torch; `"auto"` is the CPU and every accelerator here,
-    under torchrun this rank's share of them.
-    example_inputs, example_kwargs: capture and plan now. memory: device → cap in bytes or "6GiB".
-    pins: module path or glob → device; the longest match wins. A device map of accelerate is one: "" is the whole
-    model, a number an accelerator.
-    policy: "auto", "single", "round_robin", "heft", or callable(costed graph) → {task or run: device}.
-    split: "auto", a number of even parts, {device: share of the batch}, "features", or None.
-    measure: time each operation on each device here, about a second in all, kept from then on: None, where there are
-    several lanes to choose from and none is emulated (for one lane `explain` does so); True, also what the plan and the
-    best single device take as a whole; False, nothing.
-    check: compare with eager at the first call of each signature, always, or never.
-    outputs: "as_input" delivers them where the first input was, "as_placed" leaves them where they were made.
-    plan: a Plan (or file) made before, edited or not, to be used as it is.
-    batch_norm: in training with a split batch, statistics of the "full" batch, or "per_part" as nn.DataParallel does.
-    recompute: "auto" computes activations again where a cap needs it; or the share of their bytes that may stay saved.
-    reassociate: turn chains of additions into trees, which rounds differently.
-    verify_replicas: compare checksums of the copies of weights on other devices at each call.
-    home: "auto", copies of weights stay on each device that reads them; or the device that all weights are on, or
-    module path or glob → device: these live there alone, and each call brings them to who reads them elsewhere.
-    kernels: "eager" computes with PyTorch's own, bit for bit as the model does. "auto" compiles in the background with
-    every library that is here ("inductor", "inductor frozen", "onnxruntime", "openvino"), holds each against eager, and
-    goes on with the fastest on this machine, which is remembered; a library's name takes that one. See `wait`.
-    fullgraph, dynamic: as in `torch.compile`: refuse a model that is not one graph; leave sizes open from the start
-    (True), never (False), or once they have varied (None).
+    Args:
+        model: An `nn.Module` or a function of tensors. A module keeps its parameters, with their names and identity.
+        devices: "cpu", "cpu*2" (two lanes), "cuda:0", another torch accelerator, "emulated:0", or a `Machine`. "cuda"
+            or "mps": the current one. "auto": the CPU and all accelerators; under torchrun, this rank's share.
+        example_inputs, example_kwargs: Arguments of one call. If given, capture and plan now.
+        pins: Module path or glob → device; the longest match wins. A device map of accelerate is accepted: "" is the
+            whole model, a number an accelerator.
+        memory: Device → cap in bytes, or text such as "6GiB".
+        policy: "auto", "single", "round_robin", "heft", or a callable(costed graph) → {task or run: device}.
+        split: "auto", a number of equal parts, {device: share of the batch}, "features", or None.
+        measure: Time each operation on each device once, about 1 s in all. None: if there are several lanes, none
+            emulated (for one lane, `explain` does it). True: also the plan and the best single device as a whole.
+        check: Compare with eager at the "first" call of each signature, "always" or "never".
+        outputs: "as_input": on the device of the first input; "as_placed": on the device that computed them.
+        plan: An existing `Plan` or its file, edited or not, used as it is.
+        batch_norm: Statistics in training with a split batch: "full" batch, or "per_part" as in nn.DataParallel.
+        recompute: "auto": recompute activations where a cap requires it. A number: the share of their bytes to save.
+        reassociate: Turn chains of additions into trees, which changes the rounding.
+        verify_replicas: Compare checksums of the replicas of the weights at each call.
+        home: "auto": each device keeps a copy of the weights it reads. A device, or module path or glob → device: the
+            weights stay only there, and each call transfers them to the devices that read them.
+        kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the background with each installed stack
+            ("inductor", "inductor frozen", "onnxruntime", "openvino"), compare each with eager, and use and remember
+            the fastest on this machine. The name of a stack selects it. See `wait`.
+        fullgraph: As in `torch.compile`: refuse a model that is not one graph.
+        dynamic: As in `torch.compile`: sizes are open from the start (True), never (False), or once they vary (None).
 
-    The result trains as the model does: call it with grad mode on, `loss.backward()`, any torch optimizer.
-    Raises DeviceError, CaptureError, PlanError or MemoryCapError, each saying what to type next.
+    The result trains like the model: grad mode on, `loss.backward()`, any torch optimizer. Raises DeviceError,
+    CaptureError, PlanError or MemoryCapError; each says what to type next.
     """
     _require_callable(model)
     _require_plain(model)
@@ -122,8 +122,8 @@ def prepared(
     plan: Plan | str | PathLike[str] | None = None,
     **options: Any,
 ) -> tuple[Machine, Options, Plan | None]:
-    """The machine, the options and the plan that keywords of `compile` mean for a model (None: not known yet), checked.
-    Raises DeviceError or PlanError."""
+    """Check the keywords of `compile` and return the machine, the options and the given plan (None: none given).
+    `model` is None while it is not known. Raises DeviceError or PlanError."""
     machine = _machine(devices, memory, here=True)
     checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
     checked.living(machine, model)
@@ -152,22 +152,25 @@ def plan(
     criterion: Callable[..., torch.Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Plan:
-    """The plan `compile` would use, for any machine, also one that is not here: `Machine.declare("cpu", "h100-sxm")`.
+    """Return the plan that `compile` would use, for any machine, even one that is only declared.
 
-    Keywords as in `compile`; times in seconds, memory in bytes. The model is not run, but on a machine that is here
-    its operations are timed, about a second in all, once (`measure=False`: they are not); tensors and parameters may be
-    on the meta device. As in a call, grad mode decides: where it is on and an output requires grad,
-    forward and backward are planned; within `torch.no_grad()` the forward, for which `batch_norm` and `recompute` mean
-    nothing.
+    Arguments that are not listed are those of `compile`. Times are in seconds, memory in bytes. The model does not run,
+    but on a machine that is here its operations are timed once, about 1 s in all (`measure=False`: they are not).
+    Tensors and parameters may be on the meta device. As in a call, grad mode decides: if it is on and an output
+    requires grad, forward and backward are planned; within `torch.no_grad()` only the forward, for which `batch_norm`
+    and `recompute` have no effect.
 
-    optimizer: built on the model's parameters; the whole step of `train_step` is planned, its update included. Of its
-    state only the form is asked, before the first step too.
-    criterion: `criterion(outputs, *targets)`, a part of the plan; `example_inputs` are then `(inputs, *targets)`.
-    home: as in `compile`; weights need not be there yet. On a machine that is not here "auto" also tries the weights of
-    what is trained on the best single device, where a plan is else slower than that device alone.
+    Args:
+        devices: Also a declared machine, such as `Machine.declare("cpu", "h100-sxm")`.
+        example_inputs: Positional arguments of one call; with a `criterion`, `(inputs, *targets)`.
+        home: As in `compile`; the weights need not be there yet. On a declared machine, "auto" also tries the trained
+            weights on the best single device if the plan is otherwise slower than that device alone.
+        criterion: `criterion(outputs, *targets)`, planned with the model.
+        optimizer: Built on the model's parameters: plan the whole step of `train_step`, update included. Only the form
+            of its state is read, even before the first step.
 
-    Raises CaptureError, with the line, where the model is not one graph (as `torch.compile(fullgraph=True)`);
-    PlanError, also for an optimizer whose update cannot be planned; DeviceError or MemoryCapError.
+    Raises CaptureError, with the line, if the model is not one graph (as `torch.compile(fullgraph=True)`); PlanError,
+    also for an optimizer whose update cannot be planned; DeviceError or MemoryCapError.
     """
     _require_callable(model)
     args, kwargs = _examples(example_inputs, example_kwargs)
@@ -219,26 +222,26 @@ def train_step(
     kernels: Literal["eager", "auto", "inductor"] = "eager",
     process_group: Any = None,
 ) -> TrainStep:
-    """A whole training step placed on all of `devices`: `loss = step(inputs, *targets)`.
+    """Return a training step that runs on all of `devices`: `loss = step(inputs, *targets)`.
 
-    model: an `nn.Module`; it keeps its parameters, which `optimizer`, any of torch's, holds and steps.
-    criterion: `criterion(outputs, *targets)`, the loss, or a tuple that begins with it, or a dict with it as "loss".
-    step_fn: in place of the criterion, `step_fn(model, *batch)` for `loss = step(*batch)`.
-    clip_norm: clip gradients to this global 2-norm, as `torch.nn.utils.clip_grad_norm_` does.
-    scaler: a `torch.amp.GradScaler`; autocast: the dtype that forward is cast to, such as `torch.bfloat16`.
-    batch_norm: statistics of the "full" batch, as on one device, or of each part, as `nn.DataParallel` has them.
-    recompute: "auto" computes activations again in the backward when memory needs it; a share of the bytes, from 0
-    to 1, that may stay saved.
-    reassociate: let long chains of additions be added in another order.
-    verify_replicas: compare checksums of all copies of the weights at each call.
-    kernels: as in `compile`; libraries that fold weights into their kernels have no part in training.
-    process_group: True, all ranks of the job, or a group of `torch.distributed`: each rank trains on rows of its own,
-    placed on its own `devices`, and gradients are averaged over the ranks, each rank's mean counting the same whatever
-    its rows. All ranks make the step; weights and buffers become the first rank's here, buffers after each step too.
+    Gradients already in `.grad` are added to those of the next step, as `backward` does. `TrainStep` describes a
+    step. Arguments that are not listed are those of `compile`.
 
-    Gradients that wait in `.grad`, whoever left them there, are added to those of the next step, as `backward` does.
-    Other keywords as in `compile`; see `TrainStep` for what a step does. Raises DeviceError, CaptureError, PlanError
-    or MemoryCapError, each saying what to type next.
+    Args:
+        model: An `nn.Module`. It keeps its parameters, which `optimizer` holds and updates.
+        criterion: `criterion(outputs, *targets)` returns the loss, a tuple that begins with it, or a dict with "loss".
+        optimizer: Any optimizer of torch.
+        step_fn: Instead of the criterion: `step_fn(model, *batch)`, for `loss = step(*batch)`.
+        clip_norm: Clip gradients to this global 2-norm, as `torch.nn.utils.clip_grad_norm_` does.
+        scaler: A `torch.amp.GradScaler`.
+        autocast: The dtype to which the forward is cast, such as `torch.bfloat16`.
+        kernels: As in `compile`; stacks that fold weights into their kernels do not train.
+        process_group: True (all ranks of the job) or a group of `torch.distributed`. Each rank trains on its own rows,
+            on its own `devices`, and gradients are averaged over the ranks; each rank's mean has the same weight,
+            whatever its number of rows. All ranks construct the step. Weights and buffers are broadcast from the first
+            rank on construction, buffers also after each step.
+
+    Raises DeviceError, CaptureError, PlanError or MemoryCapError; each says what to type next.
     """
     _require_step(model, criterion, step_fn, optimizer, autocast, scaler, clip_norm)
     machine = _machine(devices, memory, here=True)
@@ -272,7 +275,7 @@ def train_step(
 def _require_step(
     model: Any, criterion: Any, step_fn: Any, optimizer: Any, autocast: Any, scaler: Any, clip_norm: Any
 ) -> None:
-    """Raise CaptureError or PlanError for what makes no training step."""
+    """Raise CaptureError or PlanError if the arguments cannot make a training step."""
     for given, what in (
         (model, "model"),
         (criterion, "criterion"),
@@ -309,7 +312,7 @@ def _require_step(
 
 
 def _require_trainable(model: Any, optimizer: Any) -> None:
-    """Raise CaptureError for what is no model, and what is no optimizer."""
+    """Raise CaptureError if `model` is not a module, or `optimizer` is given and is not a torch optimizer."""
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{model!r} is no model; give an nn.Module, whose parameters can be trained")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -319,7 +322,7 @@ def _require_trainable(model: Any, optimizer: Any) -> None:
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """True if `step` cannot do without a function that evaluates the loss, as that of LBFGS."""
+    """Return True if `step` requires a closure that evaluates the loss, as in LBFGS."""
     asked = inspect.signature(type(optimizer).step).parameters.get("closure")
     return asked is not None and asked.default is inspect.Parameter.empty
 
@@ -332,7 +335,7 @@ def _require_made(given: Any, what: str) -> None:
 
 
 def _examples(inputs: Any, keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example arguments as a call takes them."""
+    """Return example arguments as `(args, kwargs)`. Raises CaptureError for any other type."""
     if inputs is not None and not isinstance(inputs, (tuple, list)):
         raise CaptureError(
             f"example_inputs is a {type(inputs).__name__}; give the arguments of one call as a tuple, such as (x,)"

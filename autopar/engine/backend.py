@@ -1,4 +1,5 @@
-"""A backend of `torch.compile`: what Dynamo captures, placed on a machine, and what all graphs of a model share."""
+"""The backend of `torch.compile` that places captured graphs on a machine, and the state shared by a model's
+graphs."""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ Planned: TypeAlias = Prepared | Training
 
 
 class Backend(Recorded):
-    """Takes each graph that Dynamo captures of a compiled model `root` (None: of whatever is compiled), and has it
-    served by what `serve` makes of it.
+    """A `torch.compile` backend: serves each graph captured of the model `root` by a callable of the class `serve`.
 
-    `parameters` are the names of the model's positional ones. `served` are its graphs, in the order of their capture,
-    and `latest` the one that was called last with its program. Copies of weights on devices are shared by all of them.
+    `root` None: whatever is compiled. `parameters`: names of the model's positional parameters.
+    `served`: the graphs in order of capture.
+    `latest`: the graph called last, with its program. All graphs share the replicas of the weights.
     """
 
     def __init__(
@@ -58,16 +59,16 @@ class Backend(Recorded):
         self.served: list[Any] = []
         self.latest: tuple[Any, Planned] | None = None
         self.entry: CodeType | None = None
-        """The code that calls of the user's come through, which has them as `model`, `args`, `kwargs`, `expected`."""
+        """Code object through which the user's calls enter; its locals are `model`, `args`, `kwargs`, `expected`."""
         self.preparing = False
-        """Set while a call is to be planned, not run: `Done` is raised in the place of its first graph."""
+        """True while a call is planned but not run: `Done` is raised in place of its first graph."""
         self.calls = 0
         self.returned: list[tuple[Any, list[Any]]] | None = None
-        """Where set, each graph's short calls, with what they returned."""
+        """If set, the short calls of each graph and their results."""
         self.unplaced: dict[str, int] = {}
-        """Calls that ran as the user wrote them, by the reason."""
+        """Number of calls that ran as written, by reason."""
         self.breaks: dict[str, None] = {}
-        """Graph breaks and functions without a graph, with place and reason, a sentence each."""
+        """Graph breaks and functions without a graph: one sentence each, with place and reason."""
         # One capture, one check and one call that changes state at a time.
         self.lock = threading.RLock()
         _alive.add(self)
@@ -80,8 +81,10 @@ class Backend(Recorded):
         self.recorder = recorder
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        """Compile a graph that Dynamo has captured: the callable of its calls. Raises Untraceable where it waits for
-        other processes, for Dynamo to run what it is of as the user wrote it."""
+        """Compile a graph captured by Dynamo; return the callable that serves its calls.
+
+        Raises Untraceable for a graph that waits for other processes: Dynamo then runs its function as written.
+        """
         waits = waiting(module) if self.entry is not None else None
         if waits is not None:
             # Not as captured: the derivative of an autograd.Function that does so is wrong in a graph of torch 2.11.
@@ -104,13 +107,13 @@ class Backend(Recorded):
         return call
 
     def skipped(self, why: str, place: str) -> None:
-        """Note a function of which there is no graph."""
+        """Note a function for which there is no graph."""
         if not any(why in known for known in list(self.breaks)):
             self.breaks[f"no graph of the function at {place}: {why}"] = None
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
-        """Calls that end where the first graph is planned."""
+        """Within the block, end calls as soon as their first graph is planned."""
         self.preparing = True
         try:
             yield
@@ -120,7 +123,7 @@ class Backend(Recorded):
             self.preparing = False
 
     def ready(self) -> tuple[Any, Planned]:
-        """The graph and the program of the last call that was placed. Raises AutoparError where there was none."""
+        """Return the graph and program of the last placed call. Raises AutoparError if there was none."""
         if self.latest is not None:
             return self.latest
         if self.calls or self.unplaced:
@@ -130,7 +133,7 @@ class Backend(Recorded):
         )
 
     def notes(self) -> list[str]:
-        """Remarks for the reader of one plan: the other graphs, and calls that were not placed."""
+        """Return remarks on one plan: the other graphs, and calls that were not placed."""
         found = [
             f"{served.name} runs as written, not placed: {served.written}"
             for served in self.served
@@ -149,12 +152,12 @@ class Backend(Recorded):
         return [*found, *list(self.breaks)]
 
     def plans(self) -> list[Plan]:
-        """The latest plan of each graph that is placed, in the order of their capture."""
+        """Return the latest plan of each placed graph, in order of capture."""
         kept = [list(served.programs.values()) for served in self.served]
         return [programs[-1].plan for programs in kept if programs]
 
     def tuned(self) -> list[TunedExecutor]:
-        """The executors that compile kernels."""
+        """Return the executors that compile kernels."""
         programs = [planned for served in self.served for planned in served.programs.values()]
         executors = [executor for planned in programs for executor in planned.executors]
         return [executor for executor in executors if isinstance(executor, TunedExecutor)]
@@ -182,7 +185,7 @@ class Backend(Recorded):
         return self
 
     def given_for(self, name: str, *, training: bool) -> Plan | None:
-        """The user's plan where it is for calls of this kind; a plan of forward and backward is for training."""
+        """Return the user's plan if it fits calls of this kind: a plan of forward and backward is for training."""
         given = self.given
         if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
             return given
@@ -193,8 +196,7 @@ class Backend(Recorded):
         return None
 
     def trained(self, prepared: Training, inputs: Sequence[Any], written: Written | None) -> list[Any]:
-        """The outputs of one call in training, which is measured while there is a recording; `written` is the call in
-        eager."""
+        """Return the outputs of one training call, measured during a recording; `written` is the call in eager."""
         recording = self.recording
         if recording and recording.calls:
             # The backward of the call before has ended since.
@@ -206,7 +208,7 @@ class Backend(Recorded):
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Calls that are not measured."""
+        """Within the block, do not record calls."""
         outer, self.recording = self.recording, None
         try:
             yield

@@ -16,7 +16,7 @@ from .backend import Backend
 from .served import Served
 
 _OWN = ("model", "example_inputs", "example_kwargs", "fullgraph", "dynamic")
-"""Keywords that `torch.compile` is given itself, or has no need of."""
+"""Keywords of `compile` that `torch.compile` receives itself or does not need."""
 
 _backends: list[tuple[dict[str, Any], weakref.ref[Backend]]] = []
 _lock = threading.Lock()
@@ -29,10 +29,10 @@ def autopar(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """A backend of `torch.compile`; options are the keywords of `autopar.compile`, all devices where there are none.
+    """Compile a graph as backend of `torch.compile`; options are keywords of `autopar.compile` (default: all devices).
 
-    Graphs that are compiled with equal options share one `Backend` while any of them lives, and with it the copies of
-    weights on devices. Raises PlanError or DeviceError for options that are none.
+    Graphs with equal options share one `Backend`, and its replicas of weights, while any of them lives. Raises
+    PlanError or DeviceError for invalid options.
     """
     if mode is not None:
         raise PlanError(f'backend="autopar" has no mode={mode!r}; give options={{"policy": …, "split": …}}')
@@ -44,7 +44,7 @@ def autopar(
 
 
 def backend(options: Mapping[str, Any]) -> Backend:
-    """The backend of these options: the one that is there, or a new one."""
+    """Return the existing backend for these options, or a new one."""
     known = [name for name in inspect.signature(compile).parameters if name not in _OWN]
     for name in options:
         if name not in known:

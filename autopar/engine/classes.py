@@ -1,4 +1,4 @@
-"""The class of a compiled module, which is the model's own besides: libraries take it for the model."""
+"""The class of a compiled module: a subclass of the model's own class, so that libraries accept it as the model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from torch import nn
 T = TypeVar("T")
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-"""Methods that Lightning calls in the place of a module."""
+"""Methods that Lightning calls instead of the module."""
 
 _LIBRARIES = ("torch", "lightning", "pytorch_lightning", "builtins", "typing", "abc")
-"""Packages whose methods do not compute what a module is for."""
+"""Packages whose methods are never the computation of a user's module."""
 
 
 def sharing(form: type[T], model: nn.Module, shown: type) -> T:
-    """An object of `form` and of the model's own class that has all attributes of the model, besides its slots; its
-    class is called as `shown` is."""
+    """Return an object of `form` and of the model's own class, with the model's attributes and with the slots of
+    `form`.
+    The class takes the name of `shown`."""
     mixed: Any = _mixed
     fast: T = object.__new__(mixed(form, type(model), shown))
     object.__setattr__(fast, "__dict__", model.__dict__)
@@ -45,10 +46,10 @@ def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
 
 
 class _Forward:
-    """The attribute `forward` of a compiled module: to call it is to call the module.
+    """The attribute `forward` of a compiled module: calling it calls the module.
 
-    It shows the signature of the model's own, by which libraries choose the columns of a batch. A library may put a
-    wrapper into the place of what it found here: a call of the model runs the wrapper, and that the model's own.
+    It has the signature of the model's `forward`, from which libraries choose the columns of a batch. If a library
+    replaces it by a wrapper, a call of the model runs the wrapper, and the wrapper runs the model's forward.
     """
 
     def __init__(self, called: Callable[..., Any], written: Callable[..., Any]) -> None:
@@ -78,7 +79,7 @@ class _Forward:
 
 
 def _outermost(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of `forward` that calls the module while it is the outermost, and itself once another is around it."""
+    """Wrap a `forward` wrapper so that it calls the module while it is the outermost one, and otherwise itself."""
 
     @functools.wraps(wrapper)
     def forward(fast: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +90,7 @@ def _outermost(wrapper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _computing(kind: type[nn.Module]) -> Iterator[str]:
-    """The public methods that users have written, beside `forward`; and those that Lightning calls in its place."""
+    """Yield the names of the user's public methods other than `forward`, and of those that Lightning calls instead."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] not in _LIBRARIES:
             yield from (name for name in vars(base) if name != "forward" and not name.startswith("_"))
@@ -98,7 +99,7 @@ def _computing(kind: type[nn.Module]) -> Iterator[str]:
 
 
 class _Within(threading.local):
-    """Thread-local flag: `method` is set inside a counted method, whose inner calls do not count again."""
+    """Thread-local flag: `method` is set inside a counted method, whose inner calls are not counted again."""
 
     method = False
 
@@ -107,7 +108,7 @@ _within = _Within()
 
 
 def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that counts as a call which is not placed, where it is given tensors and never calls the module."""
+    """Wrap a method to count calls with tensors that never call the module as not placed."""
 
     @functools.wraps(written)
     def method(fast: Any, *args: Any, **kwargs: Any) -> Any:

@@ -33,7 +33,7 @@ log = logging.getLogger("autopar")
 
 
 class _Placement:
-    """One model or function on a machine, its backend, and what `torch.compile` made of the two."""
+    """A model or function, its machine, its backend, and the result of `torch.compile`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class _Placement:
         self.direct = Direct(model, self.run, self.backend) if Direct.fits(self.backend) else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's answer."""
+        """Return the model's output, placed if a graph can be captured."""
         if torch.compiler.is_dynamo_compiling():
             # A model around this one is captured, and placed as a whole.
             return self.model(*args, **kwargs)
@@ -76,7 +76,7 @@ class _Placement:
         return output
 
     def unplaced(self, why: str) -> None:
-        """Count a call that ran as written, and say so the first time."""
+        """Count a call that ran as written, by its reason; warn the first time."""
         unplaced = self.backend.unplaced
         unplaced[why] = unplaced.get(why, 0) + 1
         if unplaced[why] == 1:
@@ -89,11 +89,10 @@ class _Placement:
 
 
 class Compiled:
-    """A function of tensors that runs on every device of a machine. Call it as the function it was made from.
+    """A function of tensors that runs on every device of a machine. Call it like the original function.
 
-    It stands on `torch.compile`, which captures and guards: what the function reads is seen to change, sizes that vary
-    become open. Raises what the stages raise: PlanError, MemoryCapError, ProgramError before the run, RunError and
-    DifferenceError from it.
+    `torch.compile` captures and guards it: changes of its inputs and state are detected, and varying sizes become open.
+    Raises PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
     """
 
     __slots__ = ("__weakref__", "_placement")
@@ -103,7 +102,7 @@ class Compiled:
         self._placement = placement
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of the model, computed as planned for these arguments."""
+        """Return the outputs of the model, computed by the plan for these arguments."""
         placement = self._placement
         direct = placement.direct
         if direct is None or torch.compiler.is_dynamo_compiling():
@@ -115,24 +114,26 @@ class Compiled:
         self._placement.prepare(*args, **kwargs)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the kernels of all calls so far, and of what was prepared, are compiled and chosen, or for so many
-        seconds each: the fastest of those that are there serves."""
+        """Wait until the kernels of all calls and prepared programs are compiled and chosen.
+
+        `seconds` limits the wait for each program; after that, the fastest of the kernels ready so far is used.
+        """
         for executor in self._placement.backend.tuned():
             executor.wait(seconds)
 
     @property
     def machine(self) -> Machine:
-        """The machine that it runs on."""
+        """The machine that runs the model."""
         return self._placement.backend.machine
 
     @property
     def plan(self) -> Plan:
-        """The plan that served the last call; of several graphs, the last of them."""
+        """The plan of the last call; with several graphs, of the last graph."""
         return self._placement.backend.ready()[1].plan
 
     @property
     def program(self) -> Program:
-        """The program that served the last call."""
+        """The program of the last call."""
         return self._placement.backend.ready()[1].program
 
     def record(self) -> AbstractContextManager[Recording]:
@@ -140,19 +141,21 @@ class Compiled:
         return self._placement.backend.record()
 
     def tune(self, *args: Any, rounds: int = ROUNDS, calls: int = CALLS, **kwargs: Any) -> Tuned:
-        """Record `calls` calls with these arguments, plan again from what their tasks took, and so on for up to
-        `rounds` rounds, until a plan is no shorter or has run before; the plan whose calls took least stays. Print what
-        it returns.
+        """Tune the plan by recorded calls: record, replan with the measured seconds of the tasks, and repeat.
 
-        Every plan is proved as the first was, and checked as `check=` says. Seconds of devices that are here are kept
-        for the plans of other models. Raises PlanError for calls in training and where `plan=` was given.
+        Each of up to `rounds` rounds records `calls` calls with these arguments. Stops when the new plan is no shorter
+        or has already run, and keeps the plan with the fastest calls. Print the result for a summary.
+
+        Every plan is proved like the first and checked according to `check=`. Seconds measured on devices of this
+        machine are kept for plans of other models. Raises PlanError for calls in training and if `plan=` was given.
         """
         return tuned(self._placement.backend, lambda: self._placement.call(*args, **kwargs), rounds, calls)
 
     def explain(self) -> str:
-        """Best single device, lower bound, predicted, measured once recorded, bytes moved, busy, peaks, reasons.
+        """Explain the plan: best single device, lower bound, predicted and recorded seconds, bytes moved, utilization,
+        memory peaks, reasons.
 
-        The operations of a plan for one lane, which needed no seconds of them, are timed now: about a second, once.
+        For a plan with one lane, the operations are timed now, about 1 s, once.
         """
         from ..view import explain
 
@@ -172,12 +175,13 @@ class Compiled:
         draw(self.plan, path)
 
     def refresh(self) -> None:
-        """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
-        tensor, through `.data` or a numpy view. All others (optimizers, `load_state_dict`, in place) are seen."""
+        """Copy parameters to their devices again at the next call. Needed only after writes that leave no trace in a
+        tensor, through `.data` or a numpy view; others (optimizers, `load_state_dict`, in place) are detected."""
         self._placement.backend.pool.forget()
 
     def close(self) -> None:
-        """Stop the worker threads of every plan, which the next call starts again, and the compiling of kernels."""
+        """Stop the worker threads of every plan and the compilation of kernels. The next call starts the threads
+        again."""
         self._placement.backend.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
@@ -205,9 +209,11 @@ class Compiled:
 
 
 class CompiledModule(Compiled):
-    """A compiled `nn.Module`, of the module's own class besides: it shares the module's attributes, so that
-    `state_dict()` has the user's keys, optimizers see the user's parameters, and `generate` or `save_pretrained` are
-    the model's own. `fast.module` is always the plain model."""
+    """A compiled `nn.Module`, also an instance of the module's own class.
+
+    It shares the module's attributes: `state_dict()` has the user's keys, optimizers get the user's parameters, and
+    `generate` or `save_pretrained` are the model's own. `fast.module` is always the plain model.
+    """
 
     __slots__ = ()
 
@@ -219,11 +225,11 @@ class CompiledModule(Compiled):
         return model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling it."""
+        """Call the compiled module."""
         return self(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The plain model's own; copies on other devices are refreshed at the next call."""
+        """Load into the plain model; copies on other devices are refreshed at the next call."""
         try:
             return self.module.load_state_dict(*args, **kwargs)
         except RuntimeError as error:
@@ -258,7 +264,7 @@ def placed(
     fullgraph: bool,
     dynamic: bool | None,
 ) -> Compiled:
-    """The compiled form of a function, or of a module."""
+    """Return the compiled form of a function or module."""
     placement = _Placement(model, machine, options, given, fullgraph, dynamic)
     if not isinstance(model, nn.Module):
         return Compiled(placement)

@@ -1,4 +1,4 @@
-"""`nn.DataParallel` by its import line alone: `from autopar import DataParallel`."""
+"""A drop-in replacement of `nn.DataParallel`: `from autopar import DataParallel`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ log = logging.getLogger("autopar")
 
 
 class DataParallel(CompiledModule):
-    """A module whose batch is cut into even parts over `device_ids`, with the arguments of `torch.nn.DataParallel`.
+    """A module whose batch is split evenly over `device_ids`, with the arguments of `torch.nn.DataParallel`.
 
-    module: kept as it is; `state_dict()` has its own keys, without `module.`, and `.module` is always the plain model.
-    device_ids: indices or names of accelerators ("cuda:1", "emulated:0", "cpu"), None for all there are. Where there
-    is no accelerator at all, None and indices mean the CPU alone, as in torch.
-    output_device: index or name of the device outputs are delivered to (-1: the CPU); None is the first of the ids.
-    dim: the axis of the batch in the inputs. It is found in the graph: another than 0 is held against what was found.
-    options: keywords of `autopar.compile`; `split={"cuda:0": 0.2, "cuda:1": 0.8}` or "auto" for uneven parts,
-    `memory=` for caps, `batch_norm="per_part"` for the statistics of the parts, which is what torch takes.
+    Args:
+        module: The model. `state_dict()` has its own keys, without `module.`; `.module` is always the plain model.
+        device_ids: Indices or names of accelerators ("cuda:1", "emulated:0", "cpu"); None: all accelerators. If there
+            is no accelerator, None and indices mean the CPU alone, as in torch.
+        output_device: Index or name of the device of the outputs (-1: the CPU); None: the first of `device_ids`.
+        dim: Batch axis of the inputs. The axis is found in the graph; a `dim` other than 0 must agree with it.
+        options: Keywords of `autopar.compile`: `split={"cuda:0": 0.2, "cuda:1": 0.8}` or "auto" for uneven parts,
+            `memory=` for caps, `batch_norm="per_part"` for statistics of each part, as in torch.
 
-    Unlike torch's, the answer is the plain model's whatever `device_ids` is, replicas persist from call to call, and
-    the module may stay on the CPU. Raises DeviceError for devices that are not here or listed twice, CaptureError for
-    what is no module, PlanError when the batch cannot be cut or is along another axis than `dim`.
+    Unlike torch, outputs are those of the plain model for any `device_ids`, replicas persist from call to call, and
+    the module may stay on the CPU. Raises DeviceError for devices that are absent or listed twice, CaptureError if
+    `module` is not a module, PlanError if the batch cannot be split or has another axis than `dim`.
     """
 
     __slots__ = ("_asked", "_deliver", "_held", "device_ids", "dim", "output_device")
@@ -50,7 +51,7 @@ class DataParallel(CompiledModule):
         _held: Plan | None
 
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
-        """An instance that is also one of the module's class; CaptureError for what is no module."""
+        """Create an instance of the module's own class as well. Raises CaptureError if `module` is not a module."""
         if not isinstance(module, nn.Module):
             raise CaptureError(
                 f"DataParallel takes an nn.Module, not {module!r}; for a function use autopar.compile"
@@ -94,7 +95,7 @@ class DataParallel(CompiledModule):
             object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of the module, on the output device."""
+        """Return the outputs of the module, on the output device."""
         output = super().__call__(*args, **kwargs)
         placed = self._placement.backend.latest
         if placed is not None and placed[1].plan is not self._held:
@@ -104,8 +105,8 @@ class DataParallel(CompiledModule):
         return pytree.tree_map_only(torch.Tensor, lambda t: t if t.device == to else t.to(to), output)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The plain model's own; the keys of a checkpoint of `torch.nn.DataParallel`, all with `module.`, are taken
-        too."""
+        """Load into the plain model. Keys of a `torch.nn.DataParallel` checkpoint, which all begin with `module.`, are
+        accepted."""
         wrapped = bool(state_dict) and all(key.startswith("module.") for key in state_dict)
         if wrapped and not hasattr(self.module, "module"):
             state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
@@ -120,7 +121,7 @@ class DataParallel(CompiledModule):
 
 
 def _all(device_ids: Any) -> tuple[Any, ...]:
-    """The ids as given, those of all accelerators for None; the CPU where there is none to be numbered."""
+    """Return the ids; for None those of all accelerators; ("cpu",) if there are none to number."""
     if device_ids is None:
         return tuple(range(len(accelerators()))) or ("cpu",)
     if isinstance(device_ids, (int, str, torch.device)):
@@ -136,7 +137,7 @@ def _all(device_ids: Any) -> tuple[Any, ...]:
 
 
 def _name(given: int | str | torch.device) -> str:
-    """The machine's name of a device: indices are of the accelerators there are, -1 the CPU."""
+    """Return the name of a device: an index counts accelerators, -1 is the CPU."""
     if isinstance(given, bool) or not isinstance(given, (int, str, torch.device)):
         raise DeviceError(
             f'{given!r} is no device; give an index, or a name such as "cuda:0" or "emulated:0"'
@@ -149,14 +150,14 @@ def _name(given: int | str | torch.device) -> str:
 
 
 def _machine(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """The devices of a machine: the CPU is its host unless the module is already on one of the others."""
+    """Return the devices of the machine: with the CPU as host unless the module is already on one of the others."""
     homes = {str(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
     outside = not homes or bool(homes - {*names})
     return ["cpu", *names] if outside and "cpu" not in names else [*names]
 
 
 def _require_axis(plan: Plan, dim: int) -> None:
-    """PlanError when the inputs have no axis `dim`, or it was given and they were cut along another."""
+    """Raise PlanError if the inputs have no axis `dim`, or if a `dim` other than 0 differs from the split axis."""
     graph = plan.costed.graph
     for task in graph.tasks:
         if task.target != PART or task.inputs[0] not in graph.inputs:

@@ -1,4 +1,4 @@
-"""`Direct`: calls that the model itself answers, where it is faster than its placed form."""
+"""The choice between the placed model and the plain model, whichever is faster."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from .shortcut import Shortcut
 log = logging.getLogger("autopar")
 
 FIRST, MORE = 1, 10
-"""Calls without a shortcut after which one is looked for, and how many times as many until the next time. The first is
-the first of a trial, which is not counted."""
+"""Calls without a shortcut before one is sought, and the factor by which that number grows each time. Excludes the
+first call of a trial."""
 MOST = 64
-"""Sets of sizes that are remembered."""
+"""Limit on the number of remembered sets of sizes."""
 
 
 class Direct:
-    """Chooses between a placed model and the model itself, which needs no guards, for calls without gradients.
+    """The choice, by trial, between a placed model and the plain model, which needs no guards, for calls without
+    gradients.
 
-    Once the kernels of all programs are chosen, the two take turns in the caller's own calls (`trial`), for each set of
-    sizes; where the placed model does not win, the model itself serves, and the trial is held again after a while
-    (`trial.AGAIN`). What the model itself answers is right whatever has changed in the meantime.
+    After the kernels of all programs are chosen, the two alternate in the caller's own calls (`trial`), for each set
+    of sizes. If the placed model does not win, the plain model serves, and the trial is repeated after a while
+    (`trial.AGAIN`). Calls of the plain model are correct whatever has changed in the meantime.
     """
 
     def __init__(self, model: Callable[..., Any], traced: Traced, backend: Backend) -> None:
         self._model, self._traced, self._backend = model, traced, backend
         self._shortcut: Shortcut | None = None
         self._ahead: Shortcut | None = None
-        """The same where it serves without more ado."""
+        """The shortcut, if it serves calls without further checks."""
         self._long, self._next = 0, FIRST
         self._known: dict[Hashable, _Sizes] = {}
 
     @classmethod
     def fits(cls, backend: Backend) -> bool:
-        """True if the user asked for what is fastest, and for nothing that only a plan gives."""
+        """Return True if the user asked for the fastest form and for nothing that requires a plan."""
         options, machine = backend.options, backend.machine
         return (
             options.kernels == "auto"
@@ -56,7 +57,7 @@ class Direct:
         )
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's answer, by itself or by its `placed` form."""
+        """Return the model's output, computed by the plain model or by its `placed` form."""
         if self._ahead is not None and not kwargs and (found := self._ahead(args)) is not None:
             return found
         key = None
@@ -81,7 +82,7 @@ class Direct:
         return self._in_turn(known, known.trial, placed, args, kwargs)
 
     def notes(self) -> list[str]:
-        """A sentence where the model itself serves calls."""
+        """Return a sentence if the plain model serves calls."""
         ratios = [known.ratio for known in self._known.values() if not known.placed]
         if not ratios:
             return []
@@ -107,8 +108,8 @@ class Direct:
         return made
 
     def _by_plan(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of the placed model, by a shortcut where there is one. It is looked for after a few calls without
-        one, and ten times as many again."""
+        """Call the placed model, by a shortcut if there is one. A shortcut is sought after a few calls without one,
+        then after ten times as many."""
         backend, shortcut = self._backend, self._shortcut
         if shortcut is not self._ahead and shortcut and not kwargs and (found := shortcut(args)) is not None:
             return found
@@ -125,7 +126,7 @@ class Direct:
         return made
 
     def _settled(self) -> bool:
-        """True if there are programs, the kernels of each are chosen, and none is on trial."""
+        """Return True if there are programs, the kernels of each are chosen, and none is on trial."""
         executors = [
             executor
             for served in self._backend.served
@@ -138,22 +139,22 @@ class Direct:
 
 
 class _Sizes:
-    """What is known of calls of one set of sizes: whether they are `placed` or the model itself serves for a time, and
-    the placed calls' seconds ÷ the model's."""
+    """State of the calls of one set of sizes: whether they are `placed` or the plain model serves for now, and the
+    ratio of placed to plain seconds."""
 
     def __init__(self) -> None:
         self.trial: trial.Trial | None = trial.Trial() if trial.CALLS else None
         self.placed, self.ratio, self.tenure = True, math.nan, trial.Tenure()
 
     def end(self, ratio: float) -> None:
-        """Take the outcome of the trial."""
+        """Record the ratio of a finished trial."""
         self.trial, self.ratio, self.placed = None, ratio, ratio <= 1
         if not self.placed:
             self.tenure.renew()
 
 
 def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:
-    """Sizes and types of tensors, and numbers, as a key; None where there is something else."""
+    """Return sizes and dtypes of tensors, and numbers, as a key; None if there is any other value."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):

@@ -1,7 +1,8 @@
-"""The first call of a graph against the model itself: what Dynamo changes, no check of its own graph can see.
+"""The comparison of a graph's first call with the model itself.
 
-A model that is captured may take other branches (`torch.compiler.is_compiling()`), and fused kernels of its own that
-answer something else (`nn.TransformerEncoder` sets padded rows to zero) are not taken.
+It finds what Dynamo changes, which the check of the graph cannot see: the captured model may take other branches
+(`torch.compiler.is_compiling()`), and the model's own fused kernels may differ (`nn.TransformerEncoder` sets padded
+rows to zero).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ..errors import DifferenceError
 from ..pipeline.compare import LIMIT, Snapshot, apart, error
 
 LOOSE = 100.0
-"""Times the tolerance of a graph against itself that torch's capture may round otherwise."""
+"""Factor on a graph's own tolerance that allows for torch's capture rounding differently."""
 
 
 class _Asked(NamedTuple):
-    """A call of the user's: the model, its arguments, and where to put what the model answers."""
+    """A call by the user: the model, its arguments, and the list that takes the model's output."""
 
     model: Callable[..., Any]
     args: tuple[Any, ...]
@@ -33,7 +34,8 @@ class _Asked(NamedTuple):
 
 
 def asked(entry: CodeType) -> _Asked | None:
-    """The call that this thread is in, by the code that it entered through."""
+    """Return the call that this thread is in, found by the code object through which it entered; None outside of
+    calls."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code is not entry:
         frame = frame.f_back
@@ -43,7 +45,7 @@ def asked(entry: CodeType) -> _Asked | None:
 
 
 def answer(call: _Asked, snapshot: Snapshot) -> None:
-    """Let the model answer the call, all that `snapshot` holds as before afterwards."""
+    """Run the plain model for the call, then restore all that `snapshot` holds."""
     args, kwargs = pytree.tree_map_only(torch.Tensor, _own(snapshot), (call.args, call.kwargs))
     with snapshot.restored():
         try:
@@ -55,7 +57,8 @@ def answer(call: _Asked, snapshot: Snapshot) -> None:
 
 
 def _own(snapshot: Snapshot) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Inputs that the call changes are put back by the snapshot; those that have a history are read without it."""
+    """Return a function that copies inputs: those that the call changes from the snapshot, those with a history
+    detached."""
     held = {id(tensor) for tensor in snapshot.tensors}
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,7 +68,7 @@ def _own(snapshot: Snapshot) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def judge(model: Callable[..., Any], wanted: list[Any], output: Any) -> None:
-    """Compare what a call gave with the leaves that the model answered, or raise DifferenceError."""
+    """Compare the output of a call with the leaves of the model's output. Raises DifferenceError."""
     found = pytree.tree_leaves(output)
     for index, (ours, eager) in enumerate(zip(found, wanted)):
         if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):

@@ -1,4 +1,4 @@
-"""One region of a model as Dynamo calls it: a program for each set of sizes, and the calls."""
+"""One captured region as Dynamo calls it: a program for each set of sizes, and the calls."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ TWICE = "its gradients are differentiated once more"
 
 
 class Served:
-    """The callable that Dynamo calls in the place of a graph. `written` says why it runs as the user wrote it, ""
-    where it is placed.
+    """The callable that Dynamo calls instead of a graph, safe for concurrent callers.
 
-    Safe for concurrent callers.
+    `written` is the reason why it runs as written; "" if it is placed.
     """
 
     def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
@@ -49,7 +48,7 @@ class Served:
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written, self.calls = "", 0
         self.right = 0
-        """Programs that were held against eager and found right."""
+        """Number of programs that were compared with eager and found equal."""
         # Where nothing is left behind in Python the model itself may be asked too.
         self.whole = outermost() and not broken(module)[0] and not effects()
         self.programs: Kept[Planned] = Kept(self.name)
@@ -81,12 +80,12 @@ class Served:
         return backend
 
     def as_written(self, why: str) -> None:
-        """From now on do as the user wrote, on the device that it is on."""
+        """Run as written from now on, on the current device."""
         self.written = why
         log.warning("%s runs as written, not placed: %s", self.name, why)
 
     def __call__(self, *args: Any) -> Any:
-        """The outputs of the graph for these arguments."""
+        """Return the outputs of the graph for these arguments."""
         backend = self.backend
         backend.calls += 1
         short = self._short
@@ -150,7 +149,7 @@ class Served:
         return self.module(*args)
 
     def _rebound(self, args: Sequence[Any]) -> Any:
-        """A call whose state is not where the graph reads it."""
+        """Run a call whose state is not the state that the graph reads."""
         with alone(), self.backend.lock:
             self._short = None
             if self.arguments.move(args, self.region.held):
@@ -159,7 +158,7 @@ class Served:
         return twin._answer(args)
 
     def _twin(self, args: Sequence[Any]) -> Served:
-        """The same graph of the module that this call is of."""
+        """Return the served graph of the other module that this call belongs to."""
         first = id(self.arguments.first(args))
         found = self._index.get(first)
         if found is None or found.arguments.elsewhere(args):
@@ -184,7 +183,7 @@ class Served:
         return twin
 
     def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
-        """The program for sizes that are new, and whether it is to be held against eager; None where there is none."""
+        """Return the program for new sizes, and whether to compare it with eager; None if there is no program."""
         with alone(), self.backend.lock, unseen(), uncollected():
             if key in self.programs:
                 known = self.programs[key]
@@ -211,7 +210,7 @@ class Served:
             old.close()
 
     def exchange(self, prepared: Planned, other: Planned) -> None:
-        """Serve the sizes of a program by another one."""
+        """Replace a program by another one for the same sizes."""
         with self.backend.lock:
             key = next(key for key, held in self.programs.items() if held is prepared)
             self._short = None
@@ -251,7 +250,7 @@ class Served:
         return prepared
 
     def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
-        """The results of one call."""
+        """Return the results of one call."""
         captured = prepared.captured
         inputs = self.arguments.inputs(args)
         if isinstance(prepared, Training):
@@ -265,7 +264,8 @@ class Served:
         return captured.rebuild(outputs)
 
     def _written(self, prepared: Training, args: Sequence[Any]) -> Written | None:
-        """The call in eager, to be run once more for a second derivative; None where that would not be the same."""
+        """Return the call in eager, to be run again for a second derivative; None if that would not give the same
+        result."""
         if not prepared.repeatable or anywhere():
             return None
         unplaced = self.backend.unplaced
@@ -315,7 +315,7 @@ class Served:
             raise
 
     def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
-        """Hold outputs and gradients of a call against those of the captured graph as eager runs it."""
+        """Compare outputs and gradients of a call with those of the captured graph in eager."""
         with self.backend.unrecorded(), unseen():
             eager = Eager(prepared.captured, self.module, args, self.arguments.weights(args))
             with eager.restored():
@@ -323,5 +323,5 @@ class Served:
 
 
 def _whole(prepared: Planned) -> Plan:
-    """The plan of a program; in training that of forward and backward, without the memory of the halves."""
+    """Return the plan of a program; in training that of forward and backward, without the memory of the halves."""
     return prepared.apart.joint if isinstance(prepared, Training) else prepared.plan

@@ -1,4 +1,4 @@
-"""`Shortcut`: a call from the user's arguments straight to compiled kernels, once Dynamo's guards hold."""
+"""A shortcut from the user's arguments to compiled kernels, once Dynamo's guards hold."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
 
 
 class Shortcut:
-    """Calls whose positional arguments are all tensors, without Dynamo's entry to a frame, the code that it generated
-    and the look-up of a program: half of what a short call costs.
+    """A call path for positional tensors that skips Dynamo's frame entry, generated code and program look-up, which
+    are half of the cost of a short call.
 
-    It is for calls of one program that compiled kernels serve, leaves nothing behind, and returns a tensor or a tuple
-    or list of them.
+    It serves calls of one program with compiled kernels and no side effects that returns a tensor, or a tuple or list
+    of tensors.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Shortcut:
 
     @classmethod
     def of(cls, backend: Backend, traced: Traced, args: tuple[Any, ...], output: Any) -> Shortcut | None:
-        """The shortcut of calls like the one that has just given `output`; None where there is none."""
+        """Return the shortcut for calls like the one that has just returned `output`; None if there is none."""
         returned = backend.returned or ()
         if len(returned) != 1 or not all(isinstance(item, torch.Tensor) for item in args):
             return None
@@ -68,7 +68,7 @@ class Shortcut:
         return cls(backend, served, short, guard, inputs, answer) if guard is not None else None
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
-        """The answer; None where the call is not like those that it is for."""
+        """Return the output; None if the call does not match."""
         backend, short = self._backend, self._short
         if (
             backend.recording is not None
@@ -86,7 +86,7 @@ class Shortcut:
 
 
 def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:
-    """The function from the results of a graph to what the model returned; None where it is not of these alone."""
+    """Return the function from the results of a graph to the model's output; None if it needs anything else."""
     place = {id(item): at for at, item in enumerate(found)}
     if len(place) < len(found) or any(not isinstance(item, torch.Tensor) for item in found):
         return None

@@ -1,4 +1,4 @@
-"""Plans from what tasks took in recorded calls, made again until they stop helping: `tuned`."""
+"""Tuning: plans from the recorded seconds of tasks, repeated until they no longer improve."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ log = logging.getLogger("autopar")
 
 ROUNDS, CALLS = 4, 9
 MOST = 5
-"""Calls that may be recorded for each that counts."""
+"""Limit on recorded calls for each call that counts."""
 WORTH = 0.01
-"""Share by which a plan must be shorter to be tried, and its calls to be kept."""
+"""Share by which a plan must be shorter to be tried, and its calls faster to be kept."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """Plans that were recorded: their names, what they were predicted to take before and what calls took, in seconds;
-    of several graphs of a model the sums."""
+    """One recorded round: names of the plans, predicted seconds, and measured seconds of a call.
+    With several graphs, sums over the graphs."""
 
     plans: tuple[str, ...]
     predicted: float
@@ -46,7 +46,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The rounds of a tuning, the number of the one whose plans stay, and why there were no more."""
+    """The result of a tuning: its rounds, the number of the round whose plans are kept, and the reason it stopped."""
 
     rounds: tuple[Round, ...]
     kept: int
@@ -54,12 +54,12 @@ class Tuned:
 
     @property
     def before(self) -> float:
-        """Seconds of a call at the start."""
+        """Seconds of a call before tuning."""
         return self.rounds[0].measured
 
     @property
     def after(self) -> float:
-        """Seconds of a call with what stays."""
+        """Seconds of a call with the kept plans."""
         return self.rounds[self.kept].measured
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Tuned:
 
 @dataclass(eq=False)
 class _Regions:
-    """The graphs of a model that a call runs, each with the program that serves it now."""
+    """The graphs of a model that a call runs, each with its current program."""
 
     backend: Backend
     call: Callable[[], Any]
@@ -83,8 +83,11 @@ class _Regions:
     quiet: bool = False
 
     def run(self, calls: int) -> tuple[float, dict[Served, dict[tuple[str, str], float]]]:
-        """The median seconds of calls, lanes alone, and those of each task; the programs are those that ran. Calls
-        during which another process took a core are left out while there are others: `quiet`, if there were enough."""
+        """Return the median seconds of calls (lanes only), and of each task.
+
+        Calls during which another process took a core are left out if enough others remain; `quiet` says whether they
+        do.
+        """
         self.call()
         walls = [self._timed() for _ in range(calls)]
         self.wall = statistics.median(undisturbed(walls))
@@ -102,8 +105,8 @@ class _Regions:
         return total, found
 
     def _recorded(self, calls: int) -> list[tuple[int, list[Timeline]]]:
-        """Preemptions during each call, and its timelines. On a declared clock those of calls that kept it, which may
-        take some more: each that was late slows it down."""
+        """Return the preemptions during each call, with its timelines. With a declared clock only calls that kept it
+        count, so that more calls may be needed."""
         found: list[tuple[int, list[Timeline]]] = []
         with self.backend.record() as recording:
             for _ in range(MOST * calls):
@@ -121,7 +124,7 @@ class _Regions:
         return counted
 
     def _timed(self) -> tuple[int, float]:
-        """Preemptions during a call, and its seconds."""
+        """Return the preemptions during one call, and its seconds."""
         before, begin = preemptions(), time.perf_counter()
         self.call()
         return preemptions() - before, time.perf_counter() - begin
@@ -142,7 +145,7 @@ class _Regions:
         return dict(own.values())
 
     def install(self, programs: Mapping[Served, Prepared]) -> None:
-        """Serve the next calls with these."""
+        """Serve the next calls with these programs."""
         for served, program in programs.items():
             if self.programs[served] is not program:
                 served.exchange(self.programs[served], program)
@@ -186,7 +189,7 @@ def tuned(backend: Backend, call: Callable[[], Any], rounds: int, calls: int) ->
 def _planned(
     backend: Backend, regions: _Regions, tasks: Mapping[Served, dict[tuple[str, str], float]]
 ) -> dict[Served, Prepared]:
-    """Programs of new plans, where these are predicted to be shorter than those that ran, which are kept else."""
+    """Return new programs where they are predicted to be shorter than those that ran; else keep those."""
     found = {}
     for served, program in regions.programs.items():
         plan, captured = program.plan, program.source
@@ -211,12 +214,12 @@ def _called(program: Prepared) -> str:
 
 
 def _placements(programs: Mapping[Served, Prepared]) -> tuple[Any, ...]:
-    """Placement and order of every task of some programs, as a key to compare."""
+    """Return placement and order of all tasks of some programs, as a comparable key."""
     return tuple(str(program.program) for program in programs.values())
 
 
 def _keep(backend: Backend, regions: _Regions, tasks: Mapping[Served, dict[tuple[str, str], float]]) -> None:
-    """Keep the seconds of a machine that is here and was quiet; of one graph on one lane also those of a call beside
+    """Keep the seconds measured on a real and quiet machine; for one graph on one lane, also those of a call beyond
     its tasks."""
     if not (present(backend.machine) and regions.quiet):
         return

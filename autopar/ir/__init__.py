@@ -1,1 +1,2 @@
-"""The nouns: graph, machine, costed graph, plan, program, timeline. Plain data, checked and saved; no torch."""
+"""Data types shared by all rooms: graph, machine, costed graph, plan, program, timeline. Pure data without torch, with
+checks and files."""

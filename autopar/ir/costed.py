@@ -1,6 +1,6 @@
-"""Costed graph, the planner's input: `TaskCost`, `Cluster` and `CostedGraph`.
+"""Costed graph, the input of the planner: `TaskCost`, `Cluster` and `CostedGraph`.
 
-Tasks too short to be worth placing one by one are fused into clusters (`fuse`); a cluster is what the planner places.
+Tasks too short to place one by one are fused into clusters (`fuse`); the planner places clusters.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from .machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class TaskCost:
-    """Seconds of one task on each device of the machine, in its order; None where it cannot run.
+    """Cost of one task on each device.
 
-    `workspace_bytes` is scratch memory while it runs. `how` is `roofline` or `measured`.
+    seconds: by device, in the machine's order; None if it cannot run there.
+    workspace_bytes: scratch memory while it runs.
+    how: `roofline` or `measured`.
     """
 
     task: str
@@ -27,13 +29,15 @@ class TaskCost:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Tasks that are placed together and executed one after the other on one lane.
+    """Tasks that are placed together and run one after the other on one lane.
 
-    `seconds` is one entry for each device (None: cannot run there), dispatch included. `dispatch_s` of it is the
-    host's Python, of which there is one (the GIL), whichever lane it is for. `reads` are values from outside,
-    `makes` the values that somebody outside (another cluster, the caller) needs. Clusters of one `colocate` group
-    share a device. `modes` are the ways in which it can take several lanes of a device: (position of the device, lanes,
-    seconds), each device's one-lane way among them; `seconds` is then the quickest of each device.
+    seconds: by device, dispatch included; None if it cannot run there.
+    dispatch_s: the part of it that is the host's Python, which is serial over all lanes (the GIL).
+    reads: values from outside the cluster.
+    makes: values needed outside, by another cluster or the caller.
+    colocate: group of clusters that must share a device.
+    modes: (device number, lanes, seconds) of each way to use several lanes of a device, its one-lane way included;
+    `seconds` is then the minimum for each device.
     """
 
     name: str
@@ -48,23 +52,24 @@ class Cluster:
     modes: tuple[tuple[int, int, float], ...] = ()
 
     def on(self, device: int) -> Cluster:
-        """The cluster bound to a device, by its position in the machine."""
+        """Return the cluster bound to one device, by its number in the machine."""
         seconds = tuple(s if d == device else None for d, s in enumerate(self.seconds))
         return replace(self, seconds=seconds, modes=tuple(mode for mode in self.modes if mode[0] == device))
 
 
 @dataclass(frozen=True)
 class CostedGraph:
-    """A graph, a machine, and what each task and cluster of one costs on the other.
+    """A graph, a machine, and the costs of each task and cluster on each device.
 
-    `homes` says on which device each input and state value is before the call; `deliver` to which device each
-    output (and each update) must come, in the order of `graph.outputs` then `graph.updates`; a pair is
-    (value, device). State that no task changes is resident: copied to each device that reads it before the first
-    call and kept, so it costs memory there and no time. Everything else is copied in every call. State whose home
-    is "" is nowhere but where it is read. `consumed`: the memory of inputs is given up after their last use.
-    `again` names the clusters, tasks and values that are others computed once more, on a second device, and those
-    others: (copy, original). `call_s` are seconds of a call that are no task's, on the caller's thread: the guards and
-    arguments of `torch.compile`. They are in no makespan.
+    homes: (value, device) of each input and state value before the call; "" for state that is only where it is read.
+    deliver: (value, device) to which each output and then each update must come.
+    consumed: the memory of inputs is freed after their last use.
+    again: (copy, original) of duplicated clusters, tasks and values, computed again on a second device.
+    call_s: seconds of a call on the caller's thread outside of tasks, such as the guards of `torch.compile`; in no
+    makespan.
+
+    State that no task changes is resident: copied before the first call to each device that reads it, and kept; it
+    costs memory there and no time. Everything else is transferred in every call.
     """
 
     graph: Graph
@@ -89,12 +94,12 @@ class CostedGraph:
 
     @cached_property
     def cluster_of(self) -> dict[str, str]:
-        """Name of the cluster each task is in."""
+        """Name of each task's cluster."""
         return {task: cluster.name for cluster in self.clusters for task in cluster.tasks}
 
     @cached_property
     def producer(self) -> dict[str, str]:
-        """Name of the cluster that makes each value that leaves its cluster."""
+        """Name of the cluster that makes each value used outside its cluster."""
         return {value: cluster.name for cluster in self.clusters for value in cluster.makes}
 
     @cached_property
@@ -104,12 +109,12 @@ class CostedGraph:
 
     @cached_property
     def resident(self) -> frozenset[str]:
-        """State that stays on each device that reads it from call to call."""
+        """State that stays, from call to call, on each device that reads it."""
         return self.graph.resident
 
     @cached_property
     def before(self) -> dict[str, tuple[str, ...]]:
-        """Names of the clusters each cluster waits for, through values or order, each once."""
+        """Names of the clusters that each cluster waits for, through values or order, each once."""
         found = {}
         for cluster in self.clusters:
             names = dict.fromkeys(self.producer[value] for value in cluster.reads if value in self.producer)
@@ -119,18 +124,18 @@ class CostedGraph:
         return found
 
     def seconds(self, cluster: str, device: str) -> float | None:
-        """Seconds of a cluster on a device, None where it cannot run."""
+        """Return the seconds of a cluster on a device; None if it cannot run there."""
         return self.cluster[cluster].seconds[self.index[device]]
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Position of each device in the machine."""
+        """Number of each device in the machine."""
         return {device.name: position for position, device in enumerate(self.machine.devices)}
 
 
 def repeatable(costed: CostedGraph, cluster: Cluster) -> bool:
-    """True if a cluster may be computed twice: it draws nothing, waits for values alone, is bound to no other cluster
-    and is no copy itself."""
+    """Return True if a cluster may be duplicated: it draws no random numbers, waits only for values, is bound to no
+    other cluster and is not a duplicate."""
     tasks = [costed.graph.task[name] for name in cluster.tasks]
     free = not cluster.after and cluster.colocate is None and cluster.name not in dict(costed.again)
     return free and not any(task.random or task.after or task.home for task in tasks)

@@ -1,9 +1,8 @@
-"""Critical path of a plan, binding predecessor of each step, and slack.
+"""Critical path of a plan, the waits of each step, and slack.
 
-A step is a `Placed` cluster or a `Transfer`. It waits for the data it reads, for the step before it in its
-lane, and, a transfer, for the one before it on the wire. Critical path and slack as in the critical path
-method (Kelley and Walker, Critical-path planning and scheduling, 1959), on the plan with its lane orders
-kept. Linear in the waits.
+A step is a `Placed` cluster or a `Transfer`. It waits for the data it reads, for the previous step in its lane, and,
+if a transfer, for the previous one on the bus. Critical path and slack as in the critical path method (Kelley and
+Walker, Critical-path planning and scheduling, 1959), on the plan with fixed lane orders. Linear in the waits.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _RANK = {"data": 3, "order": 2, "wire": 1, "lane": 0}
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Step number `step` had to end first, because of `kind`."""
+    """A wait for the end of step number `step`, because of `kind`."""
 
     step: int
     kind: Kind
@@ -31,10 +30,11 @@ class Wait:
 class Critical:
     """The waits of a plan.
 
-    `steps` are all clusters and transfers by start. For step `i`: `waits[i]` is everything it waited for,
-    `last[i]` what ended last of that (None: nothing), `slack[i]` the seconds it could end later without
-    the plan getting longer. `path` are the step numbers from the start of the call to its end, each
-    having waited for the one before.
+    steps: clusters and transfers by start.
+    waits: for each step, everything it waited for.
+    last: for each step, the wait that ended last; None: none.
+    slack: for each step, how many seconds later it could end without a longer plan.
+    path: numbers of the steps from the start to the end of the call, each of which waited for the previous one.
     """
 
     steps: tuple[Step, ...]
@@ -45,23 +45,23 @@ class Critical:
 
     @property
     def on_path(self) -> frozenset[int]:
-        """Step numbers of the critical path."""
+        """Numbers of the steps on the critical path."""
         return frozenset(self.path)
 
     @property
     def compute_s(self) -> float:
-        """Seconds of the path in which it computes."""
+        """Seconds of computation on the path."""
         return sum(step.end - step.start for step in self._path_steps if isinstance(step, Placed))
 
     @property
     def transfer_s(self) -> float:
-        """Seconds of the path in which it moves data."""
+        """Seconds of transfers on the path."""
         return sum(step.end - step.start for step in self._path_steps if isinstance(step, Transfer))
 
     @property
     def busy_s(self) -> dict[tuple[str, Kind], float]:
-        """Seconds of the path by what is done, `compute` or `transfer`, and by what of it the next step waits for:
-        its result (`data`, `order`), or merely that its `lane` or `wire` is free."""
+        """Seconds of the path by (`compute` or `transfer`, why the next step waits for it: its result, `data` or
+        `order`; or a free `lane` or `wire`)."""
         found: dict[tuple[str, Kind], float] = {}
         for position, number in enumerate(self.path):
             after = self.path[position + 1 : position + 2]
@@ -72,13 +72,14 @@ class Critical:
         return found
 
     def ready(self, number: int) -> float:
-        """Ready time of a step in seconds: the end of the last of its data, and of the steps before it in order."""
+        """Return the ready time of a step in seconds: the latest end of its data and of the steps ordered before
+        it."""
         waits = [wait for wait in self.waits[number] if wait.kind in ("data", "order")]
         return max((self.steps[wait.step].end for wait in waits), default=0.0)
 
     @cached_property
     def number(self) -> dict[str, int]:
-        """Step numbers of clusters, by name."""
+        """Step number of each cluster."""
         return {step.cluster: index for index, step in enumerate(self.steps) if isinstance(step, Placed)}
 
     @property
@@ -87,7 +88,7 @@ class Critical:
 
 
 def critical(costed: CostedGraph, steps: tuple[Step, ...]) -> Critical:
-    """The waits, critical path and slack of the steps of a plan, by start."""
+    """Return the waits, critical path and slack of the steps of a plan, which are sorted by start."""
     waits = tuple(_waits(costed, steps))
     last = tuple(_binding(steps, found) for found in waits)
     return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))
@@ -152,8 +153,8 @@ def _path(steps: tuple[Step, ...], last: tuple[Wait | None, ...]) -> tuple[int, 
 
 
 def _slack(steps: tuple[Step, ...], waits: tuple[tuple[Wait, ...], ...]) -> tuple[float, ...]:
-    """Slack by a backward pass in reverse topological order; steps of no length may share a start, so
-    not by start."""
+    """Compute slack by a backward pass in reverse topological order, not by start, which steps of zero length may
+    share."""
     successors: list[list[int]] = [[] for _ in steps]
     open_successors = [0] * len(steps)
     for index, found in enumerate(waits):

@@ -1,4 +1,4 @@
-"""Devices, what depends on their kind alone, and the links between them. Pure data."""
+"""Devices, the traits of their kinds, and the links between them. Pure data."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """A kind of device. A name that `KINDS` lacks is the torch accelerator of that type.
+    """Traits of a kind of device. A name that `KINDS` lacks is the torch accelerator of that type.
 
-    Functions and classes are named as `"module:name"`, so that the record loads no torch.
+    Functions and classes are given as `"module:name"`, so that the record loads no torch.
     """
 
     name: str
     torch_type: str
-    """The torch device type of its tensors as this process sees them; `cpu`: in host memory."""
+    """The torch device type of its tensors in this process; `cpu`: in host memory."""
     host: bool = False
-    """The caller's tensors are there, and transfers wait in the copy queues of their other end: it has none."""
+    """True if it holds the caller's tensors. It has no copy queues: transfers wait in those of the other end."""
     hides_dispatch: bool = True
-    """It computes while the host's Python dispatches what comes next."""
+    """True if it computes while the host's Python dispatches the next task."""
     stand_in: bool = False
-    """It stands in for an accelerator, so that whatever is printed, drawn or saved must say so."""
+    """True if it stands in for an accelerator, which all output must then say."""
     blocking: str = ""
-    """The environment variable that makes launches wait, to advise after an error that is reported late."""
+    """Environment variable that makes launches synchronous, to suggest after an error that is reported late."""
     figures: str = "autopar.costs.detect:accelerator"
-    """`(device, alike, measured) -> Device`: the device with its rates, its memory in bytes and its chip; `alike` is
-    how many of its kind share it, `measured` the figures of this machine (`costs.detect.Measurements`)."""
+    """`(device, alike, measured) -> Device`: adds rates, memory in bytes and chip; `alike` is how many of its kind
+    share it, `measured` the measurements of this machine (`costs.detect.Measurements`)."""
     link: str = ""
-    """`(src, dst, measured) -> Link`: a link with an end of this kind; empty: as fast as torch copies."""
+    """`(src, dst, measured) -> Link`: the link at an end of this kind; empty: as measured for torch's copies."""
     lane: str = "autopar.runtime.lanes.accelerator:AcceleratorLane"
-    """The `HostLane` that says how steps of its lanes are written, and how its tasks are called."""
+    """The `HostLane` class that encodes the steps of its lanes and calls its tasks."""
 
 
 KINDS: dict[str, DeviceKind] = {
@@ -50,21 +50,23 @@ KINDS: dict[str, DeviceKind] = {
 
 
 def kind_of(name: str) -> DeviceKind:
-    """The record of a kind, `cuda`, or of the kind of a device, `cuda:0`, by its name."""
+    """Return the record of a kind, `cuda`, or of the kind of a device, `cuda:0`."""
     name = name.partition(":")[0]
     return KINDS.get(name) or DeviceKind(name, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device with `lanes` in-order compute queues and, unless it is the CPU, one queue for copies each way.
+    """A device with `lanes` in-order compute queues and, unless it is the host, a copy queue in each direction.
 
-    `kind` is a torch device type, `emulated`, or another name of `KINDS`. `threads` are the intra-op
-    threads of each CPU lane.
-    `memory_bytes` None means not limited. `flops` holds (dtype, FLOP/s that real kernels reach) pairs,
-    `bytes_per_s` the memory bandwidth they reach. A task costs at least `launch_s` on the device and
-    `dispatch_s` of the host's Python. `scales` holds, of operators that were timed on it, (family, launch in seconds
-    with dispatch, factor on the seconds that the rates above give).
+    kind: a torch device type, `emulated`, or another name in `KINDS`.
+    threads: intra-op threads of each CPU lane.
+    memory_bytes: capacity; None: not limited.
+    flops: (dtype, achieved FLOP/s).
+    bytes_per_s: achieved memory bandwidth.
+    launch_s: least seconds of a task on the device.
+    dispatch_s: seconds of the host's Python for each task.
+    scales: for timed operators, (family, launch in seconds with dispatch, factor on the roofline's seconds).
     """
 
     name: str
@@ -80,7 +82,7 @@ class Device:
     scales: tuple[tuple[str, float, float], ...] = ()
 
     def flops_per_s(self, dtype: str) -> float:
-        """FLOP/s reached in `dtype`; a dtype the chip's table lacks runs at its float32 rate."""
+        """Return the achieved FLOP/s in `dtype`; a dtype that the table lacks runs at the float32 rate."""
         rates = dict(self.flops)
         return rates.get(dtype) or rates.get("float32") or 1e9
 
@@ -91,12 +93,12 @@ class Device:
 
     @property
     def torch_type(self) -> str:
-        """The torch device type of its tensors: those of stand-ins are the CPU's."""
+        """The torch device type of its tensors; for stand-ins the CPU's."""
         return self.traits.torch_type
 
     @property
     def torch_device(self) -> str:
-        """The torch device that its tensors are on."""
+        """The torch device of its tensors."""
         return "cpu" if self.torch_type == "cpu" else self.name
 
     @property
@@ -106,18 +108,17 @@ class Device:
 
 
 MOST_LANES = 1_000_000
-"""Compute queues of one device: more than any has, and few enough to be written down."""
+"""Limit on the compute queues of one device, against input that would exhaust memory."""
 HANDOFF_S = 1e-5
-"""Seconds to wake the thread of another lane (8 to 12 µs by `tests/benchmarks/timed/overhead.py`). A copy's queue waits
-for who made the value, and who reads it for the queue, so that the latency of a link holds two of these."""
+"""Seconds to wake the thread of another lane (8 to 12 µs by `tests/benchmarks/timed/overhead.py`). The latency of a
+link includes two: the copy queue waits for the producer, and the reader for the copy queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """One direction between two devices: a copy takes `latency_s + bytes / bytes_per_s` seconds, hand-offs included.
 
-    Links with the same `wire` carry one transfer at a time between them; `wire` None carries any number at
-    once.
+    Links with the same `wire` share a bus, which carries one transfer at a time; None: any number at once.
     """
 
     src: str
@@ -127,5 +128,5 @@ class Link:
     wire: str | None
 
     def seconds(self, nbytes: int) -> float:
-        """Seconds a copy of `nbytes` takes on an idle wire."""
+        """Return the seconds of a copy of `nbytes` on an idle bus."""
         return self.latency_s + nbytes / self.bytes_per_s

@@ -1,4 +1,4 @@
-"""A plan as a device map of Hugging Face accelerate: the device of each module."""
+"""A plan as a device map of Hugging Face accelerate: the device of each module path."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeAlias
 from .costed import CostedGraph
 
 Place: TypeAlias = tuple[float, int, int]
-"""Sort key of the devices of a module, the largest wins: seconds of tasks, tasks, and minus its position in the
-machine."""
+"""Sort key of a module's devices, the largest wins: seconds of tasks, number of tasks, and minus the device's
+number."""
 
 
 def device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, str]:
-    """The device of every parameter and buffer, by the shortest module paths below which all are on one.
+    """Return the device of every parameter and buffer, by the shortest module paths with a single device.
 
-    `devices` are those of its clusters. A module's own tensors stay together, and so do modules that share one: tied
-    weights are on one device.
+    `devices` are those of the clusters. A module's own tensors stay together, and so do modules that share tensors:
+    tied weights are on one device.
     """
     graph = costed.graph
     paths = dict(graph.paths) or {path: path for path in (graph.value[name].path for name in graph.state)}
@@ -30,12 +30,12 @@ def device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, str
 
 
 def _owner(path: str) -> str:
-    """The module that a tensor is of; the tensor itself where that is the whole model."""
+    """Return the module that owns a tensor; the tensor itself if that is the whole model."""
     return path.rpartition(".")[0] or path
 
 
 def _units(paths: dict[str, str]) -> dict[str, str]:
-    """A representative of the modules that each shares tensors with, by module."""
+    """Return, by module, a representative of the modules that share tensors with it."""
     first = {_owner(path): _owner(path) for path in paths}
 
     def root(module: str) -> str:
@@ -50,7 +50,7 @@ def _units(paths: dict[str, str]) -> dict[str, str]:
 
 
 def _devices(costed: CostedGraph, devices: Mapping[str, str], unit: dict[str, str]) -> dict[str, str]:
-    """The device on which the tasks of each unit spend the most time."""
+    """Return the device on which the tasks of each unit spend the most time."""
     graph = costed.graph
     spent: dict[str, dict[str, Place]] = {}
     for task in graph.tasks:
@@ -67,7 +67,7 @@ def _devices(costed: CostedGraph, devices: Mapping[str, str], unit: dict[str, st
 
 
 def _neighbour(path: str, where: dict[str, str]) -> str:
-    """The device that most of the tensors beside a path are on."""
+    """Return the device of most of the tensors next to a path."""
     while path:
         path = path.rpartition(".")[0]
         near = Counter(device for other, device in where.items() if device and _below(other, path))

@@ -1,4 +1,4 @@
-"""Display names of clusters and values: by module, parameter and phase, not by operator."""
+"""Display names of clusters and values by module, parameter and phase instead of operator."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .costed import CostedGraph
 from .graph import JOIN, PART, SUM, UPDATES, Task
 
 PHASES = ("forward", "backward", "reduction", "update")
-"""Of a training step."""
+"""Phases of a training step."""
 _PACKS = "aten.flatten_dense_tensors.default"
 CRITERION = "criterion"
-"""Module of what a training step minimises; its tasks go by their operators: `mse_loss`."""
+"""Module name of the loss of a training step; its tasks are named by operator: `mse_loss`."""
 _LOSS = "autopar.loss"
 _SHARE = 0.15
 _LONG = 30
@@ -23,11 +23,11 @@ _ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit)+$")
 
 
 class Words:
-    """The names of a costed graph in its author's words.
+    """Display names for a costed graph.
 
     Clusters: `fc1, fc2 forward #0`, `mse_loss, fc2 backward #1`, `sum fc2.weight.grad`, `update fc2.weight`; "forward"
-    is said only where there is a backward. Values: `inputs, part 0`, `fc2.weight.grad, part 1`, `fc2.weight, new`.
-    Two clusters may have one name: tables and pictures say besides where and when they are.
+    only if there is a backward. Values: `inputs, part 0`, `fc2.weight.grad, part 1`, `fc2.weight, new`. Names may
+    repeat: tables and pictures also give the place and time.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -37,23 +37,23 @@ class Words:
         self._values: dict[str, str] = {}
 
     def cluster(self, name: str) -> str:
-        """Display name of a cluster."""
+        """Return the display name of a cluster."""
         if name not in self._clusters:
             self._clusters[name] = self._cluster(name)
         return self._clusters[name]
 
     def value(self, name: str) -> str:
-        """Display name of a value."""
+        """Return the display name of a value."""
         if name not in self._values:
             self._values[name] = self._value(name)
         return self._values[name]
 
     def task(self, task: Task) -> str:
-        """Display name of a single task: that of a cluster of its own."""
+        """Return the display name of a single task, as if it were a cluster."""
         return self._special(task) or f"{_unit(task)}{self._phase([task])}{_suffix([task])}"
 
     def phase(self, name: str) -> str:
-        """The phase of `PHASES` that most of a cluster's time is of; of views, that of what they view."""
+        """Return the phase, of `PHASES`, in which a cluster spends most time; for views, that of the viewed value."""
         cluster = self.costed.cluster[name]
         tasks = [self.graph.task[task] for task in cluster.tasks]
         shares: dict[str, float] = {}
@@ -70,9 +70,8 @@ class Words:
     def phase_of_task(self) -> dict[str, str]:
         """The phase of each task, of `PHASES`.
 
-        The reduction are the sums of gradients over the parts of the batch, what packs for them, and the copies that
-        bring the gradients there and the sums on. A sum that a part of the backward waits for, as of BatchNorm's
-        statistics, is backward.
+        The reduction includes sums of gradients over the parts of the batch, their packing, and transfers to and from
+        the sums. A sum that a part of the backward waits for, as for BatchNorm's statistics, is backward.
         """
         waited: set[str] = set()
         awaited: set[str] = set()
@@ -91,8 +90,8 @@ class Words:
 
     @cached_property
     def phase_of_value(self) -> dict[str, str]:
-        """The phase that the copies of each value are of: gradients to and from their sum are of the reduction, what an
-        update makes is of the update, and what is there before the call of the first phase that reads it."""
+        """The phase of the transfers of each value: reduction for gradients to and from their sum, update for results
+        of an update, and for values that exist before the call, the first phase that reads them."""
         rank = {name: index for index, name in enumerate(PHASES)}
         found: dict[str, str] = {}
         for task in self.graph.tasks:
@@ -136,7 +135,7 @@ class Words:
         return f"{_together(chosen)}{self._phase(heavy)}{_suffix(tasks)}"
 
     def _special(self, task: Task) -> str:
-        """The name of a task that is of no module: rows taken and joined, sums, updates, the user's loss."""
+        """Return the name of a task outside of modules: batch slices and joins, sums, updates, the user's loss."""
         bucket = _BUCKET.fullmatch(task.name)
         if bucket:
             verb = "sum" if task.target == SUM else "unpack" if task.free else "pack"
@@ -178,7 +177,7 @@ class Words:
         return self._whole(name, name)
 
     def _whole(self, name: str, one: str) -> str:
-        """A value, or that of which `one` is a part."""
+        """Return the name of a value, or of the value of which `one` is a part."""
         if _TANGENT.fullmatch(name):
             return "output.grad"
         known = self.graph.value.get(name)
@@ -206,12 +205,12 @@ class Words:
 
     @cached_property
     def _new(self) -> dict[str, str]:
-        """By a made value the state or input it takes the place of."""
+        """The state or input that each new value replaces."""
         return dict(self.graph.updates)
 
     @cached_property
     def _held(self) -> dict[str, list[str]]:
-        """By flat value the states whose new values are in it."""
+        """The states whose new values are in each flat value."""
         found: dict[str, list[str]] = {name: [] for name in self.graph.flat}
         for made, target in self.graph.updates:
             if made in found:
@@ -220,7 +219,7 @@ class Words:
 
     @cached_property
     def _gradients(self) -> dict[str, str]:
-        """By value the gradient of a parameter that it is, or becomes by views alone; parts under their whole's."""
+        """The gradient that each value is, or becomes through views alone; parts under their whole's name."""
         paths = {self.graph.value[name].path for name in self.graph.state}
         found = {
             name: _base(name)
@@ -242,13 +241,13 @@ def _base(name: str) -> str:
 
 
 def _word(name: str) -> str:
-    """Display form of the part of a value's name after the operator: `squares` of `batch_norm#squares`."""
+    """Return the display form of a value's name after the operator: `squares` of `batch_norm#squares`."""
     _, mark, word = name.rpartition("#")
     return re.sub(r".*\.\d+_", "", word).replace("_", " ") if mark else ""
 
 
 def _suffix(tasks: list[Task]) -> str:
-    """` #1` of tasks on the second part of the batch."""
+    """Return ` #1` for tasks on the second part of the batch."""
     for task in tasks:
         part = _PART.fullmatch(task.name)
         if part and (task.part or task.target == PART):
@@ -257,18 +256,18 @@ def _suffix(tasks: list[Task]) -> str:
 
 
 def _unit(task: Task) -> str:
-    """The module a task is of, or its operator without one: `relu`, `mse_loss`."""
+    """Return the module of a task, or without one its operator: `relu`, `mse_loss`."""
     return task.module if task.module and task.module != CRITERION else operator(task)
 
 
 def _updated(task: Task) -> list[str]:
-    """Paths of the parameters that a task of an optimizer's step is about."""
+    """Return the paths of the parameters that a task of the optimizer's step updates."""
     items = [item for item in task.args if isinstance(item, tuple) and item] if task.target in UPDATES else []
     return [str(item[0]) for item in items] or [task.module or task.name]
 
 
 def operator(task: Task) -> str:
-    """Operator of a task, as its author would call it: `batch_norm`, `relu`, `mse_loss`."""
+    """Return the operator of a task, as its author would call it: `batch_norm`, `relu`, `mse_loss`."""
     name = task.name.partition("#")[0]
     home, _, rest = task.target.partition(".")
     if task.module != CRITERION and home in ("aten", "autopar", "prims") and rest:
@@ -278,7 +277,7 @@ def operator(task: Task) -> str:
 
 
 def _together(units: list[str]) -> str:
-    """One or two names, else what they share: `layers.1`, `layers 0 … 2`, `first … last`."""
+    """Join one or two names, else abbreviate them: `layers.1`, `layers 0 … 2`, `first … last`."""
     above = {unit[: dot.start()] for unit in units for dot in re.finditer(r"\.", unit)}
     units = [unit for unit in dict.fromkeys(units) if unit not in above]
     if len(units) == 1 or (len(units) == 2 and len(", ".join(units)) <= _LONG):
@@ -290,12 +289,12 @@ def _together(units: list[str]) -> str:
 
 
 def _ends(names: list[str]) -> str:
-    """The first and the last, between which the others are."""
+    """Return the first and the last name as a range."""
     return f"{names[0]} … {names[-1]}"
 
 
 def common_module(paths: list[str]) -> str:
-    """The longest dotted path that begins all of `paths`."""
+    """Return the longest dotted path that is a prefix of all `paths`."""
     if not paths:
         return ""
     parts = paths[0].split(".")

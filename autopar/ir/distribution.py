@@ -1,4 +1,4 @@
-"""A plan over hosts: the stages of a model, their replicas, micro-batches and schedule. Pure data."""
+"""A plan over hosts: the stages of a model, replicas, micro-batches and pipeline schedule. Pure data."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 `ScheduleInterleavedZeroBubble` of `torch.distributed.pipelining`."""
 BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 1 << 20
-"""Bytes of gradients that are summed in one message, and in the first of a group, as in DistributedDataParallel."""
+"""Bytes of gradients in one all-reduce, and in the first of a group, as in DistributedDataParallel."""
 UNSHARDED = (
     "zero-bubble computes gradients of weights apart from the backward, where FSDP2 does not gather them"
 )
-"""The reason for which that schedule and sharded replicas exclude each other."""
+"""Reason why that schedule and sharded replicas exclude each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive units `first` to `stop - 1` of a model.
+    """Units `first` to `stop - 1` of a model.
 
-    Of one micro-batch: `forward_s` and `backward_s` on the host it is planned for, `bytes_out` that it sends on to
-    later stages, `saved_bytes` that its forward keeps for its backward. `state_bytes` are its parameters and buffers.
-
-    `groups`: the parameters are sharded over the replicas (FSDP2), and gathered for consecutive units at a time, of
-    which these are the ends. None: each replica has them whole.
+    forward_s, backward_s: seconds of one micro-batch on the planned host.
+    bytes_out: bytes sent to later stages, for one micro-batch.
+    saved_bytes: bytes that the forward saves for the backward, for one micro-batch.
+    state_bytes: bytes of parameters and buffers.
+    groups: ends of the groups of units whose sharded parameters (FSDP2) are gathered together; empty: each replica has
+    all parameters.
     """
 
     first: int
@@ -54,13 +55,17 @@ class Stage:
 class Distribution:
     """Stages of a model on hosts.
 
-    `units` are the operators of the model in their order, by name, and `batch` the rows of one step over all
-    replicas. `ranks[replica][position]` is the host of each process; stage s is at position s modulo their number, so
-    that there may be several stages to a process. `micro_batches` are those of one replica. `step_s` is the predicted
-    seconds of a step, `ideal_s` those of the busiest process alone, without any wait; `memory` has the peak bytes of
-    each position. `trained`: forward, backward and the sum of gradients; else forward alone. `tried` are the other
-    plans: (what, predicted seconds of a step, None where it does not fit). `ties` are the parameters that several
-    stages have: (stages, bytes).
+    units: names of the model's operators, in order.
+    ranks: host of each process as `ranks[replica][position]`; stage s is at position s modulo their number, so that a
+    process may have several stages.
+    micro_batches: number for one replica.
+    batch: rows of one step over all replicas.
+    step_s: predicted seconds of a step.
+    ideal_s: seconds of the busiest process without waits.
+    memory: peak bytes of each position.
+    trained: forward, backward and sum of gradients; else forward alone.
+    tried: (description, predicted seconds of a step or None if too large) of the other plans.
+    ties: (stages, bytes) of parameters that several stages share.
     """
 
     model: str
@@ -90,25 +95,25 @@ class Distribution:
 
     @property
     def sharded(self) -> bool:
-        """True if replicas share out the parameters, their gradients and the optimizer's state."""
+        """True if replicas shard the parameters, their gradients and the optimizer's state."""
         return bool(self.stages[0].groups)
 
     @property
     def bubble(self) -> float:
-        """Share of a step in which the busiest process waits, as predicted."""
+        """Predicted share of a step in which the busiest process waits."""
         return 1 - self.ideal_s / self.step_s if self.step_s > 0 else 0.0
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all that ranks must agree on."""
+        """A hash of everything on which ranks must agree."""
         return hashlib.sha256(json.dumps(encode(self), sort_keys=True).encode()).hexdigest()
 
     def position(self, stage: int) -> int:
-        """The process of a replica that has a stage."""
+        """Return the position, within a replica, of the process that has a stage."""
         return stage % self.positions
 
     def check(self) -> Distribution:
-        """Return self, or raise PlanError naming what makes this no plan."""
+        """Return self, or raise PlanError with the first error."""
         if self.schedule not in SCHEDULES:
             raise PlanError(f"schedule={self.schedule!r} is not known; give one of {', '.join(SCHEDULES)}")
         if not self.ranks or not self.positions or len({len(row) for row in self.ranks}) > 1:
@@ -162,12 +167,12 @@ class Distribution:
             raise PlanError(f"{UNSHARDED}; give schedule='1f1b' or 'interleaved', or shard_replicas=False")
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as JSON."""
+        """Write to a JSON file."""
         Path(path).write_text(json.dumps({"format": FORMAT, "distribution": encode(self)}, indent=1) + "\n")
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Distribution:
-        """Read what `save` wrote; PlanError says what is not as it should be."""
+        """Read a file written by `save`; PlanError says what is wrong with it."""
         data = jsonfile.load(path, f"write one with distribution.save({str(path)!r})", PlanError)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(

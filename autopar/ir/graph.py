@@ -1,7 +1,7 @@
 """Task graph: `Value`, `Task` and `Graph`. Pure data, made by capture and rewritten by split.
 
-Tasks are in capture order, a topological one. Arguments are plain Python values in which a tensor is a `Ref` to a value
-and what only torch can name is a `Const`.
+Tasks are in capture order, which is topological. Arguments are plain Python values; a tensor is a `Ref` to a value,
+and an object that only torch can name is a `Const`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from .slices import Slice
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value where a task takes an argument."""
+    """Reference to a value in the arguments of a task."""
 
     value: str
 
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A constant that is no Python literal, by the name torch gives it: `torch.float32`, `torch.strided`.
-
-    `Const("device")` is the device of the task itself, so that no graph names the device it was captured on.
-    """
+    """A constant without a Python literal, by torch's name: `torch.float32`, `torch.strided`. `Const("device")` is the
+    device of the task, so that no graph names the device of its capture."""
 
     text: str
 
@@ -41,38 +39,38 @@ Argument: TypeAlias = Ref | Const | bool | int | float | complex | str | tuple["
 """An argument of a task; a tuple holds arguments in turn."""
 
 JOIN = "autopar.join"
-"""Target of a task that concatenates: args `((Ref, ...), axis)`, or `((Ref, ...), axis, order)` where the axes of what
-it makes are not in order (`Value.order`)."""
+"""Target of a task that concatenates: args `((Ref, ...), axis)`, or `((Ref, ...), axis, order)` if the axes of its
+output are permuted in memory (`Value.order`)."""
 PART = "autopar.part"
-"""Target of a task that takes rows of a value without computing: args `(Ref, axis, start, stop)`."""
+"""Target of a task that slices rows of a value without computing: args `(Ref, axis, start, stop)`."""
 SUM = "autopar.sum"
-"""Target of a task that adds tensors of one shape from left to right: args `((Ref, ...),)`."""
+"""Target of a task that adds tensors of one shape, left to right: args `((Ref, ...),)`."""
 
 UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
-"""Targets of tasks that step parameters: args are `(path, number of its group, parameter, gradient, coefficient,
-*state)` for each; they make the new parameter and its state, of several parameters each as one `Graph.flat` value."""
+"""Targets of tasks that update parameters: args are `(path, number of its group, parameter, gradient, coefficient,
+*state)` for each; outputs are the new parameter and its state, for several parameters each a `Graph.flat` value."""
 
 DEFAULT = "default"
-"""`Task.random` of what draws from the generator of the device that the call comes from, in program order."""
+"""`Task.random`: draws from the generator of the device of the user's call, in program order."""
 LOCAL = "local"
-"""`Task.random` of what draws from the generator of the device it runs on, in the order that a plan has there."""
+"""`Task.random`: draws from the generator of the device it runs on, in the plan's order."""
 
 ALIGNED = 64
-"""Bytes to a multiple of which each tensor starts in a flat buffer, so that kernels read it as one of its own."""
+"""Alignment in bytes of each tensor in a flat buffer, as in a tensor of its own."""
 
 SUMMED = -1
-"""In `Cut.outputs`: each part makes a summand of the whole, of the whole's shape."""
+"""In `Cut.outputs`: the output is the sum of those of all parts, each of the whole's shape."""
 OWN = -2
-"""In a `Cut`: a value of the whole's shape that each part has for itself; the first part's stands for the whole."""
+"""In a `Cut`: each part has its own value of the whole's shape; the first part's stands for the whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One way in which a task may be cut into parts that need nothing of each other.
+    """One way to split a task into independent parts.
 
-    `inputs` has one axis (or None: needed whole) for each of `Task.inputs`, `outputs` one for each output. Instead of
-    an axis an output may be `SUMMED`, and either may be `OWN`. `scale` names the integer arguments that shrink with the
-    part, as paths into `args`: `((1, 0),)` is `args[1][0]`.
+    inputs: the split axis of each of `Task.inputs`; None: needed whole; or `OWN`.
+    outputs: the axis along which each output is joined, or `SUMMED`, or `OWN`.
+    scale: paths in `args` of integers that shrink with the part: `((1, 0),)` is `args[1][0]`.
     """
 
     inputs: tuple[int | None, ...]
@@ -82,12 +80,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor: `shape` in elements, `bytes` of its own elements, `storage` the value whose memory it may share.
+    """A tensor: `shape` in elements, `bytes` of those elements.
 
-    `kind` says where it comes from: an `input` of the call, `state` (a parameter, buffer or constant), or `made`
-    by a task. `path` is the state_dict key of state and the argument path of an input. `dtype` "object" is a
-    Python value without bytes. `order` has the axes from the slowest to the fastest in memory, as they were when
-    captured, where they are not in order. State with a `slice` is part of other state, in its memory, copied alone.
+    storage: value whose memory it may share.
+    kind: `input` of the call, `state` (parameter, buffer or constant), or `made` by a task.
+    path: state dict key of state, argument path of an input.
+    dtype: "object" is a Python value without bytes.
+    order: axes from the slowest to the fastest in memory, if permuted.
+    slice: the part of another state that it is, in its memory, transferred alone.
     """
 
     name: str
@@ -103,12 +103,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One call: `target(*args, **kwargs)` makes `outputs` (unpacked from a sequence when `unpack`).
+    """One call, `target(*args, **kwargs)`, with the results `outputs` (unpacked from a sequence if `unpack`).
 
-    `after` names tasks that must have ended though no value says so (random order). `random` is the generator it draws
-    from, `DEFAULT` or `LOCAL`. `free` marks views, which move no data. `home` ties a task to the device the user's
-    call comes from. `flops` counts multiply and add as two. `module` and `source` say where the user wrote
-    it. `phase` is the part of a training step it belongs to. `inputs` are names of values, each once, in order.
+    after: tasks that must end first without a data dependency (random order).
+    random: generator it draws from, `DEFAULT` or `LOCAL`.
+    free: a view, which moves no data.
+    home: bound to the device of the user's call.
+    flops: floating-point operations; multiply and add count as two.
+    module, source: place in the user's code.
+    inputs: names of the values read, each once, in order.
     """
 
     name: str
@@ -142,8 +145,8 @@ class Task:
         object.__setattr__(self, "inputs", tuple(seen))
 
     def reading(self, names: Mapping[str, str]) -> Task:
-        """The same with other values in the place of those it reads; without cuts, which have an axis for each value,
-        where two of these are now one."""
+        """Return the task with other inputs; without cuts, which need one axis for each input, if two inputs become
+        one."""
         if names.keys().isdisjoint(self.inputs):
             return self
         args = tuple(replace_refs(argument, names) for argument in self.args)
@@ -153,27 +156,26 @@ class Task:
 
     @property
     def where(self) -> str:
-        """Task, module path and source line in one phrase, for messages."""
+        """Task, module path and source line as a phrase for messages."""
         place = f" in {self.module}" if self.module else ""
         return f"task {self.name!r} ({self.target}){place}" + (f" at {self.source}" if self.source else "")
 
 
 def room(value: Value) -> int:
-    """Elements that a value, which is not empty, takes in a flat one."""
+    """Return the elements that a non-empty value takes in a flat one."""
     count = math.prod(value.shape)
     step = max(1, ALIGNED * count // value.bytes)
     return -(-count // step) * step
 
 
 def padded(value: Value) -> int:
-    """Bytes that a value takes in a flat buffer. Values of graphs that were never tensors have no dtype, and are in
-    none."""
+    """Return the bytes that a value takes in a flat buffer; its own bytes if it has no dtype (not a tensor)."""
     count = math.prod(value.shape)
     return room(value) * (value.bytes // count) if value.dtype and value.bytes else value.bytes
 
 
 def refs(argument: Argument) -> Iterator[str]:
-    """Names of the values inside one argument, in order, repeats included."""
+    """Yield the names of the values in an argument, in order, with repeats."""
     if isinstance(argument, Ref):
         yield argument.value
     elif isinstance(argument, tuple):
@@ -182,7 +184,7 @@ def refs(argument: Argument) -> Iterator[str]:
 
 
 def replace_refs(argument: Argument, names: Mapping[str, str]) -> Argument:
-    """The argument with each value renamed by `names` (values it lacks stay)."""
+    """Return the argument with values renamed by `names`; others stay."""
     if isinstance(argument, Ref):
         return Ref(names.get(argument.value, argument.value))
     if isinstance(argument, tuple):
@@ -194,20 +196,18 @@ def replace_refs(argument: Argument, names: Mapping[str, str]) -> Argument:
 class Graph:
     """Tasks in topological order and the values between them.
 
-    `inputs` and `state` name the values that are there before the call; `outputs` the values the caller gets;
-    `updates` pairs (made value, input or state value it is written back to after the cluster). `split` says how
-    the batch was cut, for example `2 parts: 50 + 50`, or features; empty when nothing was.
+    inputs, state: values that exist before the call.
+    outputs: values returned to the caller.
+    updates: (made value, input or state value it is written back to at the end).
+    split: how the batch was split, such as `2 parts: 50 + 50`, or features; empty if not.
+    changing: state updated by an optimizer between calls: transferred from its home within the call, copies kept.
+    carried: state updated by the call itself: reads use the resident copy, and the new value is sent to every device
+    with a copy, for the next call.
+    streamed: state without copies: kept only at home, transferred in each call to the devices that read it.
+    flat: new values of several states at once (`pieces`), which are transferred together.
+    paths: (path of each parameter or buffer of the model, first path of the same tensor); empty without a model.
 
-    State is resident where it is read: copied there before the first call and kept. Two kinds differ. `changing`
-    state (weights that an optimizer steps between calls) is copied from its home within the call, and the copies
-    are kept. `carried` state is updated by the call itself: what is read is the resident copy, and the new value
-    is brought to every device that has one, to be the resident copy of the next call. And `streamed` state has no
-    copies: it lives at home alone, and each call brings it to who reads it elsewhere.
-
-    A `flat` value is the new value of several states at once (`pieces`), which travel together.
-
-    `paths` pairs the path of every parameter and buffer of the model, read or not, with the first path of the same
-    tensor; empty where there is no model.
+    All other state is resident: copied before the first call to each device that reads it, and kept.
     """
 
     name: str
@@ -226,7 +226,7 @@ class Graph:
 
     @cached_property
     def pieces(self) -> dict[str, tuple[int, int]]:
-        """Of each input or state whose new value is in a `flat` one: the first element there, and how many."""
+        """First element and length of each input or state whose new value is in a `flat` one."""
         ends = dict.fromkeys(self.flat, 0)
         found = {}
         for made, target in self.updates:
@@ -238,9 +238,9 @@ class Graph:
 
     @cached_property
     def copies(self) -> dict[str, tuple[str, int]]:
-        """Of each state, the state in whose memory the copies of it are kept, and how many bytes that has.
+        """The state whose memory holds the copies of each state, and the bytes of that memory.
 
-        Each begins at a multiple of `ALIGNED` of a flat buffer. Where one of `pieces` is read, all are there.
+        Each starts at a multiple of `ALIGNED` in a flat buffer. If one of `pieces` is read, all are there.
         """
         first: dict[str, str] = {}
         for made, target in self.updates:
@@ -258,7 +258,7 @@ class Graph:
 
     @cached_property
     def resident(self) -> frozenset[str]:
-        """State of which each device that reads it has a copy before the call."""
+        """State with a copy, before the call, on each device that reads it."""
         brought = {*self.changing, *self.streamed}
         return frozenset(self.state) - (self.mutated - {*self.carried}) - brought
 
@@ -298,12 +298,12 @@ class Graph:
 
     @cached_property
     def results(self) -> frozenset[str]:
-        """Values that outlive a call: outputs, and what is written back."""
+        """Values that outlive a call: outputs and updates."""
         return frozenset(self.outputs) | {made for made, _ in self.updates}
 
     def with_tasks(self, tasks: Sequence[Task], **changes: Any) -> Graph:
-        """The same with these tasks and other `changes`, without values that nothing makes; those that lay in the
-        memory of one have their own."""
+        """Return the graph with these tasks and other `changes`, without unused values; a value whose storage is gone
+        becomes its own."""
         made = replace(self, tasks=tuple(tasks), **changes)
         there = {*made.inputs, *made.state, *(name for task in tasks for name in task.outputs)}
         values = (value for value in made.values if value.name in there)
@@ -313,7 +313,7 @@ class Graph:
         return replace(made, values=own).check()
 
     def networkx(self) -> networkx.DiGraph:
-        """The dependency graph: an edge for each value read and each `after`, with the bytes that pass."""
+        """Return the dependency graph: an edge for each read value, with its bytes, and for each `after`."""
         graph = networkx.DiGraph()
         graph.add_nodes_from(task.name for task in self.tasks)
         for task in self.tasks:
@@ -328,7 +328,7 @@ class Graph:
         return graph
 
     def check(self) -> Graph:
-        """Return self, or raise PlanError naming the first thing that makes this no graph."""
+        """Return self, or raise PlanError with the first error."""
         for text in chain(_wrong_names(self), _wrong_tasks(self), _wrong_state(self)):
             raise PlanError(f"graph {self.name!r} is not well formed: {text}")
         return self

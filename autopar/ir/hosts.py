@@ -1,4 +1,4 @@
-"""Hosts: machines joined by a network. Pure data; each host runs one process of `torch.distributed` or several."""
+"""Hosts: machines joined by a network. Pure data; each host runs one or several processes of `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .hardware.buses import NETWORKS, Bus, find
 from .machine import Machine
 
 MOST_HOSTS = 4_096
-"""Hosts of one declaration: more than any job has, and few enough to be written down."""
+"""Limit on the hosts of one declaration, against input that would exhaust memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine in a network. Its `ports` carry `bytes_per_s` each way, all together; a message takes `latency_s`
-    more, from a send to its receipt."""
+    """A machine in a network. Its `ports` together carry `bytes_per_s` in each direction; `latency_s` is the seconds
+    from a send to its receipt, on top of that."""
 
     name: str
     machine: Machine
@@ -31,10 +31,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts, each of which reaches each other over the network.
+    """Hosts, each of which reaches every other one over the network.
 
-    `links` holds what was measured between two hosts, by their names; where it has none, a link is as fast as the
-    slower of both ends. Messages of one host share its way out.
+    `links` has measured links between two hosts, by their names; any other link is as fast as the slower end. Messages
+    of one host share its outgoing port.
     """
 
     hosts: tuple[Host, ...]
@@ -50,7 +50,8 @@ class Hosts:
         return {(link.src, link.dst): link for link in self.links}
 
     def link(self, src: str, dst: str) -> Link:
-        """The way from one host to another; its wire is the way out of `src`. Raises DeviceError for unknown hosts."""
+        """Return the link from one host to another; its wire is the outgoing port of `src`. Raises DeviceError for
+        unknown hosts."""
         for name in (src, dst):
             if name not in self.host:
                 raise DeviceError(f"no host {name!r}; there are {', '.join(self.host)}")
@@ -63,11 +64,11 @@ class Hosts:
 
     @property
     def accelerators(self) -> int:
-        """Number of devices of all hosts but their CPUs; CPUs where a host has nothing else."""
+        """Number of accelerators of all hosts; the CPU counts for a host without any."""
         return sum(len(compute_devices(host.machine)) for host in self.hosts)
 
     def check(self) -> Hosts:
-        """Return self, or raise DeviceError naming what makes these no hosts."""
+        """Return self, or raise DeviceError with the first error."""
         if not self.hosts:
             raise DeviceError('there are no hosts; give at least one, for example "2 x cpu over ethernet-10"')
         if len(self.host) < len(self.hosts):
@@ -84,10 +85,10 @@ class Hosts:
 
     @staticmethod
     def declare(text: str) -> Hosts:
-        """Hosts from one line: `"8 x (cpu + 8 h100) over ib-400"`, `"2 x cpu + 1 x (cpu + 4 a100) over 2 ib-200"`.
+        """Parse hosts: `"8 x (cpu + 8 h100) over ib-400"`, `"2 x cpu + 1 x (cpu + 4 a100) over 2 ib-200"`.
 
-        Machines are those of `Machine.declare`, networks those of `NETWORKS`, with the number of ports of each host
-        before it. Raises DeviceError with the part that cannot be read.
+        Machines are as in `Machine.declare`, networks as in `NETWORKS`, preceded by the number of ports of each host.
+        Raises DeviceError with the part that cannot be read.
         """
         if not isinstance(text, str):
             raise DeviceError(
@@ -118,7 +119,7 @@ class Hosts:
 
 
 def compute_devices(machine: Machine) -> tuple[str, ...]:
-    """Names of the devices that compute: the accelerators, or the CPU where there are none."""
+    """Return the names of the devices that compute: the accelerators, or else the CPU."""
     found = tuple(device.name for device in machine.devices if not device.traits.host)
     return found or tuple(device.name for device in machine.devices)
 
@@ -137,7 +138,7 @@ def _ports(text: str) -> tuple[int, Bus]:
 
 
 def _groups(text: str) -> list[tuple[int, list[str]]]:
-    """(number of hosts, chips of one) of each group that a text adds."""
+    """Return (number of hosts, chips of each) for each group in the text."""
     group = r"\s*(?:(\d+)\s*[x×]\s*)?(?:\(([^()]*)\)|([^()+]+?))\s*"
     found, at = [], 0
     while at < len(text):

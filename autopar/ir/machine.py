@@ -23,13 +23,13 @@ FORMAT = "autopar machine 1"
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices and the links between them. The first device whose kind says so is the host.
+    """Devices and the links between them. The first device whose kind is a host is the host.
 
-    `clock` `real`: everything lasts as long as it lasts. `declared`: every device and link is made to last
-    what the declared chip would take, times `slow_down`; 0 until it is chosen from the costs. Only a machine
-    whose accelerators are emulated can be so run. Rates, latencies and costs are the chip's own, without
-    `slow_down`. `absent`: declared to be planned for, not to be run on. `queued`: copies wait in the copy
-    queues of their devices; not, for nothing but their wires.
+    clock: `real`, or `declared`: devices and links take as long as the declared chips would, times `slow_down`; only
+    if all accelerators are emulated.
+    slow_down: factor of a declared clock; 0 until chosen from the costs. Rates, latencies and costs exclude it.
+    absent: declared for planning, not to run on.
+    queued: copies wait in the copy queues of their devices; if False, only for their buses.
     """
 
     devices: tuple[Device, ...]
@@ -51,27 +51,27 @@ class Machine:
 
     @cached_property
     def host(self) -> str:
-        """Name of the device the caller's own tensors are taken to be on: the CPU, else the first device."""
+        """Name of the device of the caller's tensors: the CPU, else the first device."""
         return next((device.name for device in self.devices if device.traits.host), self.devices[0].name)
 
     @property
     def stretch(self) -> float:
-        """By how much a measured call lasts longer than on its devices: 1 unless its clock is a declared one."""
+        """Factor by which a measured call is longer than on its devices: 1 unless the clock is declared."""
         return self.slow_down if self.clock == "declared" else 1.0
 
     @property
     def emulated(self) -> bool:
-        """True if any device is a stand-in, so that whatever is printed, drawn or saved must say so."""
+        """True if any device is a stand-in, which all output must then say."""
         return any(device.traits.stand_in for device in self.devices)
 
     @property
     def draws_apart(self) -> bool:
-        """True if each device draws random numbers from a generator of its own: stand-ins all have that of the CPU."""
+        """True if each device has its own random generator; all stand-ins use that of the CPU."""
         return not self.emulated and len({device.torch_device for device in self.devices}) > 1
 
     @property
     def label(self) -> str:
-        """Label of figures of this machine: empty for real ones."""
+        """Label of the figures of this machine; empty for a real one."""
         if self.absent:
             return "declared machine, not run"
         if not self.emulated:
@@ -81,20 +81,19 @@ class Machine:
         return "EMULATED, as long as it lasts"
 
     def copy_lane(self, src: str, dst: str) -> str:
-        """Name of the queue a copy runs in: the copy-in queue of `dst`, or out of `src` when `dst` is the
-        CPU; without queues what comes to `dst` from `src`."""
+        """Return the queue of a copy: copy-in of `dst`, or copy-out of `src` if `dst` is the CPU; without queues, one
+        for each pair."""
         if not self.queued:
             return f"{dst}/from {src.replace('/', ':')}"
         return f"{src}/out" if self.device[dst].traits.host else f"{dst}/in"
 
     def queue(self, link: Link) -> str | None:
-        """Name of what copies over a link wait in: a copy queue, without queues its wire; None: in nothing."""
+        """Return the queue for copies over a link: a copy queue, or without queues its wire; None: none."""
         return self.copy_lane(link.src, link.dst) if self.queued else link.wire
 
     @cached_property
     def lanes(self) -> tuple[str, ...]:
-        """Names of all queues, device by device: compute queues, then copy in, copy out, or one for each link
-        that ends there."""
+        """Names of all queues by device: compute queues, then copy-in and copy-out, or one for each incoming link."""
         names: list[str] = []
         for device in self.devices:
             names += device.compute_lanes
@@ -107,10 +106,10 @@ class Machine:
         return tuple(names)
 
     def route(self, src: str, dst: str, nbytes: int = 1 << 20) -> tuple[Link, ...]:
-        """The links a value takes from `src` to `dst`: the direct one, else the pair through a third device that is
-        fastest for `nbytes`.
+        """Return the links from `src` to `dst`: the direct one, else the fastest pair through a third device for
+        `nbytes`.
 
-        Raises DeviceError when there is no way.
+        Raises DeviceError if there is no route.
         """
         if src == dst:
             return ()
@@ -130,33 +129,33 @@ class Machine:
 
     @property
     def serial(self) -> bool:
-        """True if there is one compute lane in all: every order of tasks then takes the same time."""
+        """True if there is only one compute lane: every order of tasks then takes equally long."""
         return sum(len(device.compute_lanes) for device in self.devices) == 1
 
     @cached_property
     def uncapped(self) -> Machine:
-        """This machine with no limit to the memory of any device."""
+        """The machine without memory limits."""
         return self.with_memory(dict.fromkeys(self.device))
 
     def with_memory(self, caps: Mapping[str, int | None]) -> Machine:
-        """This machine with the memory of some devices limited to `caps` bytes, None: not limited."""
+        """Return the machine with caps, in bytes, on some devices; None: not limited."""
         for name in caps:
             self.require(name)
         devices = tuple(replace(d, memory_bytes=caps.get(d.name, d.memory_bytes)) for d in self.devices)
         return replace(self, devices=devices)
 
     def limited(self, memory: Mapping[str, int | str] | None) -> Machine:
-        """This machine with the memory of some devices limited, in bytes or as `"6GiB"`."""
+        """Return the machine with caps on some devices, in bytes or as `"6GiB"`."""
         return self.with_memory({name: parse_bytes(cap) for name, cap in (memory or {}).items()})
 
     def require(self, name: str, what: str = "") -> Device:
-        """The device called `name`, or DeviceError that says `what` is wrong, and lists those there are."""
+        """Return the device called `name`, or raise DeviceError that says `what` is wrong and lists the devices."""
         if name not in self.device:
             raise DeviceError(f"{what}no device {name!r} in this machine; it has {', '.join(self.device)}")
         return self.device[name]
 
     def check(self) -> Machine:
-        """Return self, or raise DeviceError naming what makes this no machine."""
+        """Return self, or raise DeviceError with the first error."""
         if not self.devices:
             raise DeviceError('the device list is empty; give at least one, for example ["cpu"]')
         seen: set[str] = set()
@@ -187,12 +186,11 @@ class Machine:
         bus: str | Sequence[str] | None = None,
         memory: Mapping[str, int | str] | None = None,
     ) -> Machine:
-        """A machine to be planned for without having it: `Machine.declare("cpu", "h100-sxm", "h100-sxm")`.
+        """Declare a machine for planning: `Machine.declare("cpu", "h100-sxm", "h100-sxm")`.
 
-        CPUs are named `cpu`, accelerators `cuda:0`, `cuda:1`, … `bus` names the buses to use in place of the chips'
-        own: a PCIe one replaces the way to the host, an NVLink or Infinity Fabric one the way between accelerators.
-        `memory` caps devices by name, in bytes or as `"6GiB"`. Raises DeviceError for chips, buses and devices that
-        are not known.
+        CPUs are named `cpu`, accelerators `cuda:0`, `cuda:1`, … `bus` replaces the chips' own buses: PCIe that to the
+        host, NVLink or Infinity Fabric that between accelerators. `memory` caps devices by name, in bytes or as
+        `"6GiB"`. Raises DeviceError for unknown chips, buses and devices.
         """
         return Machine(*declared(chips, "cuda", bus), absent=True).check().limited(memory)
 
@@ -203,12 +201,12 @@ class Machine:
         bus: str | Sequence[str] | None = None,
         memory: Mapping[str, int | str] | None = None,
     ) -> Machine:
-        """A machine stood in for by this one, on a declared clock: `Machine.emulate("cpu", "t4", "t4")`.
+        """Emulate a machine on this one, on a declared clock: `Machine.emulate("cpu", "t4", "t4")`.
 
         Accelerators are `emulated:0`, `emulated:1`, …: worker threads that compute the real values and then sleep
-        until the declared chip would have been done, `slow_down` times slower. `"auto"` leaves `slow_down` 0, to
-        be chosen from the costs once they are known (`costs.detect.slow_down_for`). Each lane computes with its
-        share of this machine's cores. `bus` and `memory` as for `declare`.
+        until the declared chip would have finished, `slow_down` times slower. `"auto"` leaves `slow_down` 0, to be
+        chosen once the costs are known (`costs.detect.slow_down_for`). Each lane has its share of this machine's
+        cores. `bus` and `memory` as in `declare`.
         """
         if slow_down != "auto" and not (isinstance(slow_down, (int, float)) and slow_down > 0):
             raise DeviceError(f'slow_down is a number above 0 or "auto", not {slow_down!r}')
@@ -218,12 +216,12 @@ class Machine:
         return machine.check().limited(memory)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as JSON."""
+        """Write to a JSON file."""
         Path(path).write_text(json.dumps({"format": FORMAT, "machine": encode(self)}, indent=1) + "\n")
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Machine:
-        """Read what `save` wrote; DeviceError or PlanError says what is not as it should be."""
+        """Read a file written by `save`; DeviceError or PlanError says what is wrong with it."""
         data = jsonfile.load(path, f"write one with machine.save({str(path)!r})", DeviceError)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise DeviceError(f"{path} is not an {FORMAT!r} file; write one with machine.save({str(path)!r})")

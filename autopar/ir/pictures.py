@@ -1,6 +1,7 @@
-"""Reports, pictures and HTML of plans, timelines and machines, by which their own methods are served.
+"""Register of the functions that report and draw plans, timelines and machines, called by the methods of those
+classes.
 
-The nouns know that they can be drawn, not how: `autopar.view`, which stands above them, registers its functions here.
+`autopar.view`, a room above, registers its functions here, so that `ir` does not import it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _RENDERERS: dict[tuple[Kind, type], Callable[..., Any]] = {}
 
 
 def register(kind: Kind, noun: type, function: Callable[..., Any]) -> None:
-    """Let `function(noun, *arguments)` serve a method of a class."""
+    """Register `function(noun, *arguments)` for a method of a class."""
     _RENDERERS[kind, noun] = function
 
 
 def render(kind: Kind, noun: Any, *arguments: Any) -> Any:
-    """Render a noun by the function registered for its class. Raises AutoparError where none is registered."""
+    """Call the function registered for the class of `noun`. Raises AutoparError if there is none."""
     for known in type(noun).__mro__:
         if (kind, known) in _RENDERERS:
             return _RENDERERS[kind, known](noun, *arguments)

@@ -1,4 +1,4 @@
-"""A schedule with its times, bound and reasons: `Plan`. Printed as a table, saved as JSON, drawn by `view`."""
+"""`Plan`: a schedule with its times, lower bound and reasons. Printed as a table, saved as JSON, drawn by `view`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ FORMAT = "autopar plan 1"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One device a cluster could have gone to: when its inputs would be there, when the device would be free, when it
-    would have ended (None: cannot run there, `why` says so)."""
+    """An alternative device for a cluster; times in seconds.
+
+    arrives: arrival of the last input.
+    free: the device becomes free.
+    end: end of the cluster; None: cannot run there, for the reason `why`.
+    """
 
     device: str
     arrives: float
@@ -39,7 +43,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a cluster is where it is: one sentence and the alternatives weighed."""
+    """The reason for a cluster's placement: one sentence and the alternatives."""
 
     cluster: str
     text: str
@@ -47,7 +51,7 @@ class Reason:
 
 
 class _Named(Mapping[str, Reason]):
-    """Reasons by cluster name; those that are worked out when asked for stay so."""
+    """Reasons by cluster name, computed and cached on demand."""
 
     def __init__(self, reasons: Sequence[Reason]) -> None:
         names = getattr(reasons, "clusters", None) or (reason.cluster for reason in reasons)
@@ -68,7 +72,7 @@ class _Named(Mapping[str, Reason]):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan that was in the race: policy, split, its predicted makespan (None: not feasible) and a note."""
+    """A plan in the race: policy, split, predicted makespan in seconds (None: not feasible) and a note."""
 
     policy: str
     split: str
@@ -77,28 +81,30 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Policy and split, as in `heft, 2 parts: 4 + 4`."""
+        """Policy and split: `heft, 2 parts: 4 + 4`."""
         return f"{self.policy}, {self.split}" if self.split else self.policy
 
 
 SCREEN = 30
-"""Rows of the table that `repr` shows."""
+"""Rows of the table in `repr`."""
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A costed graph placed on its machine.
+    """A costed graph placed on its machine. Times are in seconds.
 
-    `placed` and `transfers` are sorted by start, which is also the order in each lane. `resident` pairs state values
-    with devices that keep a copy. `memory` is the predicted use of each device over time. `singles` is the makespan
-    with everything on one device (None: does not fit or cannot run there). `lower_bound` is proven: no plan of this
-    graph on this machine is shorter. `stopped` is `time` when the search was cut short by a ceiling in seconds.
-    `period` is the time from one call to the next where calls follow each other without a pause (None: a plan
-    for one call), and then what `lower_bound` is of. `bound_once` is the bound of plans that compute each task once
-    and send each value from where it was made, where a stronger one was proven for these. All times in seconds.
+    placed, transfers: sorted by start, which is also the order in each lane.
+    resident: (state value, device that keeps a copy).
+    memory: predicted use of each device over time.
+    singles: makespan with everything on one device; None: does not fit or cannot run there.
+    lower_bound: proven: no plan of this graph on this machine is shorter. Of the period, if there is one.
+    stopped: `time` if the limit in seconds ended the search.
+    period: from one call to the next without a pause; None: a plan for one call.
+    bound_once: stronger bound for plans without duplicates whose values are sent only by their producers; 0: none.
+    Says nothing about a plan with duplicates.
 
-    However a plan comes about, its bounds are held against what it reaches here, so that none is above it: one that is
-    proves nothing and becomes 0, with a BoundWarning. `bound_once` says nothing of a plan that computes clusters again.
+    Every plan checks its bounds against its own time: a bound above it proves nothing and becomes 0, with a
+    BoundWarning.
     """
 
     costed: CostedGraph
@@ -123,7 +129,7 @@ class Plan:
 
     @property
     def reached(self) -> float:
-        """Seconds that `lower_bound` is of: the period where there is one, else the makespan."""
+        """Seconds to compare with `lower_bound`: the period if there is one, else the makespan."""
         return self.makespan if self.period is None else self.period
 
     @cached_property
@@ -133,7 +139,7 @@ class Plan:
 
     @cached_property
     def reason(self) -> Mapping[str, Reason]:
-        """Why, by cluster name."""
+        """Reason of each cluster, by cluster name."""
         return _Named(self.reasons)
 
     @cached_property
@@ -158,14 +164,14 @@ class Plan:
 
     @property
     def best_single(self) -> tuple[str, float] | None:
-        """The fastest single device and its makespan, None when none can run it all."""
+        """The fastest single device and its makespan; None if no device can run everything."""
         feasible = [(time, device) for device, time in self.singles if time is not None]
         return (min(feasible)[1], min(feasible)[0]) if feasible else None
 
     @property
     def gap(self) -> float:
-        """Optimality gap as a share of the lower bound: 0.1 is 10 %, inf where only 0 is proven. Of the period where
-        there is one."""
+        """Optimality gap as a share of the lower bound: 0.1 is 10 %, inf for a bound of 0. Of the period if there is
+        one."""
         if not self.lower_bound:
             return math.inf if self.reached else 0.0
         return self.reached / self.lower_bound - 1
@@ -177,12 +183,12 @@ class Plan:
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Predicted peak bytes of each device, were every cluster to take as long as predicted and to hold from its
-        start all that it makes.
+        """Predicted peak bytes of each device, if every cluster takes as long as predicted and holds its outputs from
+        its start.
 
-        Caps hold for these and for the most bytes in any order that the lanes may take, which
-        `lowering.check.check(program, plan.costed.graph).peaks` gives and which may be more. The plan of a compiled
-        model in training has the larger of both.
+        Caps apply to these and to the maximum over all orders in which the lanes may run, which
+        `lowering.check.check(program, plan.costed.graph).peaks` returns and which may be larger. The plan of a
+        compiled model in training has the larger of the two.
         """
         return {memory.device: memory.peak for memory in self.memory}
 
@@ -192,7 +198,7 @@ class Plan:
         return critical(self.costed, self.steps)
 
     def timeline(self) -> Timeline:
-        """The prediction as a timeline, which knows its critical path."""
+        """Return the prediction as a timeline with its critical path."""
         graph, machine = self.costed.graph, self.costed.machine
         hot = {id(self.critical.steps[number]) for number in self.critical.path}
         spans: list[tuple[Span, bool]] = []
@@ -232,34 +238,34 @@ class Plan:
         )
 
     def device_map(self) -> dict[str, str]:
-        """The plan as a device map of Hugging Face accelerate, which `pins=` takes too: {module path: device}.
+        """Return the plan as a device map of Hugging Face accelerate: {module path: device}; accepted by `pins=`.
 
-        Paths are the shortest that have all parameters and buffers below them on one device, "" the whole model, and
-        between them cover each of the model's. What is read on several devices is where most of the time of its
-        readers is; what no task reads where its neighbours are. A plan of one graph of several knows of that one.
+        Paths are the shortest below which all parameters and buffers are on one device ("": the whole model), and
+        cover all of them. A tensor read on several devices is on the one where its readers spend most time; an unread
+        tensor is where its neighbours are. The plan of one of several graphs covers only that graph.
         """
         return device_map(self.costed, {placed.cluster: placed.device for placed in self.placed})
 
     def explain(self, *clusters: str) -> str:
-        """The report, or of clusters by name or glob why each is where it is: what it waited for, and when it would
-        end on each device.
+        """Return the report, or the reasons for the placement of clusters given by name or glob: waits, and the end on
+        each device.
 
-        The report tells the critical path with its waits, and which one change of hardware or of a cap would shorten
-        the plan most, for which it plans again: up to some seconds. Raises PlanError for a name that no cluster has.
+        The report has the critical path with its waits, and the one change of hardware or cap that would shorten the
+        plan most, which takes up to some seconds of planning. Raises PlanError for a name that no cluster has.
         """
         return str(pictures.render("explain", self, *clusters))
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draw it as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        """Draw as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
         pictures.render("draw", self, path)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as JSON, graph, machine and costs included."""
+        """Write to a JSON file, with graph, machine and costs."""
         Path(path).write_text(json.dumps({"format": FORMAT, "plan": encode(self)}, indent=1) + "\n")
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:
-        """Read what `save` wrote, edited perhaps; PlanError or DeviceError says what is not as it should be."""
+        """Read a file written by `save`, edited or not; PlanError or DeviceError says what is wrong with it."""
         data = jsonfile.load(path, "a plan is read from what Plan.save wrote, never a pickle")
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f"{path} is not an {FORMAT!r} file; write one with plan.save({str(path)!r})")
@@ -271,7 +277,7 @@ class Plan:
         return self._table(self.steps)
 
     def __repr__(self) -> str:
-        """The first rows of the table, as much as a screen shows."""
+        """Return the first rows of the table, as many as fit on a screen."""
         more = len(self.steps) - SCREEN
         rest = f"\n… {more:,} more rows; print(plan) shows all, plan.draw('plan.html') draws them"
         return self._table(self.steps[:SCREEN]) + (rest if more > 0 else "")

@@ -1,7 +1,7 @@
-"""Validity of a plan: what may be claimed of its lower bound, and, once it was read, that all it names is there and its
-numbers are numbers.
+"""Validity of a plan: its lower bound, and for a plan read from a file, that its names exist and its numbers are
+numbers.
 
-Nothing is said of whether it can be carried out: its orders may be edited, and `planner.replan` gives it new times.
+Feasibility is not checked here: orders may be edited, and `planner.replan` computes new times.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..errors import BoundWarning, PlanError
 from .costed import CostedGraph
 
 ROUNDING = 1e-9
-"""Share of the times of a plan by which sums of floats may put a bound above what it reaches."""
+"""Relative error of summed floats by which a bound may exceed the plan's time."""
 
 Row: TypeAlias = tuple[Iterable[object], Collection[object], str, str]
-"""Names, those that there are, what names them, and what they are names of."""
+"""Used names, existing names, the field that uses them, and their kind."""
 
 
 def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
-    """The bound, from 0 to what a plan reached, both in seconds: its makespan, or a difference of times up to that.
+    """Return the lower bound clamped to [0, reached], in seconds; `reached` is the makespan or a difference of times.
 
-    A bound that the plan refutes by more than rounding proves nothing: then it is 0, with a BoundWarning.
+    A bound refuted by more than rounding becomes 0, with a BoundWarning.
     """
     if bound <= reached + max(reached, makespan) * ROUNDING + sys.float_info.min:
         return max(0.0, min(bound, reached))
@@ -41,9 +41,9 @@ def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
 
 
 def check(where: str, plan: Any) -> None:
-    """Raise PlanError or DeviceError naming the first thing in the file `where` that makes a `Plan` none.
+    """Raise PlanError or DeviceError with the first error of a plan read from the file `where`.
 
-    Linear in its clusters, values and steps.
+    Linear in clusters, values and steps.
     """
     plan.costed.machine.check()
     plan.costed.graph.check()
@@ -90,7 +90,7 @@ def _costs(costed: CostedGraph) -> Iterator[str]:
 
 
 def _steps(plan: Any) -> Iterator[str]:
-    """Errors in clusters and transfers."""
+    """Yield errors in clusters and transfers."""
     costed, machine = plan.costed, plan.costed.machine
     lanes = {device.name: device.compute_lanes for device in machine.devices}
     yield from _each([step.cluster for step in plan.placed], costed.cluster, "placed", "cluster")
@@ -111,7 +111,7 @@ def _steps(plan: Any) -> Iterator[str]:
 
 
 def _figures(plan: Any) -> Iterator[str]:
-    """Errors in resident state and memory, in the reasons of placements, and in the figures of the whole."""
+    """Yield errors in resident state, memory, reasons, and the figures of the plan."""
     devices = plan.costed.index
     yield from _unknown(
         ([state for state, _ in plan.resident], plan.costed.graph.state, "resident", "state"),
@@ -133,7 +133,7 @@ def _figures(plan: Any) -> Iterator[str]:
 
 
 def _each(names: Collection[str], all_of: Collection[str], what: str, kind: str) -> Iterator[str]:
-    """Errors unless each is named once."""
+    """Yield errors unless each name occurs once."""
     yield from _unknown((names, all_of, what, kind))
     yield from (f"{what} has {kind} {name!r} twice" for name, count in Counter(names).items() if count > 1)
     named = {*names}

@@ -1,8 +1,7 @@
-"""Exactly which steps: `Program`, flat lists of `Compute`, `Piece`, `Copy`, `Record`, `Wait` and `Free`, one list a
-lane.
+"""`Program`, the exact steps of each lane: `Compute`, `Piece`, `Copy`, `Record`, `Wait` and `Free`.
 
-A buffer is one value on one device, named `value@device`. A lane executes its steps in order; between lanes
-only `Record` and `Wait` order anything. `lower` makes a program from a plan, `check` proves it right.
+A buffer is one value on one device, named `value@device`. A lane runs its steps in order; between lanes only `Record`
+and `Wait` order anything. `lower` makes a program from a plan, `check` proves it.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Call a kernel that does the work of several tasks at once: read `reads`, allocate and fill `writes`. What the
-    tasks make for each other is the kernel's own, and in no buffer."""
+    """Call the kernel of several tasks: read `reads`, allocate and fill `writes`. Values between these tasks are
+    internal to the kernel and in no buffer."""
 
     tasks: tuple[str, ...]
     reads: tuple[str, ...]
@@ -42,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Allocate `dst` and fill it from `src`, a buffer of another device."""
+    """Allocate `dst` and fill it from `src`, a buffer on another device."""
 
     src: str
     dst: str
@@ -50,25 +49,25 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Everything before this in the lane happens before whoever waits for `event`."""
+    """Signal `event`: all earlier steps of the lane happen before its waiters."""
 
     event: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Go on only when `event` has been recorded and what it stands for has ended."""
+    """Wait until `event` is recorded and the steps before its record have ended."""
 
     event: str
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give up a buffer: in the lane that made it, after the last reader on any lane and after every buffer that
-    was made as a view of it is given up.
+    """Free a buffer: in the lane that made it, after its last reader on any lane and after every buffer made as a view
+    of it.
 
-    So it does not matter whether an operator that may copy (`reshape`) made a view or memory of its own. The
-    memory is given back with the buffer that owns the storage.
+    So an operator that may copy (`reshape`) may return a view or new memory. The memory is freed with the buffer that
+    owns the storage.
     """
 
     buffer: str
@@ -79,27 +78,27 @@ Kind: TypeAlias = Literal["given", "resident", "made", "result"]
 
 
 def tasks_of(step: Step) -> tuple[str, ...]:
-    """The tasks that a step computes, in turn."""
+    """Return the tasks that a step computes, in order."""
     return (step.task,) if isinstance(step, Compute) else step.tasks if isinstance(step, Piece) else ()
 
 
 def reads(step: Step) -> tuple[str, ...]:
-    """The buffers a step reads."""
+    """Return the buffers that a step reads."""
     return step.reads if isinstance(step, Compute | Piece) else (step.src,) if isinstance(step, Copy) else ()
 
 
 def makes(step: Step) -> tuple[str, ...]:
-    """The buffers a step allocates."""
+    """Return the buffers that a step allocates."""
     return step.writes if isinstance(step, Compute | Piece) else (step.dst,) if isinstance(step, Copy) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One value on one device. `storage` is the buffer whose memory it shares (itself when none).
+    """One value on one device.
 
-    `kind`: `given` is there before the call (an input, or state at its home), `resident` is a copy of state
-    kept from call to call, `made` is allocated and freed by steps, `result` is allocated by a step and handed
-    to the caller.
+    storage: buffer whose memory it shares; itself if none.
+    kind: `given`: exists before the call (an input, or state at its home); `resident`: copy of state kept between
+    calls; `made`: allocated and freed by steps; `result`: allocated by a step and returned to the caller.
     """
 
     name: str
@@ -119,7 +118,7 @@ class Lane:
     steps: tuple[Step, ...]
 
     def describe(self, position: int) -> str:
-        """A step as messages name it: its number, the lane and what it does."""
+        """Return a step as text for messages: its number, the lane and what it does."""
         match self.steps[position]:
             case Compute(task=task):
                 what = f"task {task!r}"
@@ -138,13 +137,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps for each lane that has any, the buffers they name, memory caps, and which buffers are the
-    results.
+    """Steps for each non-empty lane, and the buffers they name.
 
-    `outputs` are buffer names in the order of the graph's outputs, `updates` (buffer, input or state value)
-    pairs to be written back once every lane is done. `workspace` is (first task of a step, scratch bytes). `caps` is
-    (device, bytes). `keeps` is (buffer, state value): once every lane is done the buffer is the resident copy of the
-    state on its device.
+    outputs: buffers, in the order of the graph's outputs.
+    updates: (buffer, input or state value) to write back once all lanes are done.
+    workspace: (first task of a step, scratch bytes).
+    caps: (device, bytes).
+    keeps: (buffer, state value): the buffer becomes the resident copy on its device once all lanes are done.
     """
 
     name: str
@@ -158,7 +157,7 @@ class Program:
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """Buffers that outlive the call, each once: outputs, updates and copies of state that are kept."""
+        """Buffers that outlive the call, each once: outputs, updates and kept copies of state."""
         pairs = (*self.updates, *self.keeps)
         return tuple(dict.fromkeys((*self.outputs, *(buffer for buffer, _ in pairs))))
 
@@ -173,17 +172,17 @@ class Program:
         return {lane.name: lane for lane in self.lanes}
 
     def steps(self) -> Iterator[tuple[tuple[int, int], Step]]:
-        """Every step with the index of its lane and its position there."""
+        """Yield every step with (index of its lane, position in the lane)."""
         for index, lane in enumerate(self.lanes):
             yield from (((index, position), step) for position, step in enumerate(lane.steps))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as the text `str(program)` gives."""
+        """Write as text, as in `str(program)`."""
         Path(path).write_text(str(self) + "\n", encoding="utf-8")
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Program:
-        """Read what `save` wrote; ProgramError says which line is not as it should be."""
+        """Read a file written by `save`; ProgramError names the wrong line."""
         try:
             return Program.parse(Path(path).read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
@@ -193,10 +192,9 @@ class Program:
 
     @staticmethod
     def parse(text: str) -> Program:
-        """The program that `str` printed as `text`, equal to it; lines that start with `#` and empty lines
-        are skipped.
+        """Parse the text of `str(program)` into an equal program; skip empty lines and lines that start with `#`.
 
-        ProgramError names the line that cannot be read. Whether the program is right is for `check` to say.
+        ProgramError names the line that cannot be read. `check` says whether the program is valid.
         """
         return _Reader(text).program()
 
@@ -245,7 +243,7 @@ def _word(text: str) -> str:
 
 
 def _aligned(rows: list[list[str]], indent: str = "") -> list[str]:
-    """Rows with their first three cells in columns; the rest differs too much in width to gain from it."""
+    """Align the first three cells of rows in columns; the rest differs too much in width."""
     widths = [max((len(row[column]) for row in rows if len(row) > column), default=0) for column in range(3)]
     return [
         indent
@@ -260,7 +258,7 @@ _TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*\"|\S+")
 
 
 class _Reader:
-    """Reads the text form line by line."""
+    """Reader of the text form, line by line."""
 
     def __init__(self, text: str):
         self.lines = text.split("\n")
@@ -272,7 +270,7 @@ class _Reader:
         )
 
     def rows(self) -> Iterator[tuple[list[str], list[bool]]]:
-        """The words of each line that has any, and which of them were quoted."""
+        """Yield the words of each non-empty line, and which of them were quoted."""
         for number, line in enumerate(self.lines, 1):
             self.number = number
             raw = _TOKEN.findall(line)

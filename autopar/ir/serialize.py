@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, by their type hints. What is saved is data, never a pickle."""
+"""Frozen dataclasses to JSON and back, by their type hints. Files are data, never pickles."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .graph import Argument, Const, Ref
 T = TypeVar("T")
 
 _KEYS = {"cluster": "run", "clusters": "runs"}
-"""Fields that files call otherwise."""
+"""Fields with another name in files."""
 
 LARGEST = 10**36
-"""Largest whole number of a noun, so that it can be reckoned with: more than any sum of a graph file's."""
+"""Limit on whole numbers in files, so that arithmetic on them stays finite; above any sum in a graph file."""
 
 
 def encode(value: Any) -> Any:
-    """A noun as JSON data: dataclasses become objects, tuples lists."""
+    """Encode a dataclass as JSON data: dataclasses as objects, tuples as lists."""
     if isinstance(value, Ref):
         return {"ref": value.value}
     if isinstance(value, Const):
@@ -48,7 +48,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[T], data: Any, where: str = "file") -> T:
-    """The noun of type `kind` that `data` describes; PlanError names the field that does not fit."""
+    """Decode JSON data into the dataclass `kind`; PlanError names the field that does not fit."""
     try:
         return cast(T, _decode(kind, data, where))
     except RecursionError:
@@ -106,7 +106,7 @@ def _noun(kind: Any, data: Any, where: str) -> Any:
 
 
 def _number(data: Any, where: str) -> float:
-    """A float; what is not finite is written as {"float": "inf"}, which is JSON."""
+    """Decode a float; non-finite values are written as {"float": "inf"}, which is JSON."""
     if isinstance(data, dict) and data.get("float") in ("nan", "inf", "-inf"):
         return float(data["float"])
     if isinstance(data, (int, float)) and not isinstance(data, bool) and abs(data) <= sys.float_info.max:

@@ -1,5 +1,4 @@
-"""The steps of a plan, `Placed` and `Transfer`; and execution, measured or predicted: `Span` and `Timeline`, one type
-for both to be laid over each other."""
+"""The steps of a plan, `Placed` and `Transfer`; and a measured or predicted execution, `Timeline` with its `Span`s."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from . import pictures
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A cluster on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more` are the other lanes of
-    the device that it takes at the same time."""
+    """A cluster on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more`: other lanes of the
+    device that it also uses."""
 
     cluster: str
     device: str
@@ -26,13 +25,14 @@ class Placed:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """All lanes it takes."""
+        """All lanes that it uses."""
         return (self.lane, *self.more)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value on its way from `src` to `dst` in the copy queue `lane`; `ready` is when it could have begun."""
+    """A transfer of a value from `src` to `dst` in the copy queue `lane`; `ready`: the earliest possible start, in
+    seconds."""
 
     value: str
     src: str
@@ -49,11 +49,13 @@ Step: TypeAlias = Placed | Transfer
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something one lane did from `start` to `end`, in seconds from the start of the call.
+    """Activity of one lane from `start` to `end`, in seconds from the start of the call.
 
-    `compute`: the cluster `name`, or within it a task (then `cluster` is set). `copy`: the value `name` from `src` to
-    `dst`, of which `ready` is when it could have begun. `called` is what people read instead of `name`, where that
-    differs; `phase` the part of a training step that a computation is of.
+    kind: `compute`: the cluster `name`, or a task in it (if `cluster` is set); `copy`: the value `name` from `src` to
+    `dst`.
+    ready: earliest possible start of a copy.
+    called: display name, if it differs from `name`.
+    phase: phase of the training step.
     """
 
     lane: str
@@ -79,13 +81,13 @@ class Span:
 
     @property
     def title(self) -> str:
-        """Display name; the name itself where it has none."""
+        """Display name; `name` if there is none."""
         return self.called or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes in use on one device over time: `steps` are (seconds, bytes) at each change, `cap` None is no limit."""
+    """Bytes in use on one device over time: `steps` are (seconds, bytes) at each change; `cap` None: no limit."""
 
     device: str
     steps: tuple[tuple[float, int], ...]
@@ -93,20 +95,22 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The most bytes in use at once."""
+        """Largest number of bytes in use at once."""
         return max((count for _, count in self.steps), default=0)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of one call over all lanes. `makespan` is the caller's wall clock (measured) or the plan's end (predicted).
+    """Spans of one call over all lanes.
 
-    `label` says how the figures must be called (emulated, declared); `late` is by what share emulated work outlasted
-    its modelled time at worst, `needs_slow_down` the slow-down that would have been enough (0: it was in time).
-    `predicted` is the plan's own timeline beside a measured one. `path` are the numbers of the spans on the critical
-    path, by start, where that is known: empty when measured. `began` is the second of `time.perf_counter` at which a
-    measured call began; `ranks` the number of processes whose calls these are, of which each names its devices
-    `rank 2 (host1)/cpu`.
+    makespan: the caller's wall clock (measured) or the end of the plan (predicted), in seconds.
+    label: how figures must be labelled (emulated, declared).
+    late: largest share by which emulated work exceeded its modelled time.
+    needs_slow_down: slow-down that would have sufficed; 0: it was on time.
+    predicted: the plan's timeline for a measured one.
+    path: numbers of the spans on the critical path, by start; empty if measured.
+    began: `time.perf_counter` at the start of a measured call.
+    ranks: number of processes; with several, devices are named `rank 2 (host1)/cpu`.
     """
 
     title: str
@@ -123,7 +127,7 @@ class Timeline:
     ranks: int = 1
 
     def on_time(self) -> Timeline:
-        """Self, or LateError when its figures mean nothing because emulated work could not keep its clock."""
+        """Return self, or raise LateError if emulated work could not keep its clock."""
         if self.needs_slow_down:
             raise LateError(
                 f"{self.title!r} was {self.late:.1%} of its modelled time behind its declared clock, so its figures "
@@ -132,7 +136,7 @@ class Timeline:
         return self
 
     def then(self, later: Timeline) -> Timeline:
-        """This, and what came right after it: the backward of a forward."""
+        """Join this timeline and the one that follows it directly: a forward and its backward."""
 
         def shifted(span: Span) -> Span:
             ready = None if span.ready is None else span.ready + self.makespan
@@ -159,12 +163,12 @@ class Timeline:
         )
 
     def busy(self, lane: str) -> float:
-        """Seconds in which a lane was at work; spans nested in a cluster are not counted twice."""
+        """Return the busy seconds of a lane; spans nested in a cluster count once."""
         return sum(span.seconds for span in self.spans if span.lane == lane and not span.cluster)
 
     def _repr_html_(self) -> str:
         return str(pictures.render("html", self))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg`, `.html`, `.png`)."""
+        """Write for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg`, `.html`, `.png`)."""
         pictures.render("save", self, path)

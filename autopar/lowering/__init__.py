@@ -1,1 +1,1 @@
-"""Plan → program: the steps of each lane, written and proved."""
+"""Lowering of a plan to a program: the steps of each lane, generated and proved."""

@@ -1,9 +1,9 @@
-"""Proof that a program is right in every order its lanes may run in, without torch and without running it.
+"""Proof that a program is correct in every order of its lanes, without torch and without running it.
 
-Happened-before comes from vector clocks (`clocks`); what must have happened before what is listed by
-`demands`. What is proved: every read follows its write; a buffer is freed once, in the lane that made it,
-after its last reader on every lane and after its views; nothing leaks; no wait can deadlock; each step's
-buffers are on its device; the results are made; the memory cap of each device holds (`footprint`).
+Happens-before comes from vector clocks (`clocks`), its requirements from `demands`. Proved: every read follows its
+write; a buffer is freed once, in the lane that made it, after its last reader on every lane and after its views;
+nothing leaks; no deadlock; each step's buffers are on its device; the results are made; each device's memory cap holds
+(`footprint`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .vector_clocks import History, Stuck
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a proof: `peaks` bounds the bytes of each device in every order the lanes may run in."""
+    """Result of a proof. `peaks`: upper bounds on the bytes of each device over all orders of the lanes."""
 
     program: Program = field(repr=False)
     peaks: tuple[Peak, ...]
@@ -30,11 +30,10 @@ class Report:
 
 
 def check(program: Program, graph: Graph | None = None) -> Report:
-    """Prove `program` right, or raise ProgramError naming lane, step number, task, buffer and what is
-    missing.
+    """Prove a program, or raise ProgramError with lane, step number, task, buffer and what is missing.
 
-    With `graph` also that it computes that graph: each task once, on its own inputs, and after what
-    `Task.after` and generators ask for. Linear in steps times lanes.
+    With `graph`, also prove that it computes that graph: each task once, on its own inputs, and in the order required
+    by `Task.after` and random generators. Linear in steps times lanes.
     """
     _events(program)
     wanted = demands(program)
@@ -81,7 +80,7 @@ def _events(program: Program) -> None:
 
 
 def _deadlock(program: Program, stuck: Stuck) -> str:
-    """The circle of lanes that wait for each other, in words."""
+    """Return the cycle of lanes that wait for each other as text."""
     at = dict(stuck.at)
     recorder = {step.event: lane for (lane, _), step in program.steps() if isinstance(step, Record)}
     lane, seen = stuck.at[0][0], []

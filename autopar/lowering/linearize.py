@@ -1,4 +1,4 @@
-"""One order in which a plan's runs and transfers can be: after all they depend on, soonest planned first."""
+"""A topological order of a plan's clusters and transfers, by planned start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _At: TypeAlias = tuple[int, int]
 
 
 def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> Iterator[tuple[int, Item]]:
-    """(index of the lane in `plan.orders`, run or transfer), each after what it reads and its lane's earlier
-    ones.
+    """Yield (index of the lane in `plan.orders`, cluster or transfer), each after its inputs and its lane's earlier
+    items.
 
-    `there` are the buffers that exist before the call, `results` those that must be made. PlanError when a
-    value is never brought to where it is read, brought twice, or when lanes wait for each other.
+    `there`: buffers that exist before the call. `results`: buffers that must be made. Raises PlanError for a value
+    that never reaches its reader or is sent twice, and for a deadlock.
     """
     costed, graph = plan.costed, plan.costed.graph
     lanes = [(name.rsplit("/", 1)[0], items) for name, items in plan.orders.items()]
@@ -55,7 +55,7 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
             )
 
     def earlier(here: _At) -> dict[_At, None]:
-        """Items that must have ended before an item, each once."""
+        """Return the items that must end before an item, each once."""
         lane, position = here
         found: dict[_At, None] = {(lane, position - 1): None} if position else {}
         for name in needs[here]:

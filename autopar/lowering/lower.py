@@ -1,12 +1,10 @@
-"""From a plan to its program: flat steps for each lane, and between lanes the fewest waits that keep them
-right.
+"""Lowering: from a plan to its program, the steps of each lane with the fewest waits that keep them correct.
 
-Steps are written in the plan's predicted order, which respects every dependency, each to the end of its lane.
-What a step must follow on another lane, and its lane is not known to have followed already (`clocks`),
-becomes a `Wait` here and a `Record` there: a transitive reduction, made on the fly. A buffer is freed in the
-lane that made it, at the first point where that lane is known to follow its last reader and the frees of its
-views; no wait is added for it before the lane's end, unless the memory cap of the device asks for one
-(`Ledger`).
+Steps are appended to their lanes in the plan's predicted order, which respects every dependency. A predecessor on
+another lane that this lane is not known to follow yet (`clocks`) becomes a `Wait` here and a `Record` there: an online
+transitive reduction. A buffer is freed in the lane that made it, at the first point where that lane is known to follow
+its last reader and the frees of its views; a wait for that alone is only added at the lane's end, or if the device's
+memory cap requires it (`Ledger`).
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from .vector_clocks import Clock, Tape, joined, needed
 
 
 def lower(plan: Plan) -> Program:
-    """The program of a plan: results where `plan.costed.deliver` says, memory caps those of the machine.
+    """Lower a plan to its program: results at `plan.costed.deliver`, memory caps of the machine.
 
-    PlanError when the plan's lanes cannot follow each other or a value never reaches its reader;
-    MemoryCapError when a cap does not hold in the plan's order whatever waits for what.
+    Raises PlanError if the lanes deadlock or a value never reaches its reader, MemoryCapError if a cap cannot hold in
+    the plan's order with any waits.
     """
     first = _Lowering(plan, frozenset())
     program = first.program()
@@ -44,7 +42,7 @@ def lower(plan: Plan) -> Program:
 
 
 class _Lowering:
-    """The state of writing one program. Memory of `strict` devices is bounded as `footprint` does it."""
+    """Builder of one program. `strict` devices have their memory bounded as by `footprint`."""
 
     def __init__(self, plan: Plan, strict: frozenset[str]):
         self.plan = plan
@@ -100,7 +98,7 @@ class _Lowering:
                     )
 
     def there(self, value: str, device: str, kind: str) -> None:
-        """A buffer that is there before the call."""
+        """Add a buffer that exists before the call."""
         name, about = f"{value}@{device}", self.graph.value[value]
         copied = kind == "resident"
         storage, nbytes = self.graph.copies[value] if copied else (about.storage, about.bytes)
@@ -108,9 +106,8 @@ class _Lowering:
         self.buffers[name] = Buffer(name, value, device, nbytes, root, kind)  # type: ignore[arg-type]
 
     def keeping(self, home: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """(buffer, state) of each copy of state for the next call: of what changes between calls, and the new
-        values of what the call itself changes.
-        """
+        """Yield (buffer, state) of each copy of state kept for the next call: of changing state, and of new values of
+        carried state."""
         for moved in self.plan.transfers:
             if moved.value in self.graph.kept:
                 yield f"{moved.value}@{moved.dst}", moved.value
@@ -120,7 +117,7 @@ class _Lowering:
                 yield f"{made[state]}@{device}", state
 
     def touches(self) -> dict[str, int]:
-        """Number of steps that touch each buffer: the one that makes it and those that read it."""
+        """Number of steps that use each buffer: its producer and its readers."""
         count: dict[str, int] = {}
         for placed in self.plan.placed:
             for name in self.plan.costed.cluster[placed.cluster].tasks:
@@ -160,7 +157,7 @@ class _Lowering:
         )
 
     def lanes(self) -> tuple[Lane, ...]:
-        """The lanes that have steps, with an event wherever another lane waits."""
+        """The non-empty lanes, with an event for each wait by another lane."""
         waits = [step for tape in self.tapes for step in tape.steps if isinstance(step, tuple)]
         events = {at: f"e{number}" for number, at in enumerate(dict.fromkeys(waits), 1)}
         found = []
@@ -222,7 +219,7 @@ class _Lowering:
         return buffer
 
     def before(self, tape: Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
-        """The last step of each other lane that whoever makes `reads` and the tasks `after` come to."""
+        """Return the last step on each other lane that must precede a reader of `reads` after the tasks `after`."""
         wanted: dict[int, int] = {}
         steps = [self.writer[name] for name in reads if name in self.writer] + [
             self.done[name] for name in after
@@ -235,7 +232,8 @@ class _Lowering:
     def step(
         self, tape: Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
     ) -> int:
-        """Write a step after all of `wanted`, once `new` bytes to stay and `scratch` are sure to fit."""
+        """Append a step after all of `wanted`, once `new` bytes to keep and `scratch` are sure to fit; return its
+        index."""
         ledger = self.ledgers.get(device)
         if ledger is None or not new + scratch:
             self.wait(tape, wanted)
@@ -245,7 +243,7 @@ class _Lowering:
         return tape.append(step)
 
     def wait(self, tape: Tape, wanted: dict[int, int]) -> None:
-        """Make the lane follow steps of other lanes, then free what may be freed by that."""
+        """Make the lane wait for steps of other lanes, then free what that allows."""
         wanted.pop(tape.index, None)
         waits = needed(wanted, tape.clock, self.clocks)
         if waits:
@@ -261,7 +259,7 @@ class _Lowering:
                 self.give_up(self.free(tape, name))
 
     def settle(self, tape: Tape, names: Iterable[str]) -> None:
-        """Account for the step just written, which touches `names`; free those nobody touches after it."""
+        """Account for the last step, which uses `names`, and free buffers without further uses."""
         position = len(tape.steps) - 1
         for name in dict.fromkeys(names):
             if self.buffers[name].kind == "made":
@@ -274,9 +272,8 @@ class _Lowering:
         self.give_up(over)
 
     def give_up(self, names: Iterable[str]) -> None:
-        """Free buffers that no step touches any more, and then what they are views of, or note what the lane of
-        each must first be known to follow.
-        """
+        """Free buffers without further uses, then the buffers that they are views of; or note what each lane must
+        follow first."""
         over = list(names)
         for name in over:
             owner = self.tapes[self.writer[name][0]]
@@ -288,7 +285,7 @@ class _Lowering:
                 over += self.free(owner, name)
 
     def free(self, tape: Tape, name: str) -> list[str]:
-        """Write the free of a buffer; the buffers it is a view of that nothing touches after it."""
+        """Append the free of a buffer; return the buffers it is a view of that have no further uses."""
         position = tape.append(Free(name))
         ledger, nbytes = self.ledgers.get(self.buffers[name].device), self.returned(name)
         if ledger and nbytes:
@@ -302,21 +299,19 @@ class _Lowering:
         return over
 
     def returned(self, name: str) -> int:
-        """The bytes that come back when a buffer is freed."""
+        """Return the bytes released by freeing a buffer."""
         buffer = self.buffers[name]
         return buffer.bytes if buffer.storage == name and name not in self.delivered else 0
 
     def finish(self, tape: Tape) -> None:
-        """At the end of a lane, wait for the readers of whatever it has not freed yet."""
+        """Wait, at the end of a lane, for the readers of the buffers that it has not freed."""
         wanted = {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap}
         self.wait(tape, wanted)
 
     def room(
         self, tape: Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
     ) -> dict[int, int]:
-        """`wanted`, and what must be waited for besides so that `nbytes` more fit, whatever the other lanes
-        do.
-        """
+        """Return `wanted` plus the waits needed so that `nbytes` more fit in every order of the other lanes."""
         while True:
             clock = self.after(tape, wanted)
             short = ledger.alive() - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
@@ -348,7 +343,7 @@ class _Lowering:
         return more
 
     def after(self, tape: Tape, wanted: dict[int, int]) -> Clock:
-        """The clock of a lane once it has waited for `wanted`."""
+        """Return the clock of a lane after waiting for `wanted`."""
         clock = tape.clock
         for lane, position in wanted.items():
             if clock[lane] <= position:
@@ -356,7 +351,7 @@ class _Lowering:
         return clock
 
     def back(self, tape: Tape, device: str, clock: Clock) -> int:
-        """Bytes of `device` that a lane frees as soon as its clock is `clock`."""
+        """Return the bytes of `device` that a lane frees once its clock is `clock`."""
         if clock == tape.clock:
             return 0
         freed = list(dict.fromkeys(name for heap in tape.pending.values() for _, name in heap))
@@ -373,17 +368,15 @@ class _Lowering:
         return nbytes
 
     def short(self, tape: Tape, ledger: Ledger, nbytes: int, clock: Clock) -> int:
-        """By how many bytes `nbytes` more may break the cap when the lane's clock is `clock`."""
+        """Return the possible excess over the cap of `nbytes` more when the lane's clock is `clock`."""
         return ledger.bound(tape.index, clock) - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
 
     def crossed(self, tape: Tape, ledger: Ledger, nbytes: int, clock: Clock) -> dict[int, int]:
-        """Steps of other lanes beside which `nbytes` more do not fit."""
+        """Return steps of other lanes during which `nbytes` more do not fit."""
         return ledger.crossed(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))
 
     def reclaim(self, tape: Tape, device: str) -> bool:
-        """Make one lane wait for the readers of the buffer of `device` that it has kept longest; False if
-        none.
-        """
+        """Make one lane wait for the readers of its oldest buffer on `device`; return False if there is none."""
         for owner in [tape, *(other for other in self.tapes if other is not tape)]:
             names = [
                 (self.writer[name], name)

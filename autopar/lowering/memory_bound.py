@@ -1,15 +1,13 @@
-"""Memory of a program on each device, over all orders of its lanes: the worst case, and the account of it under a cap
-while a program is written.
+"""Worst-case memory of a program on each device over all orders of its lanes, and the account of it during lowering.
 
-Every byte is given back by the lane that allocated it, so what a lane holds is a function of its position
-alone. While a step runs, another lane is somewhere between the last of its steps known to be over and the
-first that must wait for this step; it holds at most the most of that window. The sum over lanes bounds the
-device (`footprint`). With two allocating lanes (an accelerator's compute and copy-in) every position in the window
-can be met, so the bound is exact.
+Every byte is freed by the lane that allocated it, so that a lane's bytes depend on its position alone. While a step
+runs, another lane is between the last of its steps known to have ended and the first that must wait for this step; it
+holds at most the maximum over that window. The sum over lanes bounds the device (`footprint`). With two allocating
+lanes (an accelerator's compute and copy-in) every position in the window is reachable, so that the bound is exact.
 
-While it is written (`Ledger`), take the allocations in the order of writing. Of the buffers alive at any moment, the
-one written last was allowed for knowing all others as alive, because none of them is freed for sure before it. So
-where `Ledger.bound` held at each allocation, no order the lanes may run in breaks the cap.
+During lowering (`Ledger`), take allocations in the order of appending. Of the buffers alive at any moment, the one
+appended last was admitted with all others counted as alive, because none of them is certain to be freed before it. So
+if `Ledger.bound` held at each allocation, no order of the lanes exceeds the cap.
 """
 
 from __future__ import annotations
@@ -24,10 +22,8 @@ from .vector_clocks import Clock, History
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most `bytes` a device may hold, met while step `at` (lane, number) runs; None is before any step.
-
-    `cap` None is no limit.
-    """
+    """Upper bound on the `bytes` of a device, reached while step `at` (lane, number) runs; None: before any step.
+    `cap` None: no limit."""
 
     device: str
     bytes: int
@@ -36,7 +32,7 @@ class Peak:
 
 
 def footprint(program: Program, history: History | None = None) -> tuple[Peak, ...]:
-    """A bound on the peak of each device the program has buffers on, in order of the buffers."""
+    """Return an upper bound on the peak of each device with buffers of the program, in order of the buffers."""
     history = history or History(program)
     caps = dict(program.caps)
     profiles = _profiles(program)
@@ -63,11 +59,11 @@ def footprint(program: Program, history: History | None = None) -> tuple[Peak, .
 
 
 _Point = tuple[int, int, int, bool]
-"""Position, bytes the lane holds while the step runs and after it, whether it allocates."""
+"""Position, bytes of the lane during the step and after it, whether it allocates."""
 
 
 def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
-    """Memory profile of each lane on each device: a point for each step at which it changes."""
+    """Return the memory profile of each lane on each device: a point for each step that changes it."""
     scratch = dict(program.workspace)
     delivered = {buffer.storage for buffer in program.buffers if buffer.kind == "result"}
     held: dict[tuple[str, int], int] = {}
@@ -98,7 +94,7 @@ def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
 def _windows(
     history: History, lane: int, positions: list[int], other: int, points: list[_Point]
 ) -> list[int]:
-    """The most `other` may hold while each of `positions` of `lane` runs; windows only move forward."""
+    """Return the maximum of `other` while each of `positions` of `lane` runs, by forward-moving windows."""
     mine, theirs = history.clocks[lane], history.clocks[other]
     first = last = level = 0
     window: deque[tuple[int, int]] = deque()
@@ -121,7 +117,7 @@ def _windows(
 
 @dataclass(slots=True)
 class _Allocation:
-    """An allocation: bytes its lane holds while it runs, and the most each other lane may hold meanwhile."""
+    """An allocation: bytes of its lane while it runs, and the maximum of each other lane meanwhile."""
 
     position: int
     during: int
@@ -129,10 +125,10 @@ class _Allocation:
 
 
 class Ledger:
-    """Bytes of one device under a cap: `base` always there, the rest by lane and position.
+    """Bytes of one device under a cap: `base` always, the rest by lane and position.
 
-    `strict` keeps every allocation's bound up to date with what is written after it, so that `footprint`,
-    which does not know the order of writing, finds the same bounds.
+    `strict` updates the bound of every allocation for later steps, so that `footprint`, which does not know the order
+    of appending, finds the same bounds.
     """
 
     def __init__(self, device: str, cap: int, base: int, lanes: int, strict: bool):
@@ -145,19 +141,19 @@ class Ledger:
 
     @property
     def allocators(self) -> int:
-        """Number of lanes that allocate."""
+        """The number of lanes that allocate."""
         return sum(1 for levels in self.levels if levels)
 
     def level(self, lane: int) -> int:
-        """Bytes a lane holds after all its steps so far."""
+        """Return the bytes of a lane after all its steps so far."""
         return self.levels[lane][-1][1] if self.levels[lane] else 0
 
     def alive(self) -> int:
-        """Bytes held when every lane has done all its steps so far."""
+        """Return the bytes in use after all steps of all lanes so far."""
         return self.base + sum(levels[-1][1] for levels in self.levels if levels)
 
     def allocate(self, lane: int, position: int, nbytes: int, scratch: int, clock: Clock) -> None:
-        """The step at `position` allocates `nbytes` to stay and `scratch` while it runs."""
+        """Note that the step at `position` allocates `nbytes` to keep and `scratch` while it runs."""
         level = self.level(lane) + nbytes
         during = level + scratch
         if self.strict:
@@ -172,16 +168,17 @@ class Ledger:
         self.levels[lane].append((position, level))
 
     def release(self, lane: int, position: int, nbytes: int) -> None:
-        """The step at `position` gives `nbytes` back."""
+        """Note that the step at `position` frees `nbytes`."""
         self.levels[lane].append((position, self.level(lane) - nbytes))
 
     def bound(self, lane: int, clock: Clock) -> int:
-        """The most the device may hold before the next step of `lane`, whose clock is `clock`."""
+        """Return the maximum bytes of the device before the next step of `lane`, whose clock is `clock`."""
         others = sum(self._most(other, known) for other, known in enumerate(clock) if other != lane)
         return self.base + self.level(lane) + others
 
     def behind(self, lane: int, clock: Clock, short: int) -> tuple[int, int]:
-        """The lane and position that following saves most, or the least that is enough where one alone is."""
+        """Return the (lane, position) to wait for that saves the most bytes, or the fewest that suffice if one
+        does."""
         best: tuple[bool, int, int, int] | None = None
         for other, levels in enumerate(self.levels):
             if other != lane and levels:
@@ -194,8 +191,8 @@ class Ledger:
         return -best[2], best[3]
 
     def crossed(self, lane: int, clock: Clock, nbytes: int) -> dict[int, int]:
-        """Position of the last allocation of each other lane beside which the cap has no room for `nbytes` more in
-        `lane`."""
+        """Return the position of the last allocation of each other lane during which the cap has no room for `nbytes`
+        more in `lane`."""
         during = self.level(lane) + nbytes
         return {
             other: point.position
@@ -204,7 +201,7 @@ class Ledger:
         }
 
     def _open(self, lane: int, clock: Clock) -> list[tuple[int, _Allocation]]:
-        """Allocations of other lanes not known to be over, in order of lane and position."""
+        """Return allocations of other lanes not known to have ended, in order of lane and position."""
         found = []
         for other, points in enumerate(self.points):
             if other != lane:
@@ -213,7 +210,7 @@ class Ledger:
         return found
 
     def _most(self, lane: int, known: int) -> int:
-        """The most a lane may hold when `known` of its steps are known to be over."""
+        """Return the maximum bytes of a lane of which `known` steps are known to have ended."""
         levels, tops = self.levels[lane], self.tops[lane]
         index = bisect_left(levels, (known,)) - 1
         first = bisect_left(tops, (known,))

@@ -1,10 +1,10 @@
-"""From a proved program to one whose lanes call kernels of many tasks: maximal stretches of a lane's steps between
-hand-offs become one `Piece` each.
+"""Fusion of a proved program's steps into pieces: each maximal run of a lane's steps between hand-offs becomes a
+`Piece`.
 
-A piece reads at its start and writes at its end, so nothing of another lane can come between: what holds of the
-program holds of the new one, and `check` proves it again. A kernel hands on no memory that it was given. So views of
-what it does not make stay steps of their own before it, and views of its results after it, where nothing in it needs
-them. What stays eager (`barrier`) ends a stretch.
+A piece reads at its start and writes at its end, so that no step of another lane comes in between: what holds for the
+program holds for the new one, and `check` proves it again. A kernel never returns memory that it was given. So views
+of values from outside stay separate steps before it, and views of its results after it, if nothing in it needs them.
+Steps that stay eager (`barrier`) end a run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..ir.program import Buffer, Compute, Free, Lane, Piece, Program, Step, read
 
 
 def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> Program:
-    """The same program with pieces in the place of stretches of at least one task that moves data. Linear in steps.
+    """Replace each run of steps with at least one task that moves data by a piece. Linear in steps.
 
-    Tasks that draw random numbers, and those that `barrier` holds back, stay steps of their own.
+    Tasks that draw random numbers, and those that `barrier` excludes, stay separate steps.
     """
     readers: dict[str, set[int]] = {}
     for number, step in enumerate(step for lane in program.lanes for step in lane.steps):
@@ -60,8 +60,8 @@ def _inner(task: Task, barrier: Callable[[Task], bool]) -> bool:
 
 
 class _Stretch:
-    """Computes and frees of one lane with nothing between them. `core` are the steps that become a piece; `outside`
-    says of a buffer whether a step elsewhere, or the caller, needs it."""
+    """A run of computes and frees on one lane. `core`: steps that become a piece. `outside`: whether another step, or
+    the caller, needs a buffer."""
 
     def __init__(
         self, run: Sequence[Step], graph: Graph, program: Program, outside: Callable[[str], bool]
@@ -84,7 +84,7 @@ class _Stretch:
         self.inner = made - set(self.writes)
 
     def steps(self) -> Iterator[Step]:
-        """The steps in its place."""
+        """Yield the steps that replace it."""
         if not self.core:
             yield from self.run
             return
@@ -94,7 +94,7 @@ class _Stretch:
         yield from (step for step in self.run if isinstance(step, Free))
 
     def _front(self) -> list[Compute]:
-        """Views of what was there before that somebody elsewhere needs, and what these are views of."""
+        """Return views of earlier values that are needed elsewhere, with the views they are based on."""
         buffer = self.program.buffer
         made = {name for step in self.computes for name in step.writes}
         views: dict[str, Compute] = {}
@@ -111,7 +111,7 @@ class _Stretch:
         return [step for step in self.computes if step.task in wanted]
 
     def _back(self) -> list[Compute]:
-        """Views at the end which no task of the stretch needs."""
+        """Return views at the end that no task of the run needs."""
         first = {step.task for step in self.front}
         needed: set[str] = set()
         found = []
@@ -124,7 +124,7 @@ class _Stretch:
         return found[::-1]
 
     def peak(self, scratch: dict[str, int]) -> int:
-        """Bytes of what is made inside and not written, at most at one time as the steps were."""
+        """Return the peak bytes of values internal to the piece, in the original order of steps."""
         buffer, held, most = self.program.buffer, 0, 0
         for step in self.run:
             for name in step.writes if isinstance(step, Compute) else ():
@@ -140,8 +140,8 @@ class _Stretch:
 def _rebuilt(
     program: Program, graph: Graph, lanes: tuple[Lane, ...], stretches: Sequence[_Stretch]
 ) -> Program:
-    """The program without the buffers inside of pieces. What a piece writes is memory of its own, and so are the roots
-    of its views."""
+    """Return the program without buffers internal to pieces. A piece's outputs have memory of their own, and so have
+    the roots of its views."""
     inner: set[str] = {name for stretch in stretches for name in stretch.inner}
     written = {name for stretch in stretches for name in stretch.writes}
     roots: dict[str, str] = {}
@@ -172,7 +172,7 @@ def _rebuilt(
 
 
 def _root(name: str, roots: dict[str, str], program: Program, written: Collection[str]) -> str:
-    """The buffer in whose memory another one lies."""
+    """Return the buffer whose memory contains another one."""
     while name not in written and program.buffer[name].storage != name:
         step = roots.get(name, name)
         if step == name:

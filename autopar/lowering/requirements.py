@@ -1,8 +1,8 @@
-"""Happens-before requirements of a program: each pair of steps of which one has to follow the other, and why.
+"""Happens-before requirements of a program: pairs of steps of which one must follow the other, with reasons.
 
-`demands` asks what the program alone can tell and refuses what no order can mend: a buffer on the wrong
-device, made twice, never made, freed twice, never freed. `matches` asks what the graph adds, `turns` in which order
-tasks draw from the generator of one device.
+`demands` derives those of the program alone and refuses what no order can fix: a buffer on the wrong device, made
+twice, never made, freed twice, never freed. `matches` derives those of the graph, `turns` the order of random draws
+from the generator of one device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ At: TypeAlias = tuple[int, int]
 
 
 class Demand(NamedTuple):
-    """Step `later` can start only when step `earlier` has ended, because it `why`."""
+    """Requirement that step `earlier` ends before step `later` starts; `why` is the reason."""
 
     earlier: At
     later: At
@@ -27,7 +27,7 @@ class Demand(NamedTuple):
 
 
 class _Use:
-    """The steps that touch one buffer."""
+    """The steps that use one buffer."""
 
     __slots__ = ("freed", "made", "read", "views")
 
@@ -39,7 +39,7 @@ class _Use:
 
 
 def demands(program: Program) -> list[Demand]:
-    """Happens-before requirements of the program alone. ProgramError for what is wrong in any order."""
+    """Return happens-before requirements of the program alone. Raises ProgramError for errors in any order."""
     _header(program)
     uses = {buffer.name: _Use() for buffer in program.buffers}
     tasks: set[str] = set()
@@ -70,12 +70,12 @@ def demands(program: Program) -> list[Demand]:
 
 
 def describe(program: Program, at: At) -> str:
-    """A step as messages name it: number, lane and what it does."""
+    """Return a step as text for messages: number, lane and what it does."""
     return program.lanes[at[0]].describe(at[1])
 
 
 def wrong(program: Program, at: At, text: str) -> ProgramError:
-    """The error for what is wrong with one step."""
+    """Return the error for one step."""
     return ProgramError(f"{describe(program, at)}: {text}")
 
 
@@ -190,10 +190,11 @@ def _copy(program: Program, at: At, step: Copy, uses: dict[str, _Use]) -> None:
 
 
 def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[Demand]:
-    """Read after write; freed after every use and every free of a view, in the lane that made it.
+    """Return requirements of a buffer: reads after its write; free after every use and every free of a view, in its
+    lane.
 
-    A view may be memory of its own, which then the lane allocated that made it. Where it is not, the owner of the
-    memory is freed after the view, by a lane that follows all who read through it.
+    A view may have memory of its own, which the lane that made it allocated. Otherwise the owner of the memory is
+    freed after the view, by a lane that follows all of the view's readers.
     """
     use = uses[buffer.name]
     if buffer.kind in ("given", "resident"):
@@ -228,7 +229,8 @@ def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[D
 
 
 def matches(program: Program, graph: Graph) -> list[Demand]:
-    """Happens-before requirements for the program to compute `graph`. ProgramError where it computes something else."""
+    """Return happens-before requirements for the program to compute `graph`. Raises ProgramError if it computes
+    anything else."""
     at = {task: place for place, step in program.steps() for task in tasks_of(step)}
     for name in at:
         if name not in graph.task:
@@ -260,8 +262,8 @@ def matches(program: Program, graph: Graph) -> list[Demand]:
 
 
 def turns(program: Program, graph: Graph, order: Iterable[At]) -> list[Demand]:
-    """Happens-before requirements for the draws of each device to come in one order, which is the one they have in
-    `order`, in which the steps of the program can run."""
+    """Return requirements that fix the random draws on each device to their order in `order`, a valid order of the
+    steps."""
     last: dict[str, At] = {}
     found: list[Demand] = []
     for at in order:
@@ -297,7 +299,7 @@ def _buffer(buffer: Buffer, graph: Graph) -> None:
 
 
 def _keeps(program: Program, graph: Graph) -> None:
-    """Each copy of state that a call leaves out of date is replaced, by the new value of the same state."""
+    """Require that each copy of state that a call makes outdated is replaced by the new value of the same state."""
     new = {target: made for made, target in graph.updates if target in graph.carried}
     kept = {(state, program.buffer[name].device) for name, state in program.keeps}
     wanted: set[tuple[str, str]] = set()
@@ -350,7 +352,8 @@ def _task(program: Program, graph: Graph, task: Task, at: At, step: Compute) -> 
 
 
 def _piece(program: Program, graph: Graph, at: At, step: Piece) -> None:
-    """The tasks of a piece come each after what it reads, and the piece reads what they do not make themselves."""
+    """Require that the tasks of a piece follow their inputs, and that the piece reads what they do not make
+    themselves."""
     made: set[str] = set()
     read: dict[str, None] = {}
     done: set[str] = set()

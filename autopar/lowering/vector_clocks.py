@@ -1,8 +1,8 @@
-"""Vector clocks over lanes, of a program or while it is written: who is known to have happened before whom.
+"""Vector clocks over the lanes of a program, complete or under construction.
 
-A step is (lane, position). The clock of a lane says, for every lane, how many of its steps are known to have
-ended before the lane's next step starts; a wait takes in the clock of the step it waits for (Fidge 1988,
-Mattern 1989). Step b happens after step a = (r, q) exactly when the clock of b says more than q for r.
+A step is (lane, position). The clock of a lane has, for every lane, the number of steps known to have ended before the
+lane's next step starts; a wait merges the clock of the step it waits for (Fidge 1988, Mattern 1989). Step b happens
+after step a = (r, q) exactly if the clock of b exceeds q at r.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Clock: TypeAlias = tuple[int, ...]
 
 
 def joined(clock: Clock, other: Clock, lane: int, position: int) -> Clock:
-    """`clock` after waiting for step `position` of `lane`, whose own clock is `other`."""
+    """Return `clock` after waiting for step `position` of `lane`, whose clock is `other`."""
     merged = [mine if mine >= theirs else theirs for mine, theirs in zip(clock, other)]
     merged[lane] = max(merged[lane], position + 1)
     return tuple(merged)
@@ -26,10 +26,10 @@ def joined(clock: Clock, other: Clock, lane: int, position: int) -> Clock:
 def needed(
     wanted: Mapping[int, int], clock: Clock, clocks: Sequence[Sequence[Clock]]
 ) -> list[tuple[int, int]]:
-    """The fewest (lane, position) to wait for so that every one of `wanted` (lane → position) has happened.
+    """Return the fewest (lane, position) to wait for so that all of `wanted` (lane → position) have happened.
 
-    `clock` is what is known already, `clocks[lane][position]` that of each step. Happened-before is a partial
-    order, so its maximal elements are enough and each of them is needed.
+    `clock`: what is already known. `clocks[lane][position]`: clock of each step. Happens-before is a partial order, so
+    its maximal elements suffice and are all needed.
     """
     missing = [(lane, position) for lane, position in wanted.items() if clock[lane] <= position]
     if len(missing) < 2:
@@ -42,9 +42,8 @@ def needed(
 
 
 class Tape:
-    """A lane being written: its steps, the clock before each, and buffers it will free. A wait is (lane,
-    position).
-    """
+    """A lane under construction: its steps, the clock before each, and buffers it will free. A wait is (lane,
+    position)."""
 
     def __init__(self, index: int, name: str, device: str, lanes: int):
         self.index, self.name, self.device = index, name, device
@@ -56,17 +55,17 @@ class Tape:
         self.pending: dict[int, list[tuple[int, str]]] = {}
 
     def knows(self, lane: int, position: int) -> bool:
-        """True if a step is known to have ended before the next one here."""
+        """Return True if a step is known to have ended before the next one here."""
         return lane == self.index or self.clock[lane] > position
 
     def append(self, step: Step | tuple[int, int]) -> int:
-        """Add a step; its index."""
+        """Append a step; return its index."""
         self.steps.append(step)
         self.clocks.append(self.clock)
         return len(self.steps) - 1
 
     def wait(self, waits: list[tuple[int, int]], clocks: list[list[Clock]]) -> None:
-        """Wait for the last of some steps; waits right before this that it makes needless are taken back."""
+        """Wait for the last of some steps; remove directly preceding waits that this makes redundant."""
         before: list[tuple[int, int]] = []
         while self.steps and isinstance(last := self.steps[-1], tuple):
             before.append(last)
@@ -81,7 +80,7 @@ class Tape:
 
 
 class Stuck(Exception):
-    """Lanes that wait for each other: (lane, position) of the step each stands at."""
+    """A deadlock: (lane, position) of the step at which each lane waits."""
 
     def __init__(self, at: list[tuple[int, int]]):
         super().__init__(at)
@@ -89,10 +88,9 @@ class Stuck(Exception):
 
 
 class History:
-    """Clocks of a program's steps, `clocks[lane][position]`, and one `order` in which they can run.
+    """Clocks of a program's steps, `clocks[lane][position]`, and one valid `order`.
 
-    A wait whose event nobody records is left to block.
-    Raises Stuck when the lanes cannot all come to their end.
+    A wait for an event that no step records blocks. Raises Stuck if the lanes deadlock.
     """
 
     def __init__(self, program: Program):
@@ -130,7 +128,7 @@ class History:
             raise Stuck(at)
 
     def follows(self, later: tuple[int, int], earlier: tuple[int, int]) -> bool:
-        """True if step `later` can only start when step `earlier` has ended."""
+        """Return True if step `later` can only start after step `earlier` has ended."""
         if later[0] == earlier[0]:
             return later[1] > earlier[1]
         return self.clocks[later[0]][later[1]][earlier[0]] > earlier[1]

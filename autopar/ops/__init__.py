@@ -1,1 +1,1 @@
-"""Names of operators → what computes them; operators that stay whole in training."""
+"""Callables of operators by name, and composites, which stay whole in training."""

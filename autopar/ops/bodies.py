@@ -1,4 +1,4 @@
-"""Composites in terms of operators that compilers other than PyTorch's kernels know."""
+"""Composites as ATen operators, for compilers other than PyTorch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ir.graph import Task
 
 
 def body(task: Task) -> Callable[..., Any] | None:
-    """The function of a composite's arguments that computes the same from ATen operators; None where there is none."""
+    """Return a function of a composite's arguments that computes it by ATen operators; None if there is none."""
     if task.target == "autopar.embedding_bag.default":
         _, _, offsets, weights, _, mode, _, padding = task.args
         plain = offsets is None and weights is None and padding is None

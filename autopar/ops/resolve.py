@@ -1,4 +1,4 @@
-"""From the names in a graph to what torch calls them."""
+"""Resolution of the names in a graph to torch's objects."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 
 def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
-    """The callable a task's target names: one of `calls` (what capture kept), ours, or a torch operator overload."""
+    """Return the callable of a task's target: one of `calls` (kept by capture), autopar's own, or a torch operator
+    overload."""
     if calls and name in calls:
         return calls[name]
     if name in _OWN:
@@ -112,13 +113,13 @@ def called(
     read: Callable[[str], Any],
     device: torch.device,
 ) -> Any:
-    """The result of a function for a task's arguments, the values of which are looked up by `read`."""
+    """Call a function on a task's arguments, with values read by `read`; return the result."""
     args = [argument(item, read, device) for item in task.args]
     return function(*args, **{name: argument(item, read, device) for name, item in task.kwargs})
 
 
 def constant(text: str, device: torch.device) -> Any:
-    """The object a `Const` names; `device` is where the task runs."""
+    """Return the object that a `Const` names; `device` is that of the task."""
     if text == "device":
         return device
     kind, _, rest = text.partition(".")
@@ -128,7 +129,7 @@ def constant(text: str, device: torch.device) -> Any:
 
 
 def argument(template: Argument, read: Callable[[str], Any], device: torch.device) -> Any:
-    """The argument with its values looked up by `read` and its constants resolved."""
+    """Return the argument with its values read by `read` and its constants resolved."""
     if isinstance(template, Ref):
         return read(template.value)
     if isinstance(template, Const):

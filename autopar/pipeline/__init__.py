@@ -1,1 +1,1 @@
-"""The stages of one call: capture → cost → split → plan → lower → prove → bind, and the check against eager."""
+"""The stages of one call: capture → cost → split → plan → lower → prove → bind, and the comparison with eager."""

@@ -1,4 +1,4 @@
-"""Race the ways to cut the batch: graph → split → cost → place for each candidate, and the best plan wins."""
+"""Race of the ways to split the batch: graph → split → cost → place for each candidate; the best plan wins."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ Split: TypeAlias = str | int | Mapping[str, float] | None
 _Priced: TypeAlias = dict[tuple[int, ...], CostedGraph | None]
 
 LARGEST_SPLIT_GRAPH = 30_000
-"""Tasks of a split graph above which `auto` does not try it: planning is meant to take seconds."""
+"""Limit on the tasks of a split graph that `auto` tries, so that planning takes seconds."""
 WORTH = 0.03
-"""Share by which a plan over several devices must beat the best single one: predictions are no finer."""
+"""Share by which a plan over several devices must be shorter than the best single device: predictions are no more
+precise."""
 
 
 FINEST = 2_000
-"""Tasks of a graph up to which each is placed by itself where runs of them do not fit."""
+"""Limit on tasks up to which each is placed alone if clusters do not fit."""
 
 BUDGETS = (0.5, 0.2, 0.05, 0.0)
-"""Shares of the saved bytes that may stay saved, tried in turn while a cap does not hold."""
+"""Shares of the saved bytes to keep, tried in turn while a cap does not hold."""
 
 
 def best_plan(
@@ -49,14 +50,16 @@ def best_plan(
     batch_norm: str = "full",
     recompute: str | float | None = None,
 ) -> Plan:
-    """The shortest feasible plan over all candidate cuts of the batch, the uncut graph among them.
+    """Return the shortest feasible plan over all candidate splits of the batch, the whole graph included.
 
-    `price` costs a graph on the machine. `split` None leaves the batch whole, an int forces that many even parts, a
-    mapping gives the share of rows of each device, "features" cuts products along features into as many parts as
-    are shorter, "auto" tries all that may pay. `batch_norm` is as in
-    `sums.summed`. `recompute` is the share of the bytes saved for a backward that stay saved (`recompute`), "auto"
-    the largest of `BUDGETS` with which caps hold. Raises PlanError or MemoryCapError when nothing is feasible; the
-    error of the uncut graph is the one that is raised.
+    price: costs a graph on the machine.
+    split: None: whole batch; an int: that many equal parts; a mapping: share of rows of each device; "features":
+    products split along features, into the number of parts that is shortest; "auto": all that may pay.
+    batch_norm: as in `sums.summed`.
+    recompute: share of the bytes saved for a backward that stay saved (`recompute`); "auto": the largest of `BUDGETS`
+    with which caps hold.
+
+    Raises the PlanError or MemoryCapError of the whole graph if nothing is feasible.
     """
 
     def planned(graph: Graph) -> Plan:
@@ -92,8 +95,8 @@ def best_plan(
 
 
 class _Race:
-    """Plans of one graph, whole and with its batch cut in several ways; `refusal` is why the first of those that do not
-    fit does not."""
+    """Plans of one graph, whole and with several splits of its batch. `refusal`: error of the first that does not
+    fit."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
@@ -101,7 +104,7 @@ class _Race:
         self.refusal: MemoryCapError | None = None
 
     def enter(self, costed: CostedGraph, policy: Policy, note: str = "") -> Plan | None:
-        """The plan of a graph, which takes part from now on; None where the memory caps do not hold."""
+        """Plan a graph and enter it; return the plan, None if the memory caps do not hold."""
         split = costed.graph.split
         try:
             plan = place(costed, policy)
@@ -115,12 +118,12 @@ class _Race:
         return plan
 
     def out(self, parts: int, why: str) -> None:
-        """Note a cut into so many parts that cannot take part."""
+        """Note a split into `parts` parts that cannot take part."""
         self.ran.append(Candidate("-", f"{parts} parts", None, why))
 
 
 def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_norm: str) -> Plan:
-    """The best plan over all cuts of the batch."""
+    """Return the best plan over all splits of the batch."""
     if split is not None and not isinstance(split, str):
         rows = batch_of(graph)
         if rows is not None and rows < 2:
@@ -187,8 +190,8 @@ def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_no
 def _by_room(
     graph: Graph, price: Price, batch_norm: str, costed: CostedGraph, singles: Mapping[str, float | None]
 ) -> Iterator[tuple[CostedGraph, Policy]]:
-    """The graph cut into shares that go by speed as far as the caps allow, over all devices and over the accelerators
-    alone, each with the policy that puts the parts there."""
+    """Yield the graph split in shares by speed as far as caps allow, over all devices and over the accelerators alone,
+    each with the policy that places the parts."""
     batch, machine = batch_of(graph), costed.machine
     if batch is None or batch < 2:
         return
@@ -205,7 +208,7 @@ def _by_room(
 def _fitting(
     graph: Graph, price: Price, batch_norm: str, machine: Machine, speeds: Mapping[str, float]
 ) -> tuple[CostedGraph, Policy] | None:
-    """The graph in shares that fit on devices of these speeds, and the policy that puts the parts there."""
+    """Return the graph split in shares that fit on devices of these speeds, and the policy that places the parts."""
     names, made = [*speeds], dict[tuple[int, ...], CostedGraph]()
 
     def peaks(rows: tuple[int, ...]) -> list[int] | None:
@@ -226,7 +229,7 @@ def _fitting(
 
 
 def _alone(costed: CostedGraph, device: str) -> float:
-    """Seconds of all runs one after the other on a device; a run it cannot execute takes as long as where it can."""
+    """Return the sequential seconds of all clusters on a device; one that cannot run there counts at its fastest."""
     at = costed.index[device]
     return sum(
         run.seconds[at] or min((time for time in run.seconds if time is not None), default=0.0)
@@ -235,8 +238,8 @@ def _alone(costed: CostedGraph, device: str) -> float:
 
 
 def _not_worth(plan: Plan) -> str:
-    """Why a plan does not beat the best single device by enough, cores that emulated devices share counted once; ""
-    when it does."""
+    """Return the reason why a plan is not enough shorter than the best single device, with cores shared by emulated
+    devices counted once; "" if it is."""
     single, machine = plan.best_single, plan.costed.machine
     if single is None:
         return ""
@@ -253,7 +256,8 @@ def _not_worth(plan: Plan) -> str:
 
 
 def passed_over(plan: Plan, beaten: Candidate) -> Plan:
-    """A plan on one device whose reasons say why `beaten`, predicted to be shorter, was not taken: its note."""
+    """Return a single-device plan whose reasons explain, by its note, why `beaten`, predicted to be shorter, was not
+    chosen."""
     text = (
         f"Everything is on {plan.placed[0].device}: {beaten.name} is predicted to take "
         f"{seconds(beaten.makespan or 0.0)}, but {beaten.note}."
@@ -268,10 +272,10 @@ def passed_over(plan: Plan, beaten: Candidate) -> Plan:
 def split_graph(
     graph: Graph, sizes: tuple[int, ...], *, forced: bool = False, batch_norm: str = "full"
 ) -> Graph:
-    """The graph with its batch cut into `sizes` rows. PlanError when a forced cut cuts nothing, or leaves a
-    BatchNorm of each part one value for each channel.
+    """Split the batch of the graph into `sizes` rows.
 
-    In a joint graph what mixes rows is first written as sums, and small gradients are summed in buckets.
+    In a joint graph, tasks that mix rows are first rewritten as sums, and small gradients are summed in buckets.
+    Raises PlanError if a forced split splits nothing, or leaves a BatchNorm of each part one value for each channel.
     """
     if any(task.phase == "backward" for task in graph.tasks):
         cut = split(summed(graph, batch_norm=batch_norm), sizes)
@@ -293,7 +297,7 @@ def split_graph(
 
 
 def require_split(wanted: Split, machine: Machine) -> None:
-    """Raise PlanError or DeviceError for a `split=` that is none on this machine, whatever the graph."""
+    """Raise PlanError or DeviceError for a `split=` that is invalid on this machine for any graph."""
     if wanted in (None, "auto", "features"):
         return
     if isinstance(wanted, bool) or not isinstance(wanted, (int, Mapping)):
@@ -311,7 +315,7 @@ def require_split(wanted: Split, machine: Machine) -> None:
 def candidates(
     graph: Graph, machine: Machine, wanted: Split, singles: Mapping[str, float | None]
 ) -> list[tuple[int, ...]]:
-    """The row counts to try, each once: even parts for 2 … lanes, and shares by the speed of the devices."""
+    """Return the row counts to try, each once: equal parts for 2 … lanes, and shares by the speed of the devices."""
     if wanted is None:
         return []
     batch = batch_of(graph)
@@ -340,9 +344,9 @@ def candidates(
 def _parts_on(
     devices: Sequence[str], rows: Sequence[int], title: str = "shares by room"
 ) -> Callable[[CostedGraph], dict[str, str]]:
-    """The policy that puts each part on its device, and what is not cut on the host, but for where weights are summed
-    and updated, and for what can run in one place only, which it leaves open; a device of no rows has none. A
-    plan that it makes is said to be placed by `title`."""
+    """Return the policy that places each part on its device, and unsplit tasks on the host, except sums and updates of
+    weights and tasks that can only run in one place, which stay open; a device without rows gets none. `title`: policy
+    name of its plans."""
     names = [name for name, count in zip(devices, rows) if count]
 
     def policy(costed: CostedGraph) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Calls of one captured graph: their arguments in terms of the model, and a program for each set of sizes."""
+"""Calls of one captured graph: arguments in terms of the model, and a program for each set of sizes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .stages import Prepared, rows_of
 
 
 class Arguments:
-    """Positions of sizes, inputs and state among the arguments of a graph. Safe for concurrent callers."""
+    """Positions of sizes, inputs and state in the arguments of a graph. Safe for concurrent callers."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.places = assembly.region.places
         self.constants = assembly.held
-        """Tensors that the graph makes of numbers, by name."""
+        """Tensors that the graph makes from numbers, by name."""
         self._sizes = [at for at, place in enumerate(self.places) if place.kind == "size"]
         self._inputs = [at for at, place in enumerate(self.places) if place.kind == "input"]
         self._state = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
@@ -40,18 +40,18 @@ class Arguments:
         self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
         self._lock = threading.Lock()
         self.moved = False
-        """True once calls of other modules have put their state here: they go one at a time."""
+        """True once calls of other modules have put their state here; calls are then serialised."""
 
     def sizes(self, args: Sequence[Any]) -> Hashable:
-        """The sizes of a call, which decide on its program."""
+        """Return the sizes of a call, which select its program."""
         return tuple([args[at] for at in self._sizes])
 
     def inputs(self, args: Sequence[Any]) -> list[Any]:
-        """The tensors that are no state."""
+        """Return the tensors that are not state."""
         return [args[at] for at in self._inputs]
 
     def lent(self, args: Sequence[Any]) -> bool:
-        """True if something that is changed in place lies in the memory of an argument that the graph takes for another
+        """Return True if a tensor changed in place shares memory with an argument that the graph takes as a separate
         value."""
         if not self._changed:
             return False
@@ -61,14 +61,14 @@ class Arguments:
         return any(changed.get(memory(args[at]), at) != at for at in self._beside)
 
     def rebind(self, args: Sequence[Any]) -> None:
-        """Take the state of this call for that of the region."""
+        """Use the state of this call for that of the region."""
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 with self._lock:
                     owner[key] = args[at]
 
     def elsewhere(self, args: Sequence[Any]) -> bool:
-        """True if the state of this call is not where it was: Dynamo calls one graph for all modules that are alike."""
+        """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 break
@@ -77,8 +77,8 @@ class Arguments:
         return True
 
     def move(self, args: Sequence[Any], held: dict[str, Any]) -> bool:
-        """Take the state of this call for that of the region where all that differs is `held` for it, in no module:
-        calls go one at a time from then on."""
+        """Use the state of this call for that of the region if all differences are in `held`, outside of modules;
+        calls are then serialised."""
         moved = [(at, owner, key) for at, owner, key in self._state if owner.get(key) is not args[at]]
         if any(owner is not held for _, owner, _ in moved):
             return False
@@ -88,26 +88,26 @@ class Arguments:
         return True
 
     def first(self, args: Sequence[Any]) -> Any:
-        """The first state tensor of a call."""
+        """Return the first state tensor of a call."""
         return args[self._state[0][0]]
 
     @property
     def held(self) -> Any:
-        """The first state tensor, where it is; None where it is no more."""
+        """The first state tensor of the region; None if it no longer exists."""
         _, owner, key = self._state[0]
         return owner.get(key)
 
     def weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The state that requires grad, by path."""
+        """Return the state that requires grad, by path."""
         return {self.places[at].path: args[at] for at, _, _ in self._state if args[at].requires_grad}
 
 
 class Short:
-    """The way of a call that needs nothing but its program: one set of sizes, no backward, nothing left behind.
+    """Short path of calls that need only their program: one set of sizes, no backward, no side effects.
 
-    Every Python call on it costs some tenth of a microsecond more within `torch.compile` than outside. A program of one
-    lane in the caller's thread computes with the state that Dynamo hands over, whosesoever it is, so that no more than
-    the first is looked at to tell whose call it is.
+    A Python call costs some 0.1 µs more inside `torch.compile` than outside. A program of one lane in the caller's
+    thread computes with the state that Dynamo passes, whoever owns it, so that only the first tensor is checked to
+    find the owner.
     """
 
     def __init__(self, arguments: Arguments, prepared: Prepared) -> None:
@@ -127,27 +127,27 @@ class Short:
 
     @staticmethod
     def fits(options: Options, prepared: Prepared, key: Hashable) -> bool:
-        """True if no call of a program, for the sizes `key`, needs more."""
+        """Return True if all calls of a program, for the sizes `key`, can use this path."""
         captured = prepared.captured
         plain = not captured.stateful and not captured.same
         return plain and not key and options.check != "always" and not options.verify_replicas
 
     def __call__(self, args: tuple[Any, ...]) -> list[Any] | None:
-        """The results of one call; None where its state is not where it was."""
+        """Return the results of one call; None if its state is not the region's."""
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 return None
         return self.completed(self._call(self._chosen(args + self._constants)))
 
     def completed(self, outputs: list[Any]) -> list[Any]:
-        """What the graph returns, from the outputs of its program."""
+        """Return the results of the graph from the outputs of its program."""
         if self._strides:
             settle(outputs, self._strides, self._kind)
         return self._rebuild(outputs)
 
 
 def _places(arguments: Arguments, captured: Captured) -> dict[str, int]:
-    """The place of each input and state of a graph among the arguments and, after these, the constants."""
+    """Return the position of each input and state of a graph in the arguments followed by the constants."""
     slots = {(id(owner), key): at for at, owner, key in arguments._state}
     first, constants = len(arguments.places), arguments.constants
     slots |= {(id(constants), key): first + at for at, key in enumerate(constants)}
@@ -158,19 +158,20 @@ def _places(arguments: Arguments, captured: Captured) -> dict[str, int]:
 log = logging.getLogger("autopar")
 
 SIZES = 64
-"""Sets of sizes of a region for which programs are kept."""
+"""Limit on the sets of sizes of a region for which programs are kept."""
 
 CHECKED = 4
-"""Sets of sizes of a region whose first call is held against eager: the others have the same graph and placement."""
+"""Number of sets of sizes of a region whose first call is compared with eager: the others have the same graph and
+placement."""
 
 
 class Done(Exception):
-    """A graph is planned, and nothing has run: raised where planning was all that was asked for."""
+    """Raised in place of a run when only planning was asked for."""
 
 
 def again(options: Options, plan: Plan) -> Options:
-    """Options that place a graph of other sizes as `plan` places its own, without a search; shares of the batch that
-    the user gave stay these."""
+    """Return options that place a graph of other sizes like `plan`, without a search; shares of the batch given by the
+    user stay."""
     devices = {placed.cluster: placed.device for placed in plan.placed}
     homes = {
         task: devices[run.name] for run in plan.costed.clusters if run.name in devices for task in run.tasks
@@ -193,21 +194,21 @@ Made = TypeVar("Made", bound=Any)
 
 
 class Kept(OrderedDict[Hashable, Made]):
-    """By sizes what serves them, of the `SIZES` used last; it has a `close`. `called` names in the log what is called
-    with them."""
+    """LRU cache of programs by sizes, limited to `SIZES`. Entries have a `close`; `called` is their name in the
+    log."""
 
     def __init__(self, called: str) -> None:
         super().__init__()
         self.called, self._said = called, False
 
     def used(self, key: Hashable) -> Made | None:
-        """The entry for these sizes, the most recently used from now on; None where there is none."""
+        """Return the entry for these sizes and mark it as most recently used; None if there is none."""
         if key in self:
             self.move_to_end(key)
         return self.get(key)
 
     def add(self, key: Hashable, made: Made) -> None:
-        """Keep what serves these sizes; the least recently used goes, which is said once."""
+        """Add an entry for these sizes; drop the least recently used one, which is logged once."""
         self[key] = made
         while len(self) > SIZES:
             self.popitem(last=False)[1].close()
@@ -219,7 +220,7 @@ class Kept(OrderedDict[Hashable, Made]):
             self._said = True
 
     def drop(self, made: Made) -> None:
-        """Forget what serves some sizes; the next call makes it anew."""
+        """Drop an entry; the next call makes it anew."""
         for key, own in list(self.items()):
             if own is made:
                 del self[key]

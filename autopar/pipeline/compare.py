@@ -1,4 +1,4 @@
-"""Two answers of one call: what it changes put back between them, their error and the tolerance."""
+"""Comparison of two results of one call: state restored in between, error and tolerance."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LIMIT = {
     torch.float16: 2e-2,
     torch.bfloat16: 2e-2,
 }
-"""Largest max|Δ| ÷ max|reference| of each dtype; everything else must be equal."""
+"""Tolerance of max|Δ| ÷ max|reference| for each dtype; everything else must be equal."""
 
 
 def error(found: Any, reference: Any, floor: float = 0.0) -> float:
-    """max|Δ| ÷ max|reference|, NaN and infinities equal to themselves; infinite when shape, dtype or kind differ.
+    """Return max|Δ| ÷ max|reference|; NaN and infinities equal themselves; inf if shape, dtype or kind differ.
 
-    Where all of the reference is finite it is divided by no less than `floor`.
+    If all of the reference is finite, the divisor is at least `floor`.
     """
     if not isinstance(reference, torch.Tensor) or not isinstance(found, torch.Tensor):
         return 0.0 if type(found) is type(reference) and found == reference else float("inf")
@@ -55,7 +55,7 @@ def error(found: Any, reference: Any, floor: float = 0.0) -> float:
 
 
 def difference(found: Any, reference: Any, allowed: float) -> str:
-    """Two answers' difference in words: of kind, dtype or shape, or the error and the one `allowed`."""
+    """Return the difference of two results as text: kind, dtype or shape, or the error and the tolerance `allowed`."""
     for ours, eager in zip(_form(found), _form(reference)):
         if ours != eager:
             return f"{ours}, not {eager}"
@@ -63,19 +63,19 @@ def difference(found: Any, reference: Any, allowed: float) -> str:
 
 
 def _form(item: Any) -> tuple[str, str, str]:
-    """The kind, dtype and shape of an answer in words."""
+    """Return the kind, dtype and shape of a result as text."""
     if not isinstance(item, torch.Tensor):
         return type(item).__name__, "", ""
     return "a tensor", f"of {item.dtype}", f"of shape {list(item.shape)}"
 
 
 def limit(reference: Any) -> float:
-    """The largest error allowed against `reference`."""
+    """Return the tolerance for `reference`."""
     return LIMIT.get(reference.dtype, 0.0) if isinstance(reference, torch.Tensor) else 0.0
 
 
 def widen(value: Any) -> Any:
-    """A tensor in double precision, anything that is no floating tensor as it is."""
+    """Return a floating-point tensor in double precision; other values unchanged."""
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.double()
     if isinstance(value, torch.Tensor) and value.is_complex():
@@ -84,14 +84,14 @@ def widen(value: Any) -> Any:
 
 
 def no_worse(found: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
-    """True if `found` is of eager's dtype, and no farther from the float64 answer than twice eager's own error."""
+    """Return True if `found` has eager's dtype, and at most twice eager's error relative to the float64 result."""
     if not all(isinstance(item, torch.Tensor) for item in (found, eager, wide)) or found.dtype != eager.dtype:
         return False
     return error(widen(found), wide, floor) <= 2 * error(widen(eager), wide, floor) + 1e-12
 
 
 class Snapshot:
-    """The caller's tensors for one call, and copies of those that the call changes, as they are now."""
+    """The caller's tensors for one call, and copies of the present values of those that the call changes."""
 
     def __init__(self, captured: Captured, args: Sequence[Any]) -> None:
         self.captured = captured
@@ -101,14 +101,14 @@ class Snapshot:
         self.random = self.drawn = generators()
 
     def live(self) -> dict[str, torch.Tensor]:
-        """The caller's own inputs and state, by value name."""
+        """Return the caller's own inputs and state, by value name."""
         found = dict(zip(self.captured.graph.inputs, self.tensors))
         found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
         return found
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Put back buffers, mutated inputs and generator states at the end."""
+        """Restore buffers, mutated inputs and generator states at the end of the block."""
         try:
             yield
         finally:
@@ -120,19 +120,19 @@ class Snapshot:
             restore(self.random)
 
     def comparable(self) -> bool:
-        """False if the random generators are not where they were at the end of `restored`: either the run that has just
-        ended draws other numbers, or another thread moved them meanwhile, as torch does at the end of each capture."""
+        """Return False if the random generators differ from their state at the end of `restored`: the run draws other
+        numbers, or another thread advanced them meanwhile, as torch does at the end of each capture."""
         now = generators()
         return all(torch.equal(now[name], state) for name, state in self.drawn.items())
 
 
 def apart(leaf: Any) -> Any:
-    """A tensor in memory of its own, without history; a value that is no tensor as it is."""
+    """Return a tensor in its own memory, without history; other values unchanged."""
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def generators() -> dict[str, torch.Tensor]:
-    """The state of every random generator, by device; those of an accelerator once it is in use."""
+    """Return the state of every random generator, by device; an accelerator's only once it is in use."""
     states = {"cpu": torch.get_rng_state()}
     if torch.accelerator.is_available() and (kind := torch.accelerator.current_accelerator()) is not None:
         module = torch.get_device_module(kind)
@@ -144,7 +144,7 @@ def generators() -> dict[str, torch.Tensor]:
 
 
 def restore(states: dict[str, torch.Tensor]) -> None:
-    """Put generators back into the states that `generators` gave."""
+    """Restore the generator states returned by `generators`."""
     for name, state in states.items():
         if name == "cpu":
             torch.set_rng_state(state)
@@ -153,5 +153,5 @@ def restore(states: dict[str, torch.Tensor]) -> None:
 
 
 def _called(function: Callable[..., Any], *args: Any) -> Any:
-    """The call without the device where there is only one and the function takes none (mps)."""
+    """Return the result of a call, without the device if there is only one and the function takes none (mps)."""
     return function(*args[: len(inspect.signature(function).parameters)])

@@ -1,4 +1,4 @@
-"""Hold a run against eager: the same outputs, updates and gradients, or an error that names the task."""
+"""Comparison of a run with eager: equal outputs, updates and gradients, or an error that names the task."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ from .compare import LIMIT, Snapshot, apart, difference, error, generators, limi
 log = logging.getLogger("autopar")
 
 LONGEST_S = 10.0
-"""Predicted seconds on one device above which the eager run of the first check is not worth its time."""
+"""Predicted seconds on one device above which the first check does not run eager."""
 
 FLOOR = 1e-3
-"""The error of a gradient, or of a buffer's new value in training, is judged against its own largest entry, or this
-share of the largest of all: one that is zero in exact arithmetic (the gradient of a bias in front of a BatchNorm, the
-mean of what comes from one) is nothing but rounding."""
+"""The error of a gradient, or of a buffer's new value in training, is relative to its own largest entry, but at least
+to this share of the largest of all: a value that is zero in exact arithmetic (the bias gradient in front of a
+BatchNorm, the mean of its result) is nothing but rounding."""
 
 SHAKEN = 64
-"""Multiple of the change by perturbed last bits of the weights up to which a difference from eager is rounding
-alone."""
+"""Factor on the change caused by perturbed last bits of the weights, up to which a difference from eager is
+rounding."""
 
 _EMPTY = re.compile(r"aten\.(new_)?empty(_\w+)?\.")
-"""Operators that make memory and write nothing to it."""
+"""Operators that allocate memory without writing to it."""
 
 REMEDY = 'Pass check="never" to run anyway, or report the model with this message'
 
 
 class Eager(Snapshot):
-    """Eager's outputs of one call, and its gradients where the graph has a backward; computed on snapshots: afterwards
-    nothing of the caller's has changed.
+    """Eager's outputs of one call, and its gradients if the graph has a backward; computed on snapshots, so that
+    nothing of the caller's changes.
 
-    The `model` has no state of its own: `weights`, by path, are among its arguments. `tangents` are random unless given
-    (by name of the graph's input), `gradients` by the path of the parameter, or of the argument, for all that require
-    grad: None where eager has none.
+    model: has no state of its own.
+    weights: by path; they are among its arguments.
+    tangents: by name of the graph's input; random unless given.
+    gradients: by path of the parameter or argument, for all that require grad; None if eager has none.
     """
 
     def __init__(
@@ -117,8 +118,8 @@ class Eager(Snapshot):
         return outputs, dict(zip(leaves, found))
 
     def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None] = ()) -> None:
-        """Compare a run (its outputs, gradients in the order of `Captured.gradients`, and the updates it left in the
-        live tensors) or raise DifferenceError. In training the capture is told eager's strides."""
+        """Compare a run (its outputs, gradients in the order of `Captured.gradients`, and updates in the live tensors)
+        with eager. Raises DifferenceError. In training, records eager's strides in the capture."""
         graph, live = self.captured.graph, self.live()
         if len(outputs) != len(self.outputs):
             raise DifferenceError(f"the run returned {len(outputs)} values, eager {len(self.outputs)}")
@@ -165,7 +166,7 @@ class Eager(Snapshot):
             )
 
     def _uninitialised(self) -> set[int]:
-        """The outputs that are memory nobody has written to, for code behind a graph break to fill."""
+        """Return the outputs with uninitialised memory, which code behind a graph break fills."""
         graph = self.captured.graph
         made = (task for task in graph.tasks if _EMPTY.match(task.target))
         storages = {graph.value[name].storage for task in made for name in task.outputs}
@@ -173,7 +174,7 @@ class Eager(Snapshot):
         return {index for index, name in zip(tensors, graph.outputs) if graph.value[name].storage in storages}
 
     def _require_gradients(self, found: Mapping[str, Any], makers: Mapping[str, str]) -> None:
-        """DifferenceError where eager has a gradient that the run has not, or the other way round."""
+        """Raise DifferenceError if only one of eager and the run has a gradient."""
         for path, reference in self.gradients.items():
             if (found.get(path) is None) == (reference is None):
                 continue
@@ -189,20 +190,20 @@ class Eager(Snapshot):
             )
 
     def settled(self, output: Any) -> Any:
-        """The output of a run with eager's strides, of which the capture is told what its fake tensors had not."""
+        """Return an output with eager's strides; record those that fake tensors did not know."""
         leaves, spec = pytree.tree_flatten(output)
         told = _tell(self.captured, leaves, self.strides)
         return pytree.tree_unflatten(leaves, spec) if told else output
 
     def in_double(self) -> dict[str, Any]:
-        """The same outputs and gradients by a copy of the model in float64; empty when there can be none."""
+        """Return outputs and gradients of a copy of the model in float64; empty if there can be none."""
         if any(task.random for task in self.captured.graph.tasks):
             return {}
         return self._retold("in float64", lambda path, leaf: _alike(widen(apart(leaf)), leaf), _widened)
 
     def shaken(self) -> dict[str, Any]:
-        """The same with weights that differ in their last bits: as far as this, rounding alone takes the model from
-        eager. Empty when there can be none."""
+        """Return outputs and gradients with weights that differ in their last bits, which bounds the effect of
+        rounding. Empty if there can be none."""
         draw = torch.Generator().manual_seed(0)
 
         def shaken(path: str, leaf: Any) -> Any:
@@ -216,8 +217,8 @@ class Eager(Snapshot):
     def _retold(
         self, what: str, leaf: Callable[[str, Any], Any], make: Callable[[Any], Any]
     ) -> dict[str, Any]:
-        """The same by the model as `make` makes it, with other arguments: `leaf(path, argument)`, the path "" for what
-        has no gradient."""
+        """Return outputs and gradients of the model made by `make`, with arguments `leaf(path, argument)`; the path is
+        "" for those without a gradient."""
         graph, now = self.captured.graph, generators()
         live = self.live()
         saved = {id(live[name]): tensor for name, tensor in self.before.items()}
@@ -244,7 +245,7 @@ class Eager(Snapshot):
         return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
     def culprit(self) -> str:
-        """One sentence on where the captured graph leaves eager, or that it does not and the placed run does."""
+        """Return a sentence on where the captured graph differs from eager, or that only the placed run does."""
         graph, captured = self.captured.graph, self.captured
         values: dict[str, Any] = {name: self.before.get(name, tensor) for name, tensor in self.live().items()}
         restore(self.random)
@@ -264,7 +265,7 @@ class Eager(Snapshot):
 
 
 def _alike(made: Any, leaf: Any) -> Any:
-    """A copy that requires grad where its original does."""
+    """Return a copy that requires grad if the original does."""
     return made.requires_grad_(leaf.requires_grad) if isinstance(made, torch.Tensor) else made
 
 
@@ -277,7 +278,7 @@ def _shaken(weight: torch.Tensor, draw: torch.Generator) -> None:
 
 @contextmanager
 def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Without the user's hooks of leaves, which are for the gradients of his own calls, not for those of a check."""
+    """Disable the user's hooks of leaves in the block; they are for the user's own gradients, not for a check's."""
     held = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
     try:
         for hooks, _ in held:
@@ -289,30 +290,31 @@ def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
-    """The largest entry of all floating tensors."""
+    """Return the largest entry of all floating-point tensors."""
     return max((_scale(t) for t in tensors if t is not None and t.is_floating_point()), default=0.0)
 
 
 def _scale(tensor: torch.Tensor) -> float:
-    """The largest finite entry."""
+    """Return the largest finite entry."""
     entries = tensor.detach().abs()
     return float(entries.nan_to_num(0.0, 0.0).max()) if tensor.numel() else 0.0
 
 
 def _loosest(graph: Graph) -> float:
-    """The error that the least precise dtype of a graph allows: autocast's gradients are float32, but no finer."""
+    """Return the tolerance of the least precise dtype of a graph: autocast's gradients are float32, but no more
+    precise."""
     dtypes = {getattr(torch, value.dtype, None) for value in graph.values}
     return max((LIMIT[dtype] for dtype in dtypes if dtype in LIMIT), default=0.0)
 
 
 def _allowed(reference: Any, loose: float) -> float:
-    """The largest error allowed against `reference`, of a graph whose least precise dtype allows `loose`."""
+    """Return the tolerance for `reference` in a graph whose least precise dtype allows `loose`."""
     allowed = limit(reference)
     return max(allowed, loose) if allowed else 0.0
 
 
 def _widened(model: nn.Module) -> nn.Module:
-    """A copy of a model in float64; of one that Dynamo captured the dtypes that it names are widened too."""
+    """Return a copy of a model in float64; for one captured by Dynamo, the dtypes it names are widened too."""
     twin = copy.deepcopy(model).double()
     for part in twin.modules():
         if isinstance(part, fx.GraphModule):
@@ -329,8 +331,8 @@ def _wide(item: Any) -> Any:
 
 
 def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
-    """Let the outputs of a run, on the kind of device that eager ran on, have eager's strides, and those of later
-    calls; whether any had others."""
+    """Give outputs of a run, on the device type of eager's, eager's strides, also in later calls; return whether any
+    had others."""
     graph, told = captured.graph, False
     outputs = iter(
         [i for i in range(len(captured.strides)) if graph.value[graph.outputs[i]].dtype != "object"]
@@ -348,7 +350,7 @@ def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | Non
 
 
 def unwanted(plan: Plan) -> bool:
-    """True if the first run need not, or cannot well, be held against eager; says which in one log line."""
+    """Return True if the first run need not, or cannot well, be compared with eager; log why in one line."""
     single, home = dict(plan.singles), plan.costed.machine.host
     if home in single and single[home] is None:
         log.info('check skipped: eager does not fit on %s alone; check="always" insists', home)
@@ -361,7 +363,8 @@ def unwanted(plan: Plan) -> bool:
 
 
 def by_parts(plan: Plan, batch_norm: str) -> bool:
-    """True if each part of the batch has statistics of its own, as the user wished, where eager's are of all of it."""
+    """Return True if each part of the batch has its own statistics, as the user asked, where eager's are of the whole
+    batch."""
     wished = batch_norm == "per_part" and bool(plan.costed.graph.split)
     if wished:
         log.info(
@@ -371,8 +374,8 @@ def by_parts(plan: Plan, batch_norm: str) -> bool:
 
 
 def drawn_elsewhere(plans: Sequence[Plan], captured: Captured) -> bool:
-    """True if the random numbers of any of these plans are not eager's: other generators than the caller's, parts that
-    draw for themselves, or another order. Says so in one log line."""
+    """Return True if random numbers of any of these plans differ from eager's: other generators, parts that draw
+    independently, or another order. Log it in one line."""
     for plan in plans:
         costed, home = plan.costed, str(captured.home)
         drawing = [task.name for task in costed.graph.tasks if task.random == LOCAL]

@@ -1,4 +1,4 @@
-"""The ways to cut the products of a graph along features that may pay on a machine: `feature_cuts`."""
+"""Candidate splits of a graph's products along features on a machine: `feature_cuts`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from ..transform.split import batch_of
 Price: TypeAlias = Callable[[Graph], CostedGraph]
 
 MOST_PARTS = 8
-"""Parts of a product that are tried at the most."""
+"""Limit on the parts of a product."""
 LEAST_PRODUCT_S = 1e-3
-"""Seconds of products that are worth cutting along features: many times what lanes take to meet, which below a
-millisecond costs more than is predicted."""
+"""Least seconds of products for a feature split: many times the cost of joining lanes, which below 1 ms exceeds the
+prediction."""
 
 
 def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: bool) -> Iterator[CostedGraph]:
-    """The graph, which is `costed` as a whole, with products in 2, 3, … parts.
+    """Yield the graph, whose whole is `costed`, with products in 2, 3, … parts.
 
-    With `forced` all products, in as many parts as there are lanes. Without, in as many as there are devices,
-    for lanes of one share its memory, which products of one row wait for: of a batch of one row what takes longer than
-    `LEAST_PRODUCT_S`, of any batch pairs whose weights, with what updates them, some device has no memory for.
+    With `forced`, all products, in up to as many parts as there are lanes. Without, in up to as many as there are
+    devices, since lanes of one device share its memory, which limits products of one row: for a batch of one row,
+    products longer than `LEAST_PRODUCT_S`; for any batch, pairs whose weights and updates do not fit in some device's
+    memory.
     """
     devices = costed.machine.devices
     count = sum(device.lanes for device in devices) if forced else len(devices)
@@ -47,7 +48,7 @@ def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: boo
 
 
 def _held(graph: Graph, stretch: Stretch) -> int:
-    """Bytes of the weights of a stretch, and of what their updates read and make."""
+    """Return the bytes of a stretch's weights, and of the inputs and outputs of their updates."""
     weights = {name for name, _ in stretch.axes if name in graph.state}
     readers = (graph.task[reader] for name in weights for reader in graph.readers[name])
     updates = [task for task in readers if task.phase == "update"]
@@ -56,6 +57,6 @@ def _held(graph: Graph, stretch: Stretch) -> int:
 
 
 def _least(costed: CostedGraph, task: str) -> float:
-    """Seconds of a task where it is quickest."""
+    """Return the seconds of a task on its fastest device."""
     known = costed.cost.get(task)
     return min((time for time in known.seconds if time is not None), default=0.0) if known else 0.0

@@ -1,4 +1,4 @@
-"""One plan with the kernels of one library: cut into pieces, compiled, and held against eager."""
+"""A plan with the kernels of one stack: fused into pieces, compiled, and compared with eager."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .compare import error, limit, no_worse, widen
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of a call, and what eager makes of them."""
+    """Inputs of a call, and eager's results."""
 
     inputs: Sequence[Any]
     outputs: Sequence[Any]
@@ -39,18 +39,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Form:
-    """A proved program of a plan, to be run with `threads` in each of its lanes."""
+    """A proved program of a plan, to run with `threads` in each lane."""
 
     captured: Captured
     plan: Plan
     program: Program
     threads: int
     changing: bool = False
-    """True if its weights change from call to call, so that no kernel can fold them."""
+    """True if its weights change from call to call, so that kernels cannot fold them."""
 
     @property
     def lanes(self) -> int:
-        """Lanes that compute."""
+        """Number of compute lanes."""
         return len(self.program.lanes)
 
 
@@ -63,9 +63,11 @@ def arranged(
     watch: Watch,
     worker: Worker,
 ) -> Arrangement:  # fmt: skip
-    """The form with pieces that a library compiled; `watch` is one on all of its state. Raises Refusal where there are
-    no pieces, the weights have changed since, or an answer differs from that of a sample, and whatever the library
-    raises."""
+    """Compile the pieces of a form with a stack; return the arrangement. `watch` covers all of its state.
+
+    Raises Refusal if there are no pieces, the weights have changed since, or a result differs from that of a sample,
+    and the stack's errors.
+    """
     if missing := stack.missing():
         raise Refusal(missing)
     captured, graph, device = form.captured, form.plan.costed.graph, torch.device("cpu")
@@ -98,8 +100,8 @@ def arranged(
 
 
 def _judge(form: Form, sample: Sample, found: Sequence[Any]) -> None:
-    """Refusal where an answer differs from eager's by more than is allowed, and is farther from the same in float64
-    than twice eager's own error."""
+    """Raise Refusal if a result differs from eager's by more than the tolerance, and from the float64 result by more
+    than twice eager's error."""
     wide: list[Any] = []
     for index, (ours, right) in enumerate(zip(found, sample.outputs)):
         if (off := error(ours, right)) > limit(right):
@@ -109,7 +111,7 @@ def _judge(form: Form, sample: Sample, found: Sequence[Any]) -> None:
 
 
 def _in_double(form: Form, inputs: Sequence[Any]) -> list[Any]:
-    """Outputs and updates of a graph computed in float64."""
+    """Return outputs and updates of a graph computed in float64."""
     graph, captured = form.plan.costed.graph, form.captured
     wide = replace(graph, tasks=tuple(map(_widened, graph.tasks)))
     state = {name: owner[key].detach() for name, (owner, key) in captured.state.items()}
@@ -120,7 +122,7 @@ def _in_double(form: Form, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _widened(task: Task) -> Task:
-    """A task that makes float64 where it names float32."""
+    """Return the task with float64 in place of float32."""
 
     def wide(argument: Argument) -> Argument:
         if isinstance(argument, tuple):
@@ -135,8 +137,7 @@ def _widened(task: Task) -> Task:
 def trying(
     form: Form, program: Program, pool: Replicas, kernels: Mapping[str, Kernel] = MappingProxyType({})
 ) -> Executor | None:
-    """An executor that gives what the program would write back after its outputs, and leaves all as it was; None where
-    it writes nothing back."""
+    """Return an executor that returns updates after its outputs and changes nothing; None if there are no updates."""
     if not program.updates and not program.keeps:
         return None
     made = (*program.outputs, *(buffer for buffer, _ in program.updates))
@@ -154,7 +155,7 @@ def _seen(
     modules: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]],
     inputs: Sequence[Any],
 ) -> dict[str, tuple[_Tensors, _Tensors]]:
-    """What each piece is given and makes in a call with eager kernels."""
+    """Return the inputs and outputs of each piece in a call with eager kernels."""
     seen: dict[str, tuple[_Tensors, _Tensors]] = {}
 
     def noting(name: str, module: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,7 +183,7 @@ def _seen(
 def fitting(
     call: Callable[..., Any], read: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
 ) -> Callable[..., Any]:
-    """A kernel that lays out its results as eager does. Raises Refusal where they are no such tensors."""
+    """Return a kernel with eager's output layout. Raises Refusal if its outputs are not such tensors."""
     made = call(*read)
     if len(made) != len(wanted):
         raise Refusal(f"it makes {len(made)} results, eager {len(wanted)}")
@@ -204,7 +205,7 @@ def fitting(
 
 
 def perturbed(inputs: Sequence[Any], integers: bool) -> list[Any]:
-    """Other inputs of the same kind: floats scaled and shifted, and `integers` moved along their last axis."""
+    """Return other inputs of the same kind: floats scaled and shifted, `integers` rotated along their last axis."""
 
     def other(item: Any) -> Any:
         if not isinstance(item, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Choice of the compiled form of a program that is the fastest on this machine."""
+"""Choice of the fastest compiled form of a program on this machine."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from .kernel_verdict import Verdict
 log = logging.getLogger("autopar")
 
 BUILD_S = 60.0
-"""Seconds of a core spent on compiling after which nothing else is begun."""
+"""CPU seconds of compilation after which no other is started."""
 ROUNDS, RACE_S, BLOCK_S = 5, 8.0, 0.04
-"""Undisturbed blocks of each contestant, seconds after which fewer are enough, seconds of a block."""
+"""Undisturbed blocks of each contestant, seconds after which fewer suffice, seconds of a block."""
 FIRST = 3
-"""Rounds of the race between libraries; the fastest goes on with other numbers of threads and lanes."""
+"""Rounds of the race between stacks; the fastest is then tried with other numbers of threads and lanes."""
 WORTH = 0.03
-"""Share of eager's seconds that a compiled form must save, and of one lane's that several must."""
+"""Share of eager's seconds that a compiled form must save, and of one lane's seconds that several lanes must save."""
 
 
 def compilable(captured: Captured, plan: Plan) -> str:
-    """Why no kernels are compiled for a plan, "" where they can be."""
+    """Return the reason why no kernels are compiled for a plan; "" if they can be."""
     graph, machine = captured.graph, plan.costed.machine
     if machine.absent or machine.clock == "declared":
         return "its devices are not here, or run on a declared clock"
@@ -58,13 +58,15 @@ def compilable(captured: Captured, plan: Plan) -> str:
 
 
 _one = threading.Lock()
-"""Held while kernels are compiled and timed: two at once would disturb each other."""
+"""Lock held while kernels are compiled and timed: two at once would disturb each other."""
 
 
 class KernelChoice:
-    """The choice for one program, which it makes when called. `wanted` is the name of a library, or "auto" for the
-    fastest of all. `on_lanes` gives the same graph planned on as many lanes as there are threads, of one thread each;
-    None where that is the plan already."""
+    """The choice for one program, made when called.
+
+    `wanted`: name of a stack, or "auto" for the fastest. `on_lanes`: plans the same graph on as many lanes as there
+    are threads, with one thread each; None if the plan has that already.
+    """
 
     def __init__(
         self, wanted: str, form: Form, pool: Replicas, on_lanes: Callable[[], Form] | None = None
@@ -81,20 +83,23 @@ class KernelChoice:
         return f"{name}: {self.verdict}" if self.verdict is not None else ""
 
     def refute(self, name: str, ratio: float) -> None:
-        """Let eager win, in other processes too: an arrangement took `ratio` of its time in the caller's own calls."""
+        """Let eager win, also in other processes: an arrangement took `ratio` of its time in the caller's own
+        calls."""
         assert self.verdict is not None
         self.verdict.winner = "eager"
         self.verdict.refused[name] = f"{ratio:.2f} of eager's time in the caller's own calls"
         kernel_verdict.store(self.key, self.verdict)
 
     def stop(self) -> None:
-        """Compile nothing more."""
+        """Stop compiling."""
         if self._race is not None:
             self._race.stop()
 
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
-        """The fastest arrangement on these inputs, None for the eager program; each that is faster than what was there
-        before serves at once. Raises Changed where weights change meanwhile."""
+        """Return the fastest arrangement on these inputs; None for the eager program.
+
+        Each one that is faster than the previous serves at once. Raises Changed if weights change meanwhile.
+        """
         with _one:
             try:
                 return self._chosen(inputs, tuned)
@@ -140,7 +145,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Race:
-    """Contestants of one choice."""
+    """The contestants of one choice."""
 
     def __init__(
         self,
@@ -157,13 +162,13 @@ class _Race:
         self.stopped = False
 
     def stop(self) -> None:
-        """Compile nothing more."""
+        """Stop compiling."""
         self.stopped = True
         self.worker.stop()
 
     def build(self, name: str) -> Arrangement | None:
-        """The arrangement of this name, None where there is none: `onnxruntime`, `onnxruntime, 1 thread`,
-        `onnxruntime, 2 lanes`."""
+        """Build the arrangement of this name: `onnxruntime`, `onnxruntime, 1 thread`, `onnxruntime, 2 lanes`; None if
+        there is none."""
         library, _, how = name.partition(", ")
         stack = next((stack for stack in STACKS if stack.name == library), None)
         if stack is None:
@@ -188,8 +193,8 @@ class _Race:
         return self.made.get(name)
 
     def run(self) -> Arrangement | None:
-        """The fastest of all, None for eager. The libraries that compile quickly come first, and what is the fastest
-        so far serves."""
+        """Race all; return the fastest, None for eager. Stacks that compile fast come first, and the fastest so far
+        serves."""
         choice, best = self.choice, None
         for stack in STACKS:
             if choice.wanted not in ("auto", stack.name):
@@ -221,13 +226,13 @@ class _Race:
         return self.made[least]
 
     def _worth(self, name: str) -> bool:
-        """True if an arrangement may serve: it was asked for, or saves enough of eager's time."""
+        """Return True if an arrangement may serve: it was asked for, or saves enough of eager's time."""
         seconds = self.verdict.seconds
         return self.choice.wanted != "auto" or seconds[name] <= (1 - WORTH) * seconds["eager"]
 
     def _others(self, best: str) -> list[str]:
-        """The fastest library with one thread, and in lanes of one thread each where these can be faster: they take
-        at the least what one thread takes for everything, divided by their number."""
+        """Return the fastest stack with one thread, and in lanes of one thread each if these can be faster: they take
+        at least the time of one thread divided by their number."""
         threads = self.choice.form.threads
         if self.build(alone := f"{best}, 1 thread") is None:
             return []

@@ -1,4 +1,4 @@
-"""`Verdict`: what came of a race between compiled forms of a program, kept on disk for the next process."""
+"""`Verdict`: the result of a race between compiled forms of a program, stored on disk for later processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
 
 @dataclass
 class Verdict:
-    """The name of the fastest arrangement, the median seconds of a call of each, and why others were not timed."""
+    """Name of the fastest arrangement, median seconds of a call of each, and the reasons why others were not timed."""
 
     winner: str = "eager"
     seconds: dict[str, float] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def signature(graph: Graph, program: Program, threads: int) -> str:
-    """A hash of all that the seconds of a program depend on, but for the machine and the versions of libraries."""
+    """Return a hash of everything that the seconds of a program depend on, except the machine and library versions."""
     tasks = [(task.target, task.args, task.kwargs) for task in graph.tasks]
     values = [(value.name, value.shape, value.dtype) for value in graph.values]
     text = repr((tasks, values, str(program), threads))
@@ -43,7 +43,7 @@ def signature(graph: Graph, program: Program, threads: int) -> str:
 
 
 def load(key: str) -> Verdict | None:
-    """The verdict that `store` wrote under this signature; None where there is none."""
+    """Return the verdict stored under this signature; None if there is none."""
     entry = cache.load(_file()).get(key)
     with suppress(TypeError):
         return Verdict(**entry) if isinstance(entry, Mapping) else None
@@ -51,7 +51,7 @@ def load(key: str) -> Verdict | None:
 
 
 def store(key: str, verdict: Verdict) -> None:
-    """Keep a verdict."""
+    """Store a verdict."""
     entries = cache.load(_file())
     entries[key] = vars(verdict)
     cache.store(_file(), entries)

@@ -1,4 +1,4 @@
-"""Options of `compile`, checked once."""
+"""Checked options of `compile`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kernels: TypeAlias = Literal["eager", "auto", "inductor", "inductor frozen", "on
 
 @dataclass(frozen=True)
 class Options:
-    """The keywords of `autopar.compile`; see there. Raises PlanError for a value that is none of the allowed."""
+    """The keywords of `autopar.compile`. Raises PlanError for an invalid value."""
 
     pins: Mapping[str, Any] = field(default_factory=dict)
     policy: Any = "auto"
@@ -68,8 +68,8 @@ class Options:
             )
 
     def fitting(self, machine: Machine, model: Any) -> Options:
-        """The same with the machine's names in `pins`, or PlanError or DeviceError for what this machine has not, or
-        the model where it is a module."""
+        """Return the options with the machine's device names in `pins`. Raises PlanError or DeviceError for what this
+        machine, or the model if it is a module, lacks."""
         require_policy(self.policy, machine.device)
         require_split(self.split, machine)
         pins = {path: _device(path, device, machine) for path, device in self.pins.items()}
@@ -83,21 +83,22 @@ class Options:
         return replace(self, pins=pins)
 
     def measures(self, machine: Machine) -> bool:
-        """True if operations are timed before a plan is made: where the user asks for it or, unless he refuses, where
-        devices are here and there is a choice between lanes for the seconds to decide."""
+        """Return True if operations are timed before planning: if the user asks for it, or by default if the devices
+        are present and there are several lanes to choose from."""
         return not machine.serial and self.explains(machine) if self.measure is None else self.measure
 
     def explains(self, machine: Machine) -> bool:
-        """True if operations are timed before a prediction is shown: wherever the devices are here, and none is a
-        stand-in or has figures of the user's own."""
+        """Return True if operations are timed before a prediction is shown: if the devices are present and none is a
+        stand-in or has the user's figures."""
         return self.measure is not False and present(machine)
 
     def within(self, graph: Graph) -> Options:
-        """The same for one graph of a model that the pins were held against: those that name something of it."""
+        """Return the options for one graph of a model whose pins are already checked: with the pins that name
+        something in it."""
         return replace(self, pins=naming(graph, self.pins))
 
     def living(self, machine: Machine, model: Any) -> Options:
-        """Self, or PlanError where a weight of a module is not on the device that it is said to live on."""
+        """Raise PlanError if a weight of a module is not on its declared home."""
         for path, owner, key in slots(model) if isinstance(model, nn.Module) else ():
             device, tensor = lives(path, self.home), owner[key]
             if device and str(tensor.device) != machine.device[device].torch_device:
@@ -109,7 +110,7 @@ class Options:
 
 
 def _device(path: str, given: Any, machine: Machine) -> str:
-    """The machine's name of a device as accelerate writes it: a name, a number, a torch.device."""
+    """Return the machine's name of a device as written for accelerate: a name, a number, a torch.device."""
     if isinstance(given, int) and not isinstance(given, bool):
         kinds = [device.kind for device in machine.devices if not device.traits.host]
         return f"{kinds[0] if kinds else 'cuda'}:{given}"
@@ -128,7 +129,7 @@ def _device(path: str, given: Any, machine: Machine) -> str:
 
 
 def _paths(model: nn.Module) -> list[str]:
-    """The paths of its modules, parameters and buffers, those of shared ones included."""
+    """Return the paths of its modules, parameters and buffers, shared ones included."""
     modules = (path for path, _ in model.named_modules(remove_duplicate=False) if path)
     return [*modules, *(path for path, _, _ in slots(model))]
 

@@ -1,7 +1,7 @@
-"""Metadata propagation: outputs of each task on the kind of device it is placed on, by torch's fake tensors.
+"""Metadata propagation: outputs of each task on its placed kind of device, by torch's fake tensors.
 
-A graph says what the device it was captured on makes. Kernels of another kind may give other strides, save other
-statistics, and so copy where a view was captured, or refuse. No tensor is computed and no device need be there.
+A graph describes the device of its capture. Kernels of another kind may return other strides or statistics, copy where
+a view was captured, or refuse. No tensor is computed, and no device needs to be present.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ log = logging.getLogger("autopar")
 _BY_STRIDES = frozenset(
     {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
 )
-"""Operators that name places in memory, which are others where memory is laid out otherwise."""
+"""Operators that address memory by position, which depends on its layout."""
 
 
 def propagated(plan: Plan, captured: Captured) -> Plan:
-    """The plan with each value of its graph as the device that makes it does.
+    """Update each value of a plan's graph to that made by its placed device.
 
-    Shapes, dtypes, bytes, the order of axes in memory and which values share memory are taken over from a call of
-    each task on fake tensors of that type of device; where bytes or memory differ the plan is timed again. What a
-    device saves of statistics that another does not (a BatchNorm in evaluation) has the size it has there. A task
-    that has no such call (the user's own code, an operator unknown to this build of torch) keeps what was captured.
+    Shapes, dtypes, bytes, axis order and shared memory come from a call of each task on fake tensors of that device
+    type; if bytes or memory differ, the plan is timed again. Statistics that only some devices save (a BatchNorm in
+    evaluation) have that device's size. A task without such a call (the user's own code, an operator unknown to this
+    build of torch) keeps its capture. Linear in tasks, with one call for each operator, device type and form of
+    arguments, and none if all devices have the capture's type.
 
-    Linear in tasks; a call is made once for each operator, device type and form of its arguments, and none where
-    all devices are of the type the graph was captured on. PlanError, with the task, its module, line and device,
-    where another number of tensors, another shape or, in a result of the call, another dtype comes out, or where a
-    task cannot take the strides it would be given.
+    Raises PlanError, with the task, its module, line and device, for another number of tensors, another shape or, in a
+    result of the call, another dtype, or if a task cannot take the strides of its inputs.
     """
     devices = plan.costed.machine.device
     kinds = {name: device.torch_type for name, device in devices.items()}
@@ -77,7 +76,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
 
 
 class _Propagation:
-    """One walk over a placed graph. `forms` are those on the device that makes a value, `storage` its memory."""
+    """One pass over a placed graph. `forms`: of values on the device that makes them; `storage`: their memory."""
 
     def __init__(self, plan: Plan, captured: Captured, kinds: Mapping[str, str]) -> None:
         costed = plan.costed
@@ -94,7 +93,7 @@ class _Propagation:
         self.calls: dict[Any, tuple[_Made, ...] | str | None] = {}
 
     def values(self) -> dict[str, Value]:
-        """Every value as it is made where it is made."""
+        """Return every value as its device makes it."""
         for task in self.graph.tasks:
             self._step(task)
         return {value.name: self._now(value) for value in self.graph.values}
@@ -116,7 +115,7 @@ class _Propagation:
     def _made(
         self, task: Task, device: str, reads: tuple[str, ...], given: tuple[Form | None, ...]
     ) -> tuple[_Made, ...] | None:
-        """Outputs of a task, None where no call can tell."""
+        """Return the outputs of a task; None if no call can tell."""
         kind = self.kinds[device]
         places = {name: str(index) for index, name in enumerate(reads)}
         alike = task.reading(places)
@@ -135,7 +134,8 @@ class _Propagation:
     def _tried(
         self, task: Task, kind: str, given: tuple[Form | None, ...], plain: tuple[Form | None, ...]
     ) -> tuple[_Made, ...] | str | None:
-        """Outputs of a call; why it must fail, as text; None when it is not known. `plain` are forms as captured."""
+        """Return the outputs of a call; as text the reason why it fails; None if unknown. `plain`: forms as
+        captured."""
         try:
             return called(task, kind, given)
         except Exception as error:
@@ -154,10 +154,10 @@ class _Propagation:
         return None
 
     def _memory(self, task: Task, index: int, made: tuple[_Made, ...] | None) -> str:
-        """The storage of an output: what a call shows, else what was captured.
+        """Return the storage of an output, by the call or else by the capture.
 
-        Captured are views by schema, which may copy: for lifetimes that is as right as the other (`lower`, and
-        `runtime.hosts.apart` where a call shares memory after all).
+        Captured views follow the schema and may be copies: for lifetimes either is correct (`lower`, and
+        `runtime.hosts.apart` if a call shares memory after all).
         """
         value, reads = self.graph.value[task.outputs[index]], task.inputs
         memory = None if made is None else made[index].memory
@@ -172,7 +172,7 @@ class _Propagation:
         return self.storage[up]
 
     def _judge(self, task: Task, device: str, name: str, form: Form | None) -> None:
-        """PlanError where a value is not one that its readers, or the caller, can take for the one captured."""
+        """Raise PlanError if a value is not a valid substitute for the captured one for its readers or the caller."""
         known, result = self.known[name], name in self.graph.results
         if known == form or (not result and (_blank(known) or _blank(form))):
             return
@@ -182,7 +182,7 @@ class _Propagation:
             self._wrong(task, device, f"makes {name!r} as {_words(form)}", _words(known))
 
     def _require_places(self, task: Task, device: str, name: str) -> None:
-        """PlanError where the memory that a task names places in is not laid out as captured."""
+        """Raise PlanError if memory that a task addresses by position has another layout than captured."""
         root = self.graph.value[name].storage
         form, known = self.forms.get(root), self.graph.value[root].order
         moved = self.at[name] != device and name != root
@@ -204,12 +204,12 @@ class _Propagation:
         return f"keep it on {own}: pins={{{task.module or '*'!r}: {own!r}}}"
 
     def _arrived(self, name: str, device: str) -> Form | None:
-        """A value as it is on a device: a copy is dense."""
+        """Return a value as it arrives on a device: copies are dense."""
         form = self.forms[name]
         return form if form is None or self.at[name] == device else copied(form)
 
     def _known(self, value: Value) -> Form | None:
-        """A value as it was captured; strides are known of state, of the rest the order of axes."""
+        """Return a value as captured; strides are known for state, the axis order for others."""
         if value.dtype == "object":
             return None
         dtype = getattr(torch, value.dtype)
@@ -248,17 +248,16 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """One output of a call: its form (None: no tensor) and whose memory it is in: of the input with this index, of
-    the output ~index where it is below zero, its own where it is None.
-    """
+    """One output of a call: its form (None: not a tensor), and the input whose memory it shares, by index, or the
+    output ~index if negative; None: its own."""
 
     form: Form | None
     memory: int | None
 
 
 def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
-    """The callable of a task's target for fake tensors: of our own operators their fakes. ProgramError for an unknown
-    one."""
+    """Return the callable of a task's target on fake tensors; for autopar's own operators, their fakes. Raises
+    ProgramError for an unknown one."""
     space, _, rest = target.partition(".")
     if space == "autopar" and "." in rest:
         bind.target(target, calls)  # defines it
@@ -269,9 +268,9 @@ def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) 
 
 
 def called(task: Task, kind: str, given: tuple[Form | None, ...]) -> tuple[_Made, ...]:
-    """Outputs of a task, whose values are named by their index, for inputs of these forms on a type of device.
+    """Return the outputs of a task, whose values are named by index, for inputs of these forms on a device type.
 
-    Raises what torch raises, also where this build of torch has no such call.
+    Raises torch's errors, also if this build of torch has no such call.
     """
     device = torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
     function = meaning(task.target)
@@ -302,20 +301,20 @@ def _outputs(made: Any, owner: dict[int, int]) -> Iterator[_Made]:
 
 @lru_cache(maxsize=4096)
 def copied(form: Form) -> Form:
-    """A copy of it, which is dense."""
+    """Return the form of a copy, which is dense."""
     tensor = torch.empty_strided(form.shape, form.strides, device="meta")
     return form._replace(strides=torch.empty_like(tensor).stride())
 
 
 @lru_cache(maxsize=4096)
 def axes(form: Form) -> tuple[int, ...]:
-    """`Value.order` of it."""
+    """Return its `Value.order`."""
     return memory_order(torch.empty_strided(form.shape, form.strides, device="meta"))
 
 
 @lru_cache(maxsize=4096)
 def in_order(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of dense memory whose axes, from the slowest, are these; they are in order when it is empty."""
+    """Return the strides of dense memory with these axes from the slowest to the fastest; empty: in order."""
     strides, step = [0] * len(shape), 1
     for axis in reversed(order or range(len(shape))):
         strides[axis] = step

@@ -1,4 +1,4 @@
-"""The arrows from a model to something that runs, one function each."""
+"""The stages from a captured model to a running program, one function each."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ from .propagate import propagated
 log = logging.getLogger("autopar")
 
 RACES = 5
-"""Timed calls of each contestant when `measure` asks for a race; the median decides."""
+"""Timed calls of each contestant if `measure` asks for a race; the median decides."""
 
 
 @dataclass(eq=False)
 class Prepared:
-    """One signature of a model, ready to run. `captured.graph` is uncut; `plan.costed.graph` is what runs. `source` is
-    what was captured, with the strides of all outputs. `single_s` are the measured seconds of the best single device,
-    None when it was not timed.
+    """One signature of a model, ready to run.
+
+    captured: has the original graph; `plan.costed.graph` is the one that runs. source: with all outputs' strides.
+    single_s: measured seconds of the best single device; None if not timed.
     """
 
     captured: Captured
@@ -63,7 +64,7 @@ class Prepared:
     source: Captured | None = None
 
     def measure(self) -> None:
-        """Time the operations of a program, on inputs made up, for what is predicted of it. The program stays."""
+        """Time the operations, on made-up inputs, to update the prediction. The program stays."""
         costed = self.plan.costed
         graph, machine = costed.graph, costed.machine
         if any(cost.how == "measured" for cost in costed.costs):
@@ -72,7 +73,7 @@ class Prepared:
         self.reprice(timed("measure", measured, graph, machine, self.captured.calls, tensors))
 
     def reprice(self, ratios: Ratios) -> None:
-        """Predict with other seconds of the tasks. The program stays."""
+        """Update the prediction with other seconds of the tasks. The program stays."""
         costed = self.plan.costed
         graph, machine = costed.graph, costed.machine
         priced = cost(graph, machine, homes=dict(costed.homes), deliver=costed.deliver, ratios=ratios)
@@ -87,7 +88,7 @@ class Prepared:
         return [self.executor]
 
     def slower(self, slow_down: float) -> None:
-        """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
+        """Run the declared clock `slow_down` times slower than the chips from the next call on."""
         self.plan = slowed(self.plan, slow_down)
         self.executor.rebind(self.plan)
 
@@ -105,8 +106,8 @@ def prepare(
     pool: Replicas | None = None,
     recorded: Ratios | None = None,
 ) -> Prepared:
-    """Plan, lower, check and bind what was captured, for the arguments of a call. Copies of its state are in `pool`;
-    `recorded` is what its tasks took in calls before."""
+    """Plan, lower, check and bind a capture for the arguments of a call. `pool`: copies of its state. `recorded`:
+    seconds of its tasks in earlier calls."""
     tensors = captured.flatten(args)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given, recorded)
 
@@ -130,8 +131,8 @@ def bind(
     planned: Callable[[Machine], Plan] | None = None,
     changing: bool = False,
 ) -> Prepared:
-    """The program of a plan, proved, and bound to the live model; with compiled kernels once there are any. `planned`
-    plans the same graph on another machine."""
+    """Return the proved program of a plan, bound to the live model; with compiled kernels once there are any.
+    `planned` plans the same graph on another machine."""
     program = proved(plan).program
     trusted = captured if copies(plan) else captured.kernels_trusted()
     pool = pool or Replicas()
@@ -156,8 +157,8 @@ def executed(
     on_lanes: Callable[[], Form] | None = None,
     changing: bool = False,
 ) -> Prepared:
-    """A proved program bound to the live model, with compiled kernels once there are any. `changing` says that weights
-    change from call to call; `on_lanes` is that of `KernelChoice`."""
+    """Bind a proved program to the live model, with compiled kernels once there are any. `changing`: weights change
+    from call to call. `on_lanes`: as in `KernelChoice`."""
     captured = captured.with_slices(plan.costed.graph)
     executor = Executor(captured, plan, program, pool)
     if kernels == "eager":
@@ -171,20 +172,20 @@ def executed(
 
 
 def copies(plan: Plan) -> bool:
-    """True if values are copied or rejoined on their way, where memory is laid out anew."""
+    """Return True if values are transferred or rejoined, which changes their memory layout."""
     return bool(plan.transfers or plan.costed.graph.split)
 
 
 @uncollected()
 def proved(plan: Plan) -> Report:
-    """The program of a plan, with the proof that it is right. Raises MemoryCapError or ProgramError."""
+    """Return the program of a plan with its proof. Raises MemoryCapError or ProgramError."""
     program = timed("lower", lower, plan)
     report: Report = timed("check", check, program, plan.costed.graph)
     return report
 
 
 def rewritten(captured: Captured, options: Options) -> Captured:
-    """The captured graph, with chains of additions as trees where the options ask for it."""
+    """Return the captured graph, with chains of additions as trees if the options ask for it."""
     if not options.reassociate:
         return captured
     from ..transform.rewrites import reassociated
@@ -193,14 +194,14 @@ def rewritten(captured: Captured, options: Options) -> Captured:
 
 
 def repeatable(captured: Captured, plan: Plan) -> bool:
-    """True if a plan over several devices can be timed: running it twice changes nothing, and the clock is real."""
+    """Return True if a plan over several devices can be timed: it can be repeated, and the clock is real."""
     graph, several = plan.costed.graph, len({placed.device for placed in plan.placed}) > 1
     effects = any(task.random or task.target in captured.calls for task in graph.tasks)
     return several and not graph.updates and not effects and plan.costed.machine.clock == "real"
 
 
 def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prepared:
-    """Time a plan and the best single device on this call's own tensors, in turn; the faster one by the median."""
+    """Time a plan and the best single device alternately on this call's tensors; return the faster by the median."""
     samples: dict[int, list[float]] = {0: [], 1: []}
     with torch.no_grad():
         for turn in range(RACES + 1):
@@ -230,8 +231,8 @@ def plan_captured(
     given: Plan | None = None,
     recorded: Ratios | None = None,
 ) -> Plan:
-    """The plan for a captured model whose inputs are `tensors`; `given` is an edited plan to be used instead. Its
-    values are those that the devices it places tasks on will make. `recorded` goes before what would be measured."""
+    """Return the plan for a captured model with the inputs `tensors`; `given` is an edited plan to use instead. Its
+    values are those that the placed devices make. `recorded` seconds take precedence over measuring."""
     weights = dict(captured.gradients)
     homes = homes_of(captured, machine, tensors, options.home)
     pins = resolve(captured.graph, options.pins, machine, weights)
@@ -264,7 +265,7 @@ def plan_captured(
         return cost(candidate, machine, homes=own, deliver=to, pins=only, ratios=ratios)
 
     def held(plan: Plan) -> Plan:
-        """The plan with what a model moved to one device would take, for it to be held against."""
+        """Return the plan with the times after moving the model to each single device, for comparison."""
         if len(machine.devices) == 1 and not graph.streamed:
             return plan
         tied = pins or graph.changing or graph.updates or graph.streamed or any(t.home for t in graph.tasks)
@@ -295,14 +296,14 @@ def plan_captured(
 
 
 def present(captured: Captured, tensors: Sequence[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
-    """The tensors of a captured model by value: its state, and its inputs where they are given."""
+    """Return the tensors of a captured model by value: its state, and its inputs if given."""
     state = {name: owner[key] for name, (owner, key) in captured.state.items()}
     return {**state, **dict(zip(captured.graph.inputs, tensors))}
 
 
 def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:
-    """A plan for what is trained; on a machine that is not here, where nothing says that weights live where they are
-    now, the shorter of that and one whose weights live on the best single device, if that alone is quicker."""
+    """Return a plan for training; on a declared machine without given homes, the shorter of the plan with present
+    homes and, if the best single device alone is faster, the one with all weights on it."""
     plan = planned(options)
     best = plan.best_single
     if not machine.absent or options.home != "auto" or best is None or best[1] >= plan.makespan:
@@ -314,7 +315,7 @@ def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machi
 
 
 def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:
-    """The given plan with new times."""
+    """Return the given plan with new times."""
     label = given.costed.graph.split
     if label.startswith(LABEL):
         begun = {task.origin for task in given.costed.graph.tasks if task.part}
@@ -331,12 +332,12 @@ def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, 
 
 
 def _shapes(graph: Graph) -> str:
-    """The shapes of the inputs, in words."""
+    """Return the shapes of the inputs as text."""
     return ", ".join(str(list(graph.value[name].shape)) for name in graph.inputs)
 
 
 def rows_of(label: str) -> tuple[int, ...]:
-    """The rows of each part in a split label: `2 parts: 50 + 50` is (50, 50)."""
+    """Return the rows of each part in a split label: `2 parts: 50 + 50` is (50, 50)."""
     try:
         return tuple(int(rows) for rows in label.partition(":")[2].split("+"))
     except ValueError:
@@ -346,8 +347,8 @@ def rows_of(label: str) -> tuple[int, ...]:
 def homes_of(
     captured: Captured, machine: Machine, tensors: list[torch.Tensor], home: Home = "auto"
 ) -> dict[str, str]:
-    """The device of the machine on which each input and state value is before the call, of state where `home` says
-    that it lives; tangents come from where the outputs go."""
+    """Return the device of each input and state value before the call, of state as in `home`; tangents come from the
+    device of the outputs."""
     homes = {name: place_of(tensor.device, machine) for name, tensor in zip(captured.graph.inputs, tensors)}
     for name, (owner, key) in captured.state.items():
         homes[name] = place_of(owner[key].device, machine)
@@ -357,17 +358,17 @@ def homes_of(
 
 
 def living(graph: Graph, homes: Mapping[str, str]) -> dict[str, str]:
-    """The homes of a graph with parts of state, which are at home where the whole is."""
+    """Return the homes of a graph with slices of state, which are at the home of the whole."""
     return {**homes, **{value.name: homes[value.slice.of] for value in graph.values if value.slice}}
 
 
 def first_home(graph: Graph, machine: Machine, homes: Mapping[str, str]) -> str:
-    """The device the call comes from: that of its first input, else of its state."""
+    """Return the device of the call: that of its first input, else of its state."""
     return next((homes[name] for name in (*graph.inputs, *graph.state) if name in homes), machine.host)
 
 
 def place_of(device: torch.device, machine: Machine) -> str:
-    """The machine's name of a torch device; a device that is not in the machine is reached through its host."""
+    """Return the machine's name of a torch device; its host for a device that is not in the machine."""
     name = str(device)
     return name if name in machine.device else machine.host
 
@@ -379,8 +380,8 @@ def deliveries(
     outputs: str,
     gradients: Sequence[tuple[str, str]] = (),
 ) -> tuple[tuple[str, str], ...]:
-    """Device that each output and update is delivered to: outputs to the first input's device (or "": where they were
-    made), the last of them, which are `gradients` of what they are named with, to its home."""
+    """Return (value, device) for each output and update: outputs to the first input's device (or "": where they are
+    made), the last `gradients` of them to the homes of their leaves."""
     to = first_home(graph, machine, homes) if outputs == "as_input" else ""
     return (
         *((name, to) for name in graph.outputs[: len(graph.outputs) - len(gradients)]),
@@ -390,7 +391,7 @@ def deliveries(
 
 
 def timed(stage: str, function: Any, *args: Any) -> Any:
-    """Call a stage and say on the logger how long it took, and on a terminal that it is at work."""
+    """Call a stage; log its seconds, and show on a terminal that it is running."""
     start = time.perf_counter()
     with ticking(f"autopar: {stage}"):
         result = function(*args)

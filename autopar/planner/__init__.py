@@ -1,4 +1,4 @@
-"""Costed graph → plan: `place` a costed graph, `replan` an edited plan."""
+"""The planner: `place` a costed graph, `replan` an edited plan."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +14,6 @@ OBJECTIVES: dict[str, Callable[..., Plan]] = {
     "latency": partial(place, steps=STEPS, copies=True),
     "throughput": throughput,
 }
-"""Objectives of a plan, each with the function of a costed graph and `budget_s=` that optimises it."""
+"""Function for each objective of a plan: (costed graph, `budget_s=`) → the plan."""
 
 __all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]

@@ -1,4 +1,4 @@
-"""Schedules in a race: each simulated, the shortest that fits wins, the first of equals."""
+"""The race between schedules: each is simulated, and the shortest that fits wins, the first of equals."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from .model.memory import memory
 from .model.simulator import Play, Schedule
 
 SHORTER = 1e-9
-"""Share by which a later schedule must be shorter than an earlier one to be preferred."""
+"""Share by which a later schedule must be shorter than an earlier one to win."""
 KEPT = 1.02
-"""Times its makespan that a schedule may take whose copies are served by their wires first come, first served."""
+"""Largest makespan with FIFO wires, relative to that with the schedule's own order of copies, to keep that order."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A schedule and its simulation; `served` is its makespan where wires serve copies first come, first served, and
-    `over` holds (device, peak bytes, cap) of each device it does not fit."""
+    """A schedule and its simulation.
+
+    served: its makespan in seconds with FIFO wires.
+    over: (device, peak bytes, cap) of each device that it exceeds.
+    """
 
     schedule: Schedule
     play: Play
@@ -31,19 +34,20 @@ class Entry:
 
     @property
     def makespan(self) -> float:
-        """Seconds it takes."""
+        """Its makespan in seconds."""
         return self.play.makespan
 
     @property
     def excess(self) -> int:
-        """Bytes above the caps, all devices together."""
+        """Bytes above the caps, summed over the devices."""
         return sum(peak - cap for _, peak, cap in self.over)
 
 
 class Race:
     """All schedules tried for one problem, in order.
 
-    No schedule takes less than `bound` seconds, and after `until` of the monotonic clock no other is looked for.
+    bound: lower bound in seconds on all schedules.
+    until: time of the monotonic clock after which no other schedule is sought.
     """
 
     def __init__(self, instance: Instance, bound: float = 0.0, until: float = math.inf) -> None:
@@ -59,7 +63,8 @@ class Race:
 
     @property
     def lead(self) -> Entry:
-        """The shortest that fits, or the one that is least too large. Raises why nothing could be carried out."""
+        """The best entry: the shortest that fits, or else the one with the least excess. Raises the first error if
+        none is feasible."""
         leader = self.leading()
         if leader is None:
             raise self.errors[0]
@@ -67,13 +72,12 @@ class Race:
 
     @property
     def done(self) -> bool:
-        """True if nothing can be shorter than the best."""
+        """True if nothing can be shorter than the best entry."""
         leader = self.leading()
         return leader is not None and not leader.over and leader.makespan <= self.bound * (1 + SHORTER)
 
     def trial(self, schedule: Schedule, below: float = math.inf) -> Entry | None:
-        """Simulate a schedule without entering it; None when it cannot be carried out at all, or not in less than
-        `below` seconds."""
+        """Simulate a schedule without entering it; None if it is infeasible or not shorter than `below` seconds."""
         try:
             play = Play(self.instance, schedule)
         except PlanError as error:
@@ -101,7 +105,7 @@ class Race:
         )
 
     def enter(self, schedule: Schedule) -> Entry | None:
-        """Simulate a schedule and let it take part if it can be carried out."""
+        """Simulate a schedule and enter it if it is feasible."""
         entry = self.trial(schedule)
         if entry:
             self.admit(entry)
@@ -111,7 +115,7 @@ class Race:
         return entry
 
     def admit(self, entry: Entry) -> None:
-        """Let a simulated schedule take part."""
+        """Enter a simulated schedule."""
         self.entries.append(entry)
         note = ", ".join(
             f"{device} would need {size(peak)} of its {size(cap)}" for device, peak, cap in entry.over
@@ -121,16 +125,18 @@ class Race:
         self.candidates.append(Candidate(entry.schedule.policy, split, makespan, note))
 
     def leading(self) -> Entry | None:
-        """The shortest that fits, or the one that is least too large; None when nothing can be carried
-        out."""
+        """Return the shortest entry that fits, or else the one with the least excess; None if there is none."""
         try:
             return self.best()
         except PlanError:
             return min(self.entries, key=lambda entry: entry.excess, default=None)
 
     def best(self, entries: list[Entry] | None = None) -> Entry:
-        """The shortest that fits, of those that end together the one that takes least where no copy is held back; the
-        first of equals. Raises MemoryCapError, or why none could be carried out."""
+        """Return the shortest entry that fits; among equals the one with the least makespan on FIFO wires, then the
+        first.
+
+        Raises MemoryCapError, or the first error if none is feasible.
+        """
         tried = self.entries if entries is None else entries
         least = min((entry.makespan for entry in tried if not entry.over), default=0.0) * (1 + SHORTER)
         chosen: Entry | None = None

@@ -1,5 +1,5 @@
-"""Plans that compute clusters on several devices: which copies are worth what they take depends on where the rest is,
-and where the rest had better be on the copies, so that both are searched for together."""
+"""Task duplication: plans that compute clusters on several devices, with placement and copies searched together, since
+each depends on the other."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from .search.core import COPIES, Timed, capped
 
 EACH = 4_500
 STEPS = 225_000
-"""Steps of the search for each cluster, and in all at most; chains take `TOGETHER` times as many (`anneal`)."""
+"""Limits on the search in steps: for each cluster, and in all; chains take `TOGETHER` times as many (`anneal`)."""
 LARGEST = 2_000
-"""Clusters and transfers of the largest plan for which this is done."""
+"""Limit on clusters plus transfers of a plan for which duplication is tried."""
 HOT = 0.07
-"""Share by which a plan may become longer at first."""
+"""Initial temperature: share by which a plan may become longer."""
 TRIED = 3
-"""Plans with copies simulated, of those found."""
+"""Number of plans with copies that are simulated."""
 POLICY = "search with copies"
-"""Policy of the schedules that have copies."""
+"""Policy name of schedules with copies."""
 
 Names: TypeAlias = dict[tuple[str, str], str]
-"""What copies are called, by original and device."""
+"""Names of copies, by (original, device)."""
 
 
 def repeated(race: Race, start: Entry) -> Entry:
-    """A plan without copies, or a shorter one with clusters computed again, searched for as far as there is time for
-    it. What is returned has an `Instance` of its own where clusters are. Nothing is done for large plans, nor without
-    the native search.
+    """Return a plan without copies, or a shorter one with duplicated clusters if the search finds one in time.
 
+    The entry has its own `Instance` if clusters are duplicated. Skipped for large plans and without the native search.
     Duplication heuristics: Ahmad and Kwok, "On exploiting task duplication in parallel program scheduling", IEEE TPDS
     9(9), 1998.
     """
@@ -56,8 +55,8 @@ def repeated(race: Race, start: Entry) -> Entry:
 
 
 def _promising(instance: Instance) -> bool:
-    """True if there are lists of the graph (`anneal`), and a cluster in it that may be computed again and of which it
-    takes time to move what it makes."""
+    """Return True if lists of the graph exist (`anneal`) and it has a repeatable cluster whose outputs take time to
+    transfer."""
     costed = instance.costed
     return not (instance.modes or costed.again) and any(
         repeatable(costed, cluster)
@@ -73,8 +72,10 @@ def _promising(instance: Instance) -> bool:
 
 
 def scheduled(timed: Timed) -> Entry | None:
-    """The schedule that computes the clusters and copies of a list where and in the order in which it does, simulated;
-    None when that never ends. The entry has an `Instance` of its own. Linear in the graph but for sorting."""
+    """Simulate the schedule of a list with its copies; None if it deadlocks.
+
+    The entry has its own `Instance`. Linear in the graph except for sorting.
+    """
     instance, first = timed.instance, timed.instance.clusters + 1
     names, devices = instance.names, instance.devices
     more = [(names[r], devices[d]) for r, d in zip(timed.of, timed.device[first:])]
@@ -93,12 +94,11 @@ def scheduled(timed: Timed) -> Entry | None:
 def again(
     instance: Instance, device: Mapping[str, str], more: Collection[tuple[str, str]]
 ) -> tuple[CostedGraph, Names]:
-    """The graph with each (cluster, device) of `more`, all `repeatable`, as a cluster of its own that is bound to its
-    device, and what these are called.
+    """Add each (cluster, device) of `more`, all `repeatable`, to the graph as a cluster bound to its device; return
+    the graph and the names of the copies.
 
-    `device` is where all clusters are: those on a device with a copy read what the copy makes, other copies there
-    included, and what must be delivered there is the copy's. So is what would pass through a device with a copy, so
-    that no value comes to be on a device twice. Linear in the graph.
+    `device`: the device of each cluster. Readers and deliveries on a device with a copy use the copy's values, and so
+    do transfers that would pass through it, so that no value is on a device twice. Linear in the graph.
     """
     costed, graph = instance.costed, instance.costed.graph
     steps, made = _named(costed, more)
@@ -109,7 +109,7 @@ def again(
     present = {(value, device[cluster]): value for value, cluster in costed.producer.items()} | made
 
     def source(value: str, at: str) -> str:
-        """The value that is read on a device for a value of the graph, or one of its copies."""
+        """Return the value, original or copy, that readers on device `at` use."""
         if value not in costed.producer:
             return value
         if (value, at) not in present:
@@ -157,8 +157,7 @@ def again(
 
 
 def _named(costed: CostedGraph, more: Iterable[tuple[str, str]]) -> tuple[Names, Names]:
-    """Names of the copies of clusters and tasks, and of the copies of values, one of which may be called what a task is
-    called."""
+    """Return names for the copies of clusters and tasks, and of values, which may be named like tasks."""
     taken = {*costed.graph.value, *costed.graph.task, *costed.cluster}
     steps: Names = {}
     values: Names = {}
@@ -176,14 +175,14 @@ def _named(costed: CostedGraph, more: Iterable[tuple[str, str]]) -> tuple[Names,
 
 
 def _reading(task: Task, of: Mapping[str, str]) -> Task:
-    """The task with other values in place of those that it reads."""
+    """Return the task with its inputs renamed by `of`."""
     args = tuple(replace_refs(argument, of) for argument in task.args)
     kwargs = tuple((key, replace_refs(argument, of)) for key, argument in task.kwargs)
     return replace(task, args=args, kwargs=kwargs)
 
 
 def once(costed: CostedGraph) -> CostedGraph:
-    """The graph without the copies that `again` put in: what read a copy reads the original. Linear in the graph."""
+    """Return the graph without the copies of `again`: readers of a copy read the original. Linear in the graph."""
     if not costed.again:
         return costed
     of = dict(costed.again)

@@ -1,5 +1,5 @@
-"""The shortest schedule of a tiny graph: every placement, every order of every lane, and every order of what asks for a
-wire at one moment."""
+"""Exhaustive search for tiny graphs: every placement, every order of each lane, and every order of simultaneous
+requests for a wire."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .model.memory import fits
 from .model.simulator import Play, Schedule, in_order
 
 MOST = 2_600
-"""Orders of all lanes of the largest graph that is tried: five clusters on three lanes."""
+"""Limit on the number of lane orders: five clusters on three lanes."""
 STEPS = 50_000
-"""Clusters and copies simulated in all, the orders of what asks for a wire at one moment included."""
+"""Limit on simulated clusters and copies, orders of simultaneous wire requests included."""
 POLICY = "every order"
 
 
 def tiny(instance: Instance) -> bool:
-    """True if there are few enough schedules to try them all, and no clusters that may take several lanes."""
+    """Return True if there are few enough schedules to try them all, and no clusters with several lanes."""
     clusters, lanes = instance.clusters, sum(map(len, instance.lane_names))
     return clusters > 0 and not instance.modes and math.perm(clusters + lanes - 1, clusters) <= MOST
 
 
 def every(race: Race) -> None:
-    """Enter the shortest schedule of all of a `tiny` problem, if it is shorter than those there are.
+    """Enter the shortest of all schedules of a `tiny` problem, if it is shorter than the entries so far.
 
-    Of those that do each cluster once, start everything as early as orders of lanes allow, and leave wires to whoever
-    comes first. The search ends where the bound is reached.
+    Covers schedules without duplicates that start everything as early as the lane orders allow, with FIFO wires. Stops
+    when the bound is reached.
     """
     instance, bound, leader = race.instance, race.bound, race.leading()
     longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
@@ -50,7 +50,7 @@ def every(race: Race) -> None:
 
 
 def _schedules(instance: Instance) -> Iterator[Schedule]:
-    """Every placement, with every order of every lane."""
+    """Yield every placement with every order of each lane."""
     lanes = [(d, lane) for d, names in enumerate(instance.lane_names) for lane in range(len(names))]
     options = [[place for place in lanes if place[0] in allowed] for allowed in instance.allowed]
     for chosen in product(*options):
@@ -68,7 +68,7 @@ def _schedules(instance: Instance) -> Iterator[Schedule]:
 
 
 def _plays(instance: Instance, schedule: Schedule) -> Iterator[tuple[Play, Schedule]]:
-    """Simulations of a schedule, for every order of copies that ask for one wire at one moment."""
+    """Yield simulations of a schedule for every order of copies that request one wire at the same time."""
     try:
         play = Play(instance, schedule)
     except PlanError:
@@ -82,7 +82,8 @@ def _plays(instance: Instance, schedule: Schedule) -> Iterator[tuple[Play, Sched
 def _turned(
     instance: Instance, schedule: Schedule, play: Play, last: tuple[float, int]
 ) -> Iterator[tuple[Play, Schedule]]:
-    """The same with other orders of what asks after `last`, a moment and a queue: what comes later follows from it."""
+    """Yield simulations with other orders of the requests after `last`, a (time, queue); later ones follow from
+    these."""
     first = instance.clusters
     asking: dict[tuple[float, int], list[int]] = {}
     for step, (_, hop) in enumerate(play.moves, first):
@@ -104,6 +105,6 @@ def _turned(
 
 
 def _replaced(order: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:
-    """An order with some steps in each other's places."""
+    """Return an order with steps `old` replaced by `new`."""
     instead = dict(zip(old, new))
     return [instead.get(step, step) for step in order]

@@ -1,4 +1,4 @@
-"""Policies that can be asked for: by name, or a function of one's own."""
+"""Policies that a user can ask for, by name or as a function."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from .model.instance import Instance
 from .model.simulator import Schedule
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
-"""`auto`, the name of a policy, or a function to a schedule, or to the device of some clusters or tasks by
-name."""
+"""`auto`, a policy's name, or a function that returns a schedule, or the device of some clusters or tasks by name."""
 
 
 def round_robin(instance: Instance, room: float = 1.0) -> Schedule:
-    """A placement that moves as much as it can, to try a runtime with: each cluster, in graph order, on the next queue
-    of those it may use, whatever `room` there is; a colocate group counts as one cluster."""
+    """Place each cluster, in graph order, on the next queue that it may use; a colocate group counts as one cluster.
+
+    It causes the most transfers, to test a runtime with. `room` is ignored.
+    """
     queues = [(d, lane) for d, lanes in enumerate(instance.lane_names) for lane in lanes]
     lanes: dict[str, list[str]] = {lane: [] for _, lane in queues}
     chosen: dict[int, int] = {}
@@ -51,19 +52,18 @@ POLICIES: dict[str, Callable[..., Schedule]] = {
     "follow": follow,
     "round_robin": round_robin,
 }
-"""Policies by name, beside `auto` and `single`: one added here can be asked for. Each is a function of a problem and of
-`room`, the share of the caps to plan for."""
+"""Policies by name, in addition to `auto` and `single`. Each is a function of a problem and of `room`, the share of
+the caps to plan for."""
 
 TIGHTER = (0.9, 0.75, 0.5, 0.4, 0.3, 0.2)
-"""Shares of the caps to plan for, in turn, when a schedule does not fit: what is alive at once is known only once there
-are times, and what is remembered is spread over devices by the room there is."""
+"""Shares of the caps to plan for, in turn, if a schedule does not fit: list schedules estimate memory without final
+times, and spread saved values by the free memory."""
 HOPELESS = 8
-"""Times its cap that a device would need for no tighter plan of a policy to be tried: its order does not go with
-short memory, and less room would not mend that."""
+"""Factor on a cap above which no tighter plan is tried: less room would not make this order fit."""
 
 
 def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
-    """The entry of a policy, planned for less room while it does not fit and that may help."""
+    """Enter a policy's schedule, planned for less room while it does not fit and that may help; return the entry."""
     entry = race.enter(policy(race.instance, room=1.0))
     for room in TIGHTER:
         if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):
@@ -75,7 +75,7 @@ def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
 
 
 def require_policy(policy: Policy, devices: Collection[str]) -> None:
-    """Raise PlanError for the name of a policy that there is not on these devices."""
+    """Raise PlanError if there is no such policy on these devices."""
     known = ("auto", "single", *(f"single {name}" for name in devices), *POLICIES)
     if isinstance(policy, str) and policy not in known:
         raise PlanError(
@@ -84,7 +84,7 @@ def require_policy(policy: Policy, devices: Collection[str]) -> None:
 
 
 def asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Entry]:
-    """The entries of one policy; `alone` are those of everything on each device."""
+    """Return the entries of one policy; `alone` are those of single devices."""
     instance = race.instance
     if isinstance(policy, str):
         require_policy(policy, instance.devices)
@@ -112,7 +112,7 @@ def asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Ent
 
 
 def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callable[..., Schedule]:
-    """The policy that places some clusters or tasks as given, and the rest by earliest finish."""
+    """Return the policy that places some clusters or tasks as given, and the rest by earliest finish."""
     costed = instance.costed
     allowed = list(instance.allowed)
     by: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Choose a plan: strategies race, the shortest that fits wins; copies of clusters and proofs come last."""
+"""Algorithm portfolio: strategies race, the shortest plan that fits wins; duplication and proofs come last."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from .search.large import LARGE, crowded, quickest, variants
 from .search.packed import pack
 
 ALONE = 0.25
-"""Share of a ceiling in seconds after which no further device is tried alone: the rest is for better plans."""
+"""Share of the time limit after which no further single device is tried."""
 
 ENDING = 0.06
-"""Share of a ceiling in seconds for what is under way when the rest of it is spent."""
+"""Share of the time limit reserved for work in progress at its end."""
 
 QUICK = 40_000
-"""Steps of `anneal` where a plan is one of many tried, as for a captured model."""
+"""Steps of `anneal` if the plan is one of many, as for a captured model."""
 
 
 @dataclass(frozen=True)
 class _Strategy:
-    """A way to find schedules of a problem that it `supports`, as the race stands: `run` enters them, in about so many
-    steps."""
+    """A way to find schedules for the problems that it `supports`; `run` enters them into the race, in about the given
+    number of steps."""
 
     name: str
     supports: Callable[[Race], bool]
@@ -56,19 +56,19 @@ def _small(race: Race) -> bool:
 
 
 def _searched(race: Race) -> list[Entry]:
-    """The schedules found by annealing."""
+    """Enter schedules found by annealing; return the entries."""
     return [entry for entry in race.entries if entry.schedule.policy == POLICY]
 
 
 def _lists(race: Race, *policies: Callable[..., Schedule]) -> None:
-    """Enter what each of the policies comes to, as long as there is time."""
+    """Enter the schedule of each policy, as long as there is time."""
     for policy in policies:
         if not race.late:
             enter_fitting(race, policy)
 
 
 def _weighted(race: Race, _: int) -> None:
-    """Several lists, of which only the best is simulated where wires are crowded."""
+    """Enter list schedules under several weights; if wires are crowded, simulate only the best."""
     if crowded(race.instance):
         race.enter(quickest(race.instance, race.until))
     else:
@@ -76,8 +76,11 @@ def _weighted(race: Race, _: int) -> None:
 
 
 def _uncapped(race: Race, _: int) -> None:
-    """Lists without a look at the caps: in the order of placing much counts as held that is long gone by then, so that
-    they may well fit. Only where they do not, lists that keep them."""
+    """Enter list schedules without caps, and with caps only if those do not fit.
+
+    A list schedule with caps overestimates memory, since in the order of placement values seem to be alive that are
+    freed by then.
+    """
     instance = race.instance
     loose = race.enter(quickest(instance, race.until) if crowded(instance) else heft(instance, room=math.inf))
     if loose and not loose.over:
@@ -116,7 +119,7 @@ STRATEGIES = (
     _Strategy("repair", lambda race: bool(race.lead.over), _repair),
     _Strategy("climb", lambda race: not race.lead.over, climb),
 )  # fmt: skip
-"""The strategies that `auto` races, in this order, as far as there is time."""
+"""Strategies that `auto` races, in this order, as long as there is time."""
 
 
 def place(
@@ -126,13 +129,13 @@ def place(
     steps: int = QUICK,
     copies: bool = False,
 ) -> Plan:
-    """The best plan that `policy` finds for a costed graph, simulated, with its bound and its reasons.
+    """Return the best plan that `policy` finds for a costed graph, simulated, with its bound and reasons.
 
-    `auto` races everything on one device against what `STRATEGIES` find, each in about `steps` placed clusters. A plan
-    over several devices is chosen only when it is predicted to be shorter than the best on one. With `copies` it may
-    compute clusters on several devices: the plan is then one of the graph with these copies (`CostedGraph.again`).
-    Shortly before `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError
-    for an unknown policy or name and MemoryCapError when nothing fits.
+    `auto` races single devices against the strategies of `STRATEGIES`, each with about `steps` placed clusters. A plan
+    over several devices wins only if it is predicted to be shorter than the best single device. With `copies` it may
+    duplicate clusters: the plan is then of the graph with these copies (`CostedGraph.again`). Shortly before
+    `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an unknown
+    policy or name, MemoryCapError if nothing fits.
     """
     began = time.monotonic()
     until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)
@@ -154,8 +157,10 @@ def place(
 
 
 def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
-    """The shortest plan, which may have copies, a bound for those that have none, and what stopped the search for
-    them. Copies come first, for they are soon found, and a proof may take whatever time there is."""
+    """Return the shortest plan, perhaps with copies, a bound for plans without copies, and what stopped their search.
+
+    Duplication comes first, because it is fast, and a proof may take any amount of time.
+    """
     plans = [found, repeated(race, found)]
     proven, bound, cut = prove(race, found)
     if proven is not found:
@@ -167,11 +172,10 @@ def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
-    """An edited plan with new times: which cluster is on which lane, and in which order, is taken from `edited`. After
-    `budget_s` seconds no further device is tried alone.
+    """Simulate an edited plan: lanes and orders of clusters are those of `edited`, times are new.
 
-    Raises PlanError for clusters, devices or lanes that `costed` does not have, for orders that can never end,
-    and MemoryCapError when it does not fit.
+    After `budget_s` seconds no further single device is tried. Raises PlanError for unknown clusters, devices or lanes
+    and for orders that deadlock, MemoryCapError if it does not fit.
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     instance = Instance(costed)
@@ -197,8 +201,10 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
 
 
 def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[int, list[Entry]]:
-    """Everything on each device in turn, as far as that is possible; if `strict`, only where it is. That of least work
-    comes first, and the others only until `until`, a time of the monotonic clock."""
+    """Enter everything on each device in turn; with `strict`, only on devices that can run everything.
+
+    The device with the least work comes first, the others only until `until`, a time of the monotonic clock.
+    """
     alone: dict[int, list[Entry]] = {}
     work = [sum(row[d] for row in race.instance.seconds) for d in range(len(race.instance.devices))]
     for d in sorted(range(len(work)), key=work.__getitem__):

@@ -1,9 +1,8 @@
-"""Prove a small plan the shortest, or find a shorter one, where OR-tools is installed.
+"""Optimality proof, or a shorter plan, for small graphs by OR-tools, if installed.
 
-First a short effort, half a second of a core, which proves most graphs of this size; then one for what must come before
-and after each cluster. Longer ones are made only while a proof is near (`near`) or comes nearer: elsewhere more seconds
-rarely prove anything. Efforts are counted by the solver's deterministic clock: a ceiling in seconds may end them early,
-and never makes them longer.
+First half a second of one core, which proves most graphs of this size; then one effort for heads and tails. Longer
+efforts follow only while a proof is near (`near`) or gets nearer: otherwise more time rarely proves anything. Efforts
+are in the solver's deterministic time; a limit in seconds only shortens them.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from importlib.util import find_spec
 from .candidates import Entry, Race
 
 CLUSTERS = 60
-"""Clusters of the largest graph that is worth the effort."""
+"""Limit on the clusters of a graph to prove."""
 EFFORT = 2.0
-"""Budget in the deterministic time of the solver: up to some twenty seconds of a core."""
+"""Budget in the solver's deterministic time: up to about 20 s of one core."""
 NEAR = 0.05
-"""Share by which the shortest schedule may be above its bound for a further effort."""
+"""Largest gap, as a share of the bound, at which a further effort is made."""
 CLOSE = 2e-3
-"""Share above its bound at which a schedule is left as it is: the rest costs as much to prove as all before."""
+"""Gap, as a share of the bound, at which the proof ends: the rest would cost as much as everything before."""
 NEARER = 2 / 3
-"""Largest ratio of the gap after an effort to that before it for a further one, where a proof is not near."""
+"""Largest ratio of the gap after an effort to the gap before it at which a further effort is made."""
 PROVEN = 2e-4
-"""Share above its bound at which a schedule counts as proven."""
+"""Gap, as a share of the bound, at which a schedule counts as proven."""
 
 
 def prove(race: Race, chosen: Entry) -> tuple[Entry, float, bool]:
-    """The shortest plan found, a bound in seconds that holds for plans that do every cluster once (0: none sought), and
-    True if there was no time for all of it.
+    """Return the shortest plan found, a lower bound in seconds for plans without duplicates (0: none), and True if
+    time ran out.
 
-    What would hardly be done in time is not begun. Nothing is tried where OR-tools is missing, the graph is large, or
+    An effort that would hardly end in time is not started. Nothing is tried without OR-tools, for a large graph, or if
     the bound is reached.
     """
     instance, bound, until = race.instance, race.bound, race.until
@@ -63,5 +62,5 @@ def _above(makespan: float, bound: float) -> float:
 
 
 def left(until: float) -> float | None:
-    """Seconds until a time of the monotonic clock; None for no such time."""
+    """Return the seconds until a time of the monotonic clock; None for None."""
     return None if until == math.inf else max(0.0, until - time.monotonic())

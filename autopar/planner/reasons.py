@@ -1,4 +1,4 @@
-"""Why each cluster of a plan is where it is, and when it would end on another device: from the plan, when asked for."""
+"""Reasons for the placement of each cluster, and its end on other devices, computed from the plan on demand."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .model.slots import Slots, together
 from .model.timing import Timing
 
 NEGLIGIBLE = 1e-9
-"""Seconds that are no reason for anything."""
+"""Difference in seconds that is too small for a reason."""
 ROUNDING = 1e-12
-"""Share of the makespan by which what is put into a gap may be longer than it."""
+"""Share of the makespan by which an inserted step may exceed its gap."""
 
 
 class Lazily(Sequence[Reason]):
-    """A reason for each of the `clusters`, in their order; each is worked out once, when it is first asked for, as most
-    never are: by the function of its number that `begin` makes then."""
+    """Reasons of the `clusters`, in order, each computed on first access by the function of its number that `begin`
+    returns."""
 
     def __init__(self, clusters: Iterable[str], begin: Callable[[], Callable[[int], Reason]]) -> None:
         self.clusters, self._begin = tuple(clusters), begin
@@ -52,10 +52,10 @@ class Lazily(Sequence[Reason]):
 
 
 def reasons(costed: CostedGraph, timing: Timing, policy: str, shortest: bool, others: str) -> Lazily:
-    """A reason for each cluster of a plan for one call.
+    """Return a reason for each cluster of a plan for one call.
 
-    Each `Choice` holds the rest of the plan as it is: see `_Elsewhere`. `shortest`: nothing that was tried is
-    shorter. `others` says what the race found when all clusters are on one device.
+    Each `Choice` leaves the rest of the plan unchanged: see `_Elsewhere`. `shortest`: no tried plan is shorter.
+    `others`: results of the race for single devices.
     """
 
     def begin() -> Callable[[int], Reason]:
@@ -65,12 +65,12 @@ def reasons(costed: CostedGraph, timing: Timing, policy: str, shortest: bool, ot
 
 
 class _Elsewhere:
-    """A plan in numbers, to ask what one cluster could do elsewhere.
+    """Arrays of a plan, to estimate one cluster on another device.
 
-    Values that are on a device in the plan are read when they came; others are brought by transfers of their own, one
-    after the other, each in the first gap of its queue and wire that has room for it, where the transfers that the
-    cluster alone needs where it is now have gone. The cluster takes the first gap of a lane, or of as many as it is
-    quickest with, that has room for it. The host's dispatch and memory are not looked at.
+    Values that the plan has on a device are read at their arrival; others are sent by transfers of their own, one
+    after the other, each in the first sufficient gap of its queue and wire, from which the transfers needed only by
+    the cluster's present place are removed. The cluster takes the first sufficient gap of a lane, or of as many lanes
+    as are fastest. The host's dispatch and memory are ignored.
     """
 
     def __init__(self, instance: Instance, timing: Timing, policy: str, shortest: bool, others: str) -> None:
@@ -108,13 +108,13 @@ class _Elsewhere:
         self.lanes = [[Slots(lanes[name]) for name in names] for names in instance.lane_names]
 
     def reason(self, r: int) -> Reason:
-        """The reason of cluster `r`."""
+        """Return the reason of cluster `r`."""
         own, shared = self.own[r], self._shared(r)
         choices = tuple(self._choice(r, d, shared) for d in range(len(self.instance.devices)))
         return Reason(own.cluster, self._sentence(r, own, choices), choices)
 
     def _choice(self, r: int, d: int, shared: dict[tuple[str, int], Slots]) -> Choice:
-        """Estimate of cluster `r` on device number `d`; on its own, the times of the plan."""
+        """Estimate cluster `r` on device number `d`; on its own device, the times of the plan."""
         instance, own, device = self.instance, self.own[r], self.instance.devices[d]
         makers = {instance.maker[v] for v in instance.reads[r]}
         arrives = max((self.own[p].end for p in instance.before[r] if p not in makers), default=0.0)
@@ -136,7 +136,7 @@ class _Elsewhere:
         return Choice(device, arrives, start, None if lacks else end, lacks)
 
     def _barred(self, r: int, d: int) -> str:
-        """Reason why cluster `r` cannot be on device number `d`."""
+        """Return the reason why cluster `r` cannot be on device number `d`."""
         instance = self.instance
         unable = self._unable(r, d)
         if unable is None:
@@ -146,14 +146,15 @@ class _Elsewhere:
         return f"{instance.names[unable]}, with which it shares a device, cannot run on {instance.devices[d]}"
 
     def _unable(self, r: int, d: int) -> int | None:
-        """The cluster itself, or else one that must be where it is, that cannot run on device number `d`."""
+        """Return the cluster that cannot run on device number `d`: `r`, or one that must be with it; None if all
+        can."""
         instance = self.instance
         together = instance.members[instance.group[r]] if instance.group[r] >= 0 else ()
         clusters = instance.costed.clusters
         return next((m for m in (r, *together) if clusters[m].seconds[d] is None), None)
 
     def _lacks(self, r: int, d: int, start: float, end: float) -> str:
-        """Clause on the memory that a device lacks for a cluster, beside what it holds meanwhile in any case; empty if
+        """Return a clause on the memory that a device lacks for a cluster, beside what it holds in any case; "" if
         none."""
         instance, cap = self.instance, self.instance.caps[d]
         if cap is None:
@@ -211,7 +212,8 @@ class _Elsewhere:
         return text + together
 
     def _despite(self, r: int, d: int, end: float, sooner: str, device: str) -> str:
-        """Why a cluster is not where it would end sooner: who reads its results would have them later, if so."""
+        """Return the reason why a cluster is not where it would end sooner: the later arrival at its readers, if
+        so."""
         reader, late = self._delayed(r, d, end)
         if late > NEGLIGIBLE:
             return (
@@ -225,7 +227,7 @@ class _Elsewhere:
         )
 
     def _bound(self, r: int) -> str:
-        """Reason why a cluster can be on one device alone."""
+        """Return the reason why a cluster can be on only one device."""
         instance = self.instance
         costed = instance.costed
         task = costed.graph.task[costed.clusters[r].tasks[0]]
@@ -249,7 +251,7 @@ class _Elsewhere:
         return text + (f", {seconds(comes - own.end)} later." if comes > own.end else ".")
 
     def _shared(self, r: int) -> dict[tuple[str, int], Slots]:
-        """The queues and wires without the transfers that bring what this cluster alone reads where it is."""
+        """Return the queues and wires without the transfers needed only by this cluster where it is."""
         instance, d = self.instance, self.device[r]
         freed: dict[tuple[str, int], list[tuple[float, float]]] = {}
         for v in instance.reads[r]:
@@ -265,7 +267,7 @@ class _Elsewhere:
         return self.shared | left
 
     def _brought(self, r: int, d: int, shared: dict[tuple[str, int], Slots]) -> float | None:
-        """When all that a cluster reads could be on a device; None where no way leads there."""
+        """Return when all inputs of a cluster could be on a device; None without a route."""
         instance, arrives = self.instance, 0.0
         coming = []
         for v in instance.reads[r]:
@@ -295,8 +297,8 @@ class _Elsewhere:
         return arrives
 
     def _delayed(self, r: int, d: int, end: float) -> tuple[str, float]:
-        """Who would have what cluster `r` makes later by most, were it to end at `end` on device `d`, and by how many
-        seconds, on idle wires."""
+        """Return the reader that gets outputs of `r` latest, relative to the plan, if `r` ended at `end` on `d`; and
+        its delay in seconds on idle wires."""
         instance = self.instance
         worst = ("", 0.0)
         for v in instance.makes[r]:
@@ -310,7 +312,7 @@ class _Elsewhere:
         return worst
 
     def _instead(self, copy: str) -> tuple[Placed, float]:
-        """The original of a cluster that is computed again, and when its results could come to where the copy is."""
+        """Return the original of a duplicate, and the time at which its results could reach the duplicate's device."""
         instance = self.instance
         r = instance.number[copy]
         first = instance.number[self.original[copy]]
@@ -320,5 +322,5 @@ class _Elsewhere:
 
 
 def _keys(hop: Hop) -> list[tuple[str, int]]:
-    """The queue and the wire that a hop waits for."""
+    """Return the queue and the wire that a hop waits for."""
     return [(kind, number) for kind, number in (("queue", hop.lane), ("wire", hop.wire)) if number >= 0]

@@ -1,4 +1,4 @@
-"""Plan a task graph, from wherever it comes, without torch: `autopar.schedule`."""
+"""`autopar.schedule`: plan a task graph of any origin, without torch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ def schedule(
     pins: Mapping[str, str] | None = None,
     budget_s: float | None = None,
 ) -> Plan:
-    """The best plan found for a task graph: which device and lane runs each task, and when each value moves.
+    """Plan a task graph: which device and lane runs each task, and when each value is transferred.
 
-    `graph` is a `CostedGraph`, a networkx DiGraph, parsed JSON, or the path of a graph file, of a graph of the
-    dnn-partitioning set or of the Standard Task Graph set. `machine` takes the place of the one the graph
-    brings; for a `.stg` file it may be the number of processors. `objective` is `latency`, the shortest time from
-    the first start to the last end, or `throughput`, the shortest period of calls that follow each other.
-    `memory` caps devices (bytes, or as in "6GiB"), `pins` are {id of a task, or a glob of ids: device}.
+    Args:
+        graph: A `CostedGraph`, a networkx DiGraph, parsed JSON, or the path of a graph file: autopar's, of the
+            dnn-partitioning set or of the Standard Task Graph set.
+        machine: Replaces the machine of the graph; for a `.stg` file it may be the number of processors.
+        objective: `latency`: the least makespan; `throughput`: the least period of successive calls.
+        memory: Device → cap in bytes, or text such as "6GiB".
+        pins: Task id, or glob of ids → device.
+        budget_s: Limit on the search in seconds, None: none. If it ends the search, `stopped` is `time`. The search
+            itself counts steps, so that equal input gives an equal plan.
 
-    The search counts its budget in steps, so that equal input gives an equal plan; `budget_s` is a ceiling in
-    seconds that cuts it short, which the plan then says: `stopped` is `time`. Raises PlanError with one sentence
-    for a graph that is none or cannot be planned, DeviceError for an unknown device, MemoryCapError when nothing
-    fits.
+    Raises PlanError for an invalid graph or one that cannot be planned, DeviceError for an unknown device,
+    MemoryCapError if nothing fits.
     """
     if objective not in (*OBJECTIVES,):
         raise PlanError(f"objective={objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
@@ -55,11 +57,10 @@ def schedule(
 
 
 def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
-    """The graph with clusters bound to devices by name, or by a glob of names: a plain name goes before a glob, and a
-    long glob before a short one.
+    """Bind clusters to devices by name or glob: a name precedes a glob, a long glob a short one.
 
-    Raises PlanError for a name that no cluster has and for a device that cannot run one, DeviceError for one that the
-    machine lacks.
+    Raises PlanError for a name that no cluster has and for a device that cannot run it, DeviceError for an unknown
+    device.
     """
     if not pins:
         return costed

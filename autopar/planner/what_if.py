@@ -1,4 +1,4 @@
-"""What-if analysis: the one change of hardware or cap that would shorten a plan most."""
+"""What-if analysis: the one change of hardware or of a cap that would shorten a plan most."""
 
 from __future__ import annotations
 
@@ -33,35 +33,36 @@ from .throughput.objective import POLICY as THROUGHPUT
 from .throughput.objective import shared
 
 MOST = 16
-"""Changes tried, of those that what the critical path is made of could gain most from."""
+"""Limit on the changes tried, by their share of the critical path."""
 FEWER = 60_000
-"""Clusters of all changes tried together, about: fewer changes are tried on large graphs, but `FEWEST`."""
+"""Approximate limit on the clusters of all changes together: fewer changes are tried on large graphs, at least
+`FEWEST`."""
 FEWEST = 6
 FINAL = 3
-"""Changes planned for more thoroughly: those that were best."""
+"""Number of the best changes that get a longer search."""
 STEPS = 40_000
-"""Steps of the search for each of these."""
+"""Steps of that search for each change."""
 HELPS = 0.005
-"""Share by which a change must shorten a plan to be worth naming."""
+"""Share by which a change must shorten a plan to be reported."""
 FASTER = 2.0
-"""Times as fast as it is that a device or a wire is tried."""
+"""Speed-up of a device or wire that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One change, such as `cuda:0 twice as fast`, and the makespan (for throughput the period) of the best plan found
-    with it, in seconds: a better one may exist."""
+    """A change, such as `cuda:0 twice as fast`, and the makespan (for throughput the period) of the best plan found
+    with it, in seconds; a better one may exist."""
 
     what: str
     seconds: float
 
 
 def changes(plan: Plan) -> tuple[_Change, ...]:
-    """The changes that would shorten a plan, the best first: empty when none of those tried does.
+    """Return the changes that would shorten a plan, best first; empty if none does.
 
-    Each is planned for as follows, and the shortest counts: the plan as it is, on the changed machine; list schedules;
-    and for the best few a search. Deterministic; as the search of the plan itself may have been longer, what is
-    predicted is the least that a change brings. Raises nothing: a change that cannot be planned for is passed over.
+    The shortest of these counts for each change: the same plan on the changed machine; list schedules; and for the
+    best few a search. Deterministic. Since the plan itself may have been searched longer, the gain is a minimum. Never
+    raises: a change that cannot be planned is skipped.
     """
     reached = plan.makespan if plan.period is None else plan.period
     found = _throughput(plan) if plan.policy == THROUGHPUT else _latency(plan)
@@ -70,8 +71,8 @@ def changes(plan: Plan) -> tuple[_Change, ...]:
 
 
 def promising(plan: Plan, most: int) -> list[_Option]:
-    """The changes that the critical path could gain most from, at most so many, in the order of `options`; of like
-    changes to devices of one kind the best before the second best of any."""
+    """Return at most `most` changes with the largest gain on the critical path, in the order of `options`; for equal
+    changes to devices of one kind, the best of each kind before the second best of any."""
     machine, gain = plan.costed.machine, _gains(plan)
     kind_of = {device.name: device.kind for device in machine.devices}
     found = options(plan.costed)
@@ -91,7 +92,7 @@ def promising(plan: Plan, most: int) -> list[_Option]:
 
 
 def _gains(plan: Plan) -> dict[tuple[str, str], float]:
-    """Seconds of the critical path that each kind of change of a device or wire has to do with."""
+    """Return the seconds of the critical path that each (kind of change, device or wire) affects."""
     machine, found = plan.costed.machine, plan.critical
     name_of = {(link.src, link.dst): name for name, links in wires(machine).items() for link in links}
     gain: dict[tuple[str, str], float] = {}
@@ -139,7 +140,7 @@ def _latency(plan: Plan) -> Iterator[_Change]:
 
 
 def _throughput(plan: Plan) -> Iterator[_Change]:
-    """Periods: of the placement there is, and for changes of which most is to be hoped of a better one."""
+    """Yield changes with their periods: of the same placement, and for the most promising of a better one."""
     at = {step.cluster: step.device for step in plan.placed}
     hoped = []
     for position, option in enumerate(options(plan.costed)):
@@ -157,8 +158,8 @@ def _throughput(plan: Plan) -> Iterator[_Change]:
 
 
 def _raced(plan: Plan, option: _Option) -> Race:
-    """The plan as it is, where nothing in it is computed twice, and list schedules of the graph on the changed
-    machine; of a large graph that was searched for what one annealing chain makes of the best of these."""
+    """Race the same plan, if it has no duplicates, against list schedules on the changed machine; on a large graph
+    whose plan was searched, also one annealing chain."""
     race = Race(Instance(option.apply(once(plan.costed))))
     instance = race.instance
     if not plan.costed.again:
@@ -177,7 +178,7 @@ def _raced(plan: Plan, option: _Option) -> Race:
 
 
 def _as_it_was(plan: Plan, option: _Option) -> float:
-    """Seconds of a plan that computes some clusters again, on the changed machine in the same places and orders."""
+    """Return the seconds of a plan with duplicates on the changed machine, with the same placement and orders."""
     if not plan.costed.again:
         return math.inf
     entry = Race(Instance(option.apply(plan.costed))).trial(kept(plan))
@@ -185,7 +186,7 @@ def _as_it_was(plan: Plan, option: _Option) -> float:
 
 
 def _searched(plan: Plan, race: Race) -> float:
-    """Seconds of what a search finds from the best of a race on."""
+    """Return the seconds of the best plan of a search that starts from the race's best."""
     race.bound = lower_bound(race.instance)
     for schedule in anneal(race.instance, race.bound, STEPS):
         race.enter(schedule)
@@ -198,8 +199,8 @@ def _searched(plan: Plan, race: Race) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A change, what it is called, and what it is a change of: a device (`compute`, `lanes`, `device`, `memory`)
-    or a wire (`bytes`, `latency`) by name."""
+    """A change, its name, and its target by name: a device (`compute`, `lanes`, `device`, `memory`) or a wire
+    (`bytes`, `latency`)."""
 
     what: str
     kind: str
@@ -208,10 +209,10 @@ class _Option:
 
 
 def options(costed: CostedGraph) -> list[_Option]:
-    """Every change of one thing: a device or a wire twice as fast, a wire without latency, a lane or a device more, a
-    cap lifted.
+    """Return all single changes: a device or wire twice as fast, no latency, one more lane or device, no cap.
 
-    More lanes go to devices that have several, to CPUs, and to all of a graph file; more CPUs to a graph file alone.
+    Lanes are added to devices that have several, to CPUs, and to all devices of a graph file; CPUs only to a graph
+    file.
     """
     machine = costed.machine
     found: list[_Option] = []
@@ -239,7 +240,7 @@ def options(costed: CostedGraph) -> list[_Option]:
 
 
 def wires(machine: Machine) -> dict[str, list[Link]]:
-    """Links by wire; a link that shares with none by its ends."""
+    """Return links by wire; a link without a shared wire by its ends."""
     found: dict[str, list[Link]] = {}
     for link in machine.links:
         found.setdefault(link.wire or f"{link.src} → {link.dst}", []).append(link)
@@ -252,7 +253,7 @@ def _quicker(costed: CostedGraph, d: int) -> CostedGraph:
 
 
 def _quick(cluster: Cluster, d: int) -> Cluster:
-    """The host's own part of a cluster does not get quicker."""
+    """Speed up a cluster except for the host's part."""
 
     def less(seconds: float) -> float:
         return min(seconds, cluster.dispatch_s + (seconds - cluster.dispatch_s) / FASTER)
@@ -295,8 +296,8 @@ def _another(costed: CostedGraph, d: int) -> CostedGraph:
 
 
 def _joined(machine: Machine, model: Device, new: Device) -> list[Link]:
-    """Links of a device like another: the same, on the wires that the other shares, or else on wires of its own; and
-    those between the two, as between the other and a third of their kind."""
+    """Return links of a new device like those of an equal one, on the same shared wires, or on new ones if not shared;
+    and those between the two, as between that one and a third of their kind."""
     shared = {
         wire
         for wire, links in wires(machine).items()

@@ -1,1 +1,1 @@
-"""Program → outputs and timeline: lanes, events, generated code."""
+"""Execution of programs: lanes, events, generated code, recordings."""

@@ -1,10 +1,9 @@
-"""The one `autograd.Function` that joins a forward program to its backward program.
+"""The `autograd.Function` that joins a forward program and its backward program.
 
-What eager promises, this keeps: gradients through an output that nobody used are None and cost nothing; what is
-kept for the backward goes through `save_for_backward`, so that weights changed in between are an error and saved
-tensor hooks work; each call owns what it saved, so that two forwards before one backward are right. A backward
-program has no derivative: where one is asked for (`create_graph=True`) the gradients are those of the call as the
-user wrote it, run once more, and an error where it cannot be.
+As in eager: gradients through an unused output are None and cost nothing; saved values go through `save_for_backward`,
+so that weights changed in between raise and saved-tensor hooks work; each call owns its saved values, so that two
+forwards may precede one backward. A backward program has no derivative: for `create_graph=True` the gradients are
+those of the call run again in eager, or an error if that is impossible.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ import torch._dynamo
 from ..capture.torch_private import memory, raising
 
 Written: TypeAlias = Callable[[], Sequence[torch.Tensor]]
-"""The same call as the user wrote it, in eager: its outputs."""
+"""The same call in eager; returns its outputs."""
 
 
 class Bridge(torch.autograd.Function):
-    """`apply(halved, inputs, written, *leaves)`: the outputs of one forward, to autograd a function of the leaves.
+    """`apply(halved, inputs, written, *leaves)`: the outputs of one forward, as an autograd function of the leaves.
     `halved` is a `training.dropin.Training`."""
 
     @staticmethod
     def forward(
         ctx: Any, halved: Any, inputs: Sequence[Any], written: Written | None, *leaves: torch.Tensor
     ) -> tuple[Any, ...]:
-        """The outputs of the forward half; what its backward needs is saved."""
+        """Return the outputs of the forward half, and save what its backward needs."""
         ctx.set_materialize_grads(False)
         outputs, saved, watched = halved.ahead(inputs)
         ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
@@ -47,7 +46,7 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     @torch._dynamo.disable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        """The gradients of the leaves, None for arguments that have none."""
+        """Return the gradients of the leaves; None for arguments without one."""
         if all(tangent is None for tangent in tangents):
             return (None, None, None, *(None for _ in ctx.leaves))
         saved = ctx.saved_tensors[: ctx.saved]
@@ -61,17 +60,17 @@ class Bridge(torch.autograd.Function):
 
 
 def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Gradients that can be differentiated."""
+    """Return differentiable gradients."""
     outputs, given = zip(*ctx.halved.paired(ctx.written(), tangents))
     return torch.autograd.grad(outputs, ctx.leaves, given, create_graph=True, allow_unused=True)
 
 
 def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
-    """Outputs that the caller may change in place, as those of eager, which autograd forbids for views made where it
-    does not look.
+    """Return outputs that the caller may change in place, as in eager; autograd forbids that for views made outside
+    its sight.
 
-    What shares memory with what was `given`, or as a view with what is `saved`, becomes a copy. Views of one another
-    stay views, so that to change one of them raises.
+    Outputs that share memory with `given` tensors, or as views with `saved` ones, are copied. Views of one another
+    stay views, so that changing one raises.
     """
     ids = set(map(id, given))
     # What is new needs no look at all the state of a model.
@@ -96,10 +95,10 @@ def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> l
 def _not_twice(
     gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Gradients that raise when they are differentiated by anything that led to them, the `sources`; as constants
-    they would give a wrong number instead.
+    """Return gradients that raise when differentiated with respect to any of `sources`, instead of being wrong
+    constants.
 
-    (`once_differentiable` lets them pass as constants where no tangent requires grad.)
+    (`once_differentiable` lets them pass as constants if no tangent requires grad.)
     """
     made = [gradient.detach() for gradient in gradients if gradient is not None]
     behind = [source for source in sources if source is not None and source.requires_grad]

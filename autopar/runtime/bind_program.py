@@ -1,8 +1,8 @@
-"""A program as a Python function for each lane: which backend, which callables, which clock, and the code.
+"""A program as a Python function for each lane: its backend, callables, clock and generated code.
 
-The code of a lane is one function `lane(s, d)` of the slots of the call and what else the call has (clock,
-recorder). A value that stays in its lane is a local, `Free` is `del`, callables and constants are globals of
-the function. Every source line belongs to one step, so the line of an exception names the step that failed.
+The code of a lane is one function `lane(s, d)` of the slots of the call and its context (clock, recorder). A value
+that stays in its lane is a local, `Free` is `del`, callables and constants are globals. Every source line belongs to
+one step, so that the line of an exception identifies the step.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _programs = itertools.count()
 class Assembly:
     """The immutable compiled form of a program; events and threads are per call (`lane_threads`).
 
-    `lanes` are the backends of all lanes that have steps.
-    `streamed` says whether lanes have streams of their own, other than the caller's.
+    lanes: backends of the non-empty lanes.
+    streamed: lanes have streams of their own, other than the caller's.
     """
 
     def __init__(
@@ -73,40 +73,40 @@ class Assembly:
         self._codes: dict[tuple[str, bool], _Code] = {}
 
     def torch_device(self, name: str) -> torch.device:
-        """The torch device that holds the tensors of a device of the machine."""
+        """Return the torch device of a device of the machine."""
         return torch.device(self.machine.device[name].torch_device)
 
     def place(self, buffer: str) -> torch.device:
-        """The torch device that holds a buffer."""
+        """Return the torch device of a buffer."""
         return self.torch_device(self.program.buffer[buffer].device)
 
     def threads(self, backend: HostLane) -> int:
-        """Intra-op threads of a lane."""
+        """Return the intra-op threads of a lane."""
         return self.machine.device[backend.lane.device].threads
 
     def code(self, lane: str, recorded: bool) -> _Code:
-        """The code of a lane, generated at first use."""
+        """Return the code of a lane, generated on first use."""
         if (lane, recorded) not in self._codes:
             self._codes[lane, recorded] = _Writer(self, self.lanes[lane], recorded).code()
         return self._codes[lane, recorded]
 
     def function(self, lane: str, recorded: bool, gates: Gates) -> LaneFunction:
-        """The function of a lane that goes through `gates`."""
+        """Return the function of a lane that uses `gates`."""
         return self.code(lane, recorded).function({**gates.names(lane), **self.lanes[lane].names})
 
     def callable(self, task: Task) -> Callable[..., Any]:
-        """What computes a task."""
+        """Return the callable of a task."""
         return self.captured.calls.get(task.target) or fast(task, bind.target(task.target))
 
     @cached_property
     def _durations(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds of each task, and those in which the host starts a cluster, by its first task."""
+        """Seconds of each task, and of the dispatch of each cluster by its first task."""
         slow_down = self.machine.slow_down
         starts = {run.tasks[0]: run.dispatch_s * slow_down for run in self.plan.costed.clusters}
         return task_seconds(self.plan), starts
 
     def paced(self, step: Step) -> tuple[Sequence[str], Sequence[str]]:
-        """The lines before and after a computation or copy by which it keeps the declared clock."""
+        """Return the lines before and after a computation or copy that keep the declared clock."""
         if isinstance(step, Compute):
             durations, starts = self._durations
             host = starts.get(step.task, 0.0)
@@ -121,9 +121,7 @@ class Assembly:
 
 @dataclass(frozen=True)
 class _Code:
-    """The source of a lane, the step of each line (line 1 first, -1 for none) and the objects its names stand
-    for.
-    """
+    """The source of a lane, the step of each line (line 1 first, -1 for none) and the objects of its globals."""
 
     filename: str
     source: str
@@ -132,7 +130,7 @@ class _Code:
     compiled: CodeType
 
     def function(self, names: Mapping[str, Any]) -> Callable[[list[Any], Any], None]:
-        """The function, with `names` (gates and the like) beside its own constants as globals."""
+        """Return the function, with `names` (gates and the like) as further globals."""
         scope: dict[str, Any] = {
             **self.names,
             **names,
@@ -144,7 +142,7 @@ class _Code:
         return scope["lane"]
 
     def step_of(self, trace: TracebackType | None) -> int:
-        """The index of the step whose line a traceback passes through; -1 when it passes through none."""
+        """Return the index of the step whose line a traceback passes through; -1 if there is none."""
         found = -1
         while trace is not None:
             frame: FrameType = trace.tb_frame
@@ -156,17 +154,17 @@ class _Code:
 
 @dataclass(frozen=True)
 class _Source:
-    """Loader of generated code for linecache, which asks it for the text in tracebacks."""
+    """Loader of generated code for linecache, which shows it in tracebacks."""
 
     text: str
 
     def get_source(self, _: str) -> str:
-        """The text, whatever module it is asked for."""
+        """Return the text for any module name."""
         return self.text
 
 
 class _Writer:
-    """The code of one lane of an assembly under way; `recorded` adds calls of the lane's recorder."""
+    """Writer of the code of one lane; `recorded` adds calls of the lane's recorder."""
 
     def __init__(self, assembly: Assembly, backend: HostLane, recorded: bool) -> None:
         self.assembly, self.backend, self.recorded = assembly, backend, recorded
@@ -184,7 +182,7 @@ class _Writer:
         self.steps.append(step)
 
     def bind(self, key: Any, prefix: str, value: Any) -> str:
-        """The name of a constant; equal keys share one."""
+        """Return the name of a constant; equal keys share one."""
         if key not in self.bound:
             self.bound[key] = f"{prefix}{len(self.bound)}"
             self.names[self.bound[key]] = value
@@ -205,7 +203,8 @@ class _Writer:
         return self.local[buffer]
 
     def expression(self, template: Argument, values: Mapping[str, str], plain: bool) -> str:
-        """Source of an argument. `plain` callables take a tuple for a list, which then is a constant."""
+        """Return the source of an argument. `plain` callables accept a tuple for a list, which can then be a
+        constant."""
         if isinstance(template, Ref):
             return self.read(values[template.value])
         if isinstance(template, Const):
@@ -255,9 +254,8 @@ class _Writer:
         self.work(step, index, f"{text}  # {kernel.stack}: {len(step.tasks)} tasks", targets)
 
     def owned(self, step: Compute, made: Mapping[str, str]) -> Iterator[str]:
-        """Lines that make sure of memory that is this lane's to free, or the caller's to write to, where an operator
-        may hand on what it was given though no schema says so.
-        """
+        """Yield lines that clone outputs of an operator that may return its input without saying so in its schema, so
+        that the lane may free and the caller write the result."""
         about, own = self.program.buffer, {self.backend.lane.name}
         for name in made.values():
             root = about[about[name].storage]
@@ -326,7 +324,7 @@ class _Writer:
         self.drop(self.layout.drops.get((self.backend.lane.name, index), ()), index)
 
     def code(self) -> _Code:
-        """The code of the whole lane. Linear in its steps."""
+        """Return the code of the whole lane. Linear in its steps."""
         lane = self.backend.lane
         self.line("def lane(s, d):", -1)
         if self.recorded:
@@ -351,7 +349,7 @@ class _Writer:
 
 
 def _is_user(function: Callable[..., Any]) -> bool:
-    """True if a list must reach the callable as a list; torch's own operators take a tuple for it."""
+    """Return True if a callable needs real lists; torch's own operators accept tuples."""
     return not isinstance(function, torch._ops.OpOverload) and not type(function).__name__.startswith(
         ("builtin", "method")
     )

@@ -1,4 +1,4 @@
-"""`Executor`: a program bound to a live model, called with tensors."""
+"""`Executor`: a program bound to a live model, called on tensors."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ _alive: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
 class Executor:
-    """Executes `program`, made from `plan`, with the parameters and callables of `captured`.
+    """Executor of `program`, made from `plan`, with the parameters and callables of `captured`.
 
-    Call it with tensors in the order of `plan.costed.graph.inputs`; it returns the outputs in the order of
-    `graph.outputs`, on the devices of the program's output buffers, and writes updates back into the caller's
-    tensors once every lane is done; then the new copies of state replace the old ones in `pool` (its own when
-    there is none to share). No autograd graph is made. One call runs at a time, whoever makes it.
-    Threads start at the first call and end with `close`, the executor, or when the caller is interrupted;
-    the next call starts them anew.
+    Call it on tensors in the order of `plan.costed.graph.inputs`; it returns the outputs in the order of
+    `graph.outputs`, on the devices of their buffers, and writes updates back into the caller's tensors once every lane
+    is done; then new copies of state replace the old ones in `pool` (default: a pool of its own). No autograd graph is
+    made. Calls are serialised.
 
-    Raises RunError naming task, module, source line and device when a task fails; nothing of the caller's has
-    changed then, and the next call works.
+    Threads start at the first call and end with `close`, the executor, or an interrupt of the caller; the next call
+    starts them again. Raises RunError with task, module, source line and device if a task fails; then nothing of the
+    caller's has changed, and the next call works.
     """
 
     def __init__(
@@ -65,23 +64,22 @@ class Executor:
         _alive.add(self)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """One call. Raises RunError when a task fails."""
+        """Run one call. Raises RunError if a task fails."""
         inline = self.inline
         if inline is None:
             return self._enter(inputs, None)[0]
         return inline([*self._placed(inputs), *inline.state()])
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
-        """One call and, with `record`, its measured timeline, the predicted one in the same clock beside it.
+        """Run one call; return its outputs and, with `record`, its measured timeline with the prediction.
 
-        `Timeline.on_time` raises LateError where emulated work could not keep a declared clock.
+        `Timeline.on_time` raises LateError if emulated work could not keep a declared clock.
         """
         return self._enter(inputs, CallRecord(self._plan, self._program) if record else None)
 
     @cached_property
     def inline(self) -> InlineCall | None:
-        """The program as a plain function in the caller's thread; None where a call is more than the code of one lane
-        there, on tensors that are where it reads them."""
+        """The program as a plain function in the caller's thread; None if it has other lanes, or inputs elsewhere."""
         with self._lock:
             self._crew.start()
             function, assembly = self._crew.alone(), self._assembly
@@ -95,16 +93,16 @@ class Executor:
             return InlineCall(assembly, function, self._lock)
 
     def current(self) -> bool:
-        """True if every copy of state that it reads, or brings and keeps, is up to date."""
+        """Return True if every copy of state that it reads, or sends and keeps, is up to date."""
         return self._residents.current()
 
     def close(self) -> None:
-        """End its threads. A later call starts them again."""
+        """Stop its threads. A later call starts them again."""
         with self._lock:
             self._crew.stop()
 
     def rebind(self, plan: Plan) -> None:
-        """Run as `plan` says from the next call on: the same program on another declared clock."""
+        """Use `plan` from the next call on: the same program on another declared clock."""
         with self._lock:
             self._crew.stop()
             vars(self).pop("inline", None)
@@ -118,7 +116,7 @@ class Executor:
         self._bind()
 
     def _bind(self) -> None:
-        """Find out what goes into the slots before a call and comes out of them after it."""
+        """Determine the inputs of the slots before a call and the outputs after it."""
         program, captured, assembly = self._program, self._captured, self._assembly
         layout = assembly.layout
         self._residents = Residents(self._pool, captured, program, self._graph, layout, assembly.place)
@@ -199,7 +197,7 @@ class Executor:
         return results, timeline
 
     def _placed(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs where the program reads them."""
+        """Return the inputs on the devices where the program reads them."""
         slots = list(inputs)
         for position, device in self._places:
             if slots[position].device != device:

@@ -1,8 +1,7 @@
-"""Torch's own Python bindings for operators, where they are equal: a call costs up to 1 µs less.
+"""Torch's own Python bindings for operators, where equivalent: up to 1 µs less for each call.
 
-A binding chooses its overload from the arguments. `OPERATORS` names the overloads for which it comes to the
-very same one, given that tensors stand where the schema has tensors; the tests execute each of them both
-ways.
+A binding chooses its overload by the arguments. `OPERATORS` lists the overloads for which it chooses the very same
+one, given tensors where the schema has tensors; the tests run each of them both ways.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ OPERATORS = frozenset(f"aten.{name}" for name in _NAMES.split())
 
 
 def fast(task: Task, operator: Callable[..., Any]) -> Callable[..., Any]:
-    """The binding that does what `operator`, the task's target, does; `operator` where none is known to."""
+    """Return the binding equivalent to `operator`, the task's target; `operator` if there is none."""
     if task.target not in OPERATORS or not isinstance(operator, torch._ops.OpOverload):
         return operator
     binding = _binding(operator._schema.name.partition("::")[2])
@@ -46,7 +45,7 @@ def fast(task: Task, operator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _binding(name: str) -> Callable[..., Any] | None:
-    """Torch's C function or, for what only tensors have, the method of that name."""
+    """Return torch's C function, or the tensor method of that name."""
     for owner in (torch, getattr(torch._C, "_nn", None)):
         found = getattr(owner, name, None)
         if isinstance(found, types.BuiltinFunctionType):
@@ -56,9 +55,8 @@ def _binding(name: str) -> Callable[..., Any] | None:
 
 
 def _fits(task: Task, schema: Any) -> bool:
-    """True if the arguments leave the binding no choice: tensors for tensors, keywords only where the schema
-    has them.
-    """
+    """Return True if the arguments determine the overload: tensors for tensors, keywords only where the schema has
+    them."""
     keywords = {argument.name for argument in schema.arguments if argument.kwarg_only}
     if not keywords.issuperset(name for name, _ in task.kwargs):
         return False

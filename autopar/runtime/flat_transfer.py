@@ -1,5 +1,5 @@
-"""Many tensors to one device in few transfers: `bring`; several in one: `joined`, `pieces`; and whether a copy is
-still equal: `checksum`."""
+"""Flat transfers: many tensors to one device in few copies (`bring`), several in one tensor (`joined`, `pieces`); and
+the comparison of copies by `checksum`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..ir.graph import ALIGNED
 from ..transform.buckets import filled
 
 LARGEST = 64 << 20
-"""Bytes of one flat buffer; torch rounds pinned memory up to a power of two."""
+"""Limit on the bytes of one flat buffer; torch rounds pinned memory up to a power of two."""
 STAGED = 2
-"""Flat buffers under way at once."""
+"""Limit on flat buffers in flight."""
 WIDTH = 1024
-"""Length of the rows that `checksum` adds up."""
+"""Length of the rows that `checksum` sums."""
 
 
 def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], int]:
-    """Copies of tensors on `device`, each of the same shape and strides, and how many transfers that took.
+    """Copy tensors to `device`, with shapes and strides; return the copies and the number of transfers.
 
-    Dense tensors of one dtype go together in flat buffers and are views of them there. What an optimizer steps
-    and what it does not are kept apart: they change at different times, and a buffer lives as long as any view.
+    Dense tensors of one dtype are copied together in flat buffers and are views of these. Trained and untrained
+    tensors are kept apart: they change at different times, and a buffer lives as long as any view of it.
     """
     found: list[Any] = [None] * len(tensors)
     dense, sets = [], []
@@ -81,19 +81,19 @@ def _together(
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One new flat tensor of several that are not empty, each in row-major order, as `Graph.pieces` says."""
+    """Join non-empty tensors in one new flat tensor, each in row-major order, laid out as in `Graph.pieces`."""
     return torch.ops.aten.flatten_dense_tensors.default(_padded(tensors)[0])
 
 
 def pieces(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views into what is `joined` of tensors that were shaped like these."""
+    """Return views into a `joined` tensor in the shapes of `like`."""
     padded, places = _padded(like)
     views = torch.ops.aten.unflatten_dense_tensors.default(flat, padded)
     return [views[place] for place in places]
 
 
 def _padded(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
-    """Tensors with zeros behind those that end elsewhere than the next begins, and where they are in the list."""
+    """Return the tensors with zero padding between those that do not adjoin, and their positions in the list."""
     padded: list[torch.Tensor] = []
     places = []
     for tensor in tensors:
@@ -112,13 +112,13 @@ def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor
 
 
 def _aligned(tensor: torch.Tensor) -> int:
-    """Elements a tensor takes in a flat buffer."""
+    """Return the elements that a tensor takes in a flat buffer."""
     step = max(1, ALIGNED // tensor.element_size())
     return -(-tensor.numel() // step) * step
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """True if a tensor is one stretch of plain memory, in any order of its axes."""
+    """Return True if a tensor is one contiguous block of plain memory, with its axes in any order."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
@@ -138,9 +138,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Sums over rows and over columns of the bits, as integers on the tensor's own device.
+    """Return sums of the bits over rows and over columns, as integers on the tensor's device.
 
-    Equal tensors have equal sums; every single change, and every exchange of two elements, gives other ones.
+    Equal tensors have equal sums; any single change, and any exchange of two elements, changes them.
     """
     with torch.no_grad():
         whole = tensor.detach()

@@ -19,13 +19,10 @@ from .lane_threads import failure
 
 
 class InlineCall:
-    """The code of the only lane of a program that brings, keeps and writes back nothing, and no lane but the caller's
-    own.
+    """The code of a program whose only lane is the caller's and that sends, keeps and writes back nothing.
 
-    Call it with a tensor for each of `names`: the graph's inputs in turn, then state as it is now. It computes with
-    these very tensors, so that no answer is of others. One call runs at a time, under `lock`.
-
-    Raises RunError when a task fails, as the executor does.
+    Call it on a tensor for each of `names`: the graph's inputs, then the current state. It computes with exactly these
+    tensors. Calls are serialised by `lock`. Raises RunError if a task fails, like the executor.
     """
 
     def __init__(self, assembly: Assembly, function: LaneFunction, lock: RLock) -> None:
@@ -43,11 +40,11 @@ class InlineCall:
         self._results = chosen([layout.slots[name] for name in program.outputs])
 
     def state(self) -> list[Any]:
-        """The state as it is now; None for what kernels have folded."""
+        """Return the current state; None for what kernels have folded."""
         return [place and place[0][place[1]] for place in self._state]
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """One call."""
+        """Run one call."""
         slots = [*tensors, *self._blank]
         with self.lock:
             try:
@@ -66,14 +63,14 @@ class InlineCall:
 
 
 def _read(step: Step, kernels: Mapping[str, Kernel]) -> Sequence[str]:
-    """The buffers whose tensors a step is given."""
+    """Return the buffers whose tensors a step receives."""
     if isinstance(step, Piece):
         return [step.reads[position] for position in kernels[step.tasks[0]].takes]
     return reads(step)
 
 
 def chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """The function that picks the items at these places."""
+    """Return a function that selects the items at these positions."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda items: tuple([items[place] for place in places])

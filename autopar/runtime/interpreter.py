@@ -1,4 +1,4 @@
-"""Execute a graph task by task on one device: the slow, plain meaning of a graph, to judge the fast one by."""
+"""Interpreter of a graph, task by task on one device: the reference for the fast path."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def interpret(
     values: dict[str, Any],
     device: torch.device,
 ) -> Iterator[Task]:
-    """Execute each task into `values`, which holds the inputs and state, and yield it; without autograd and
-    autocast, as lanes do."""
+    """Run each task into `values`, which holds inputs and state, and yield it; without autograd and autocast, as lanes
+    do."""
     for task in graph.tasks:
         with torch.no_grad(), casting.off({"cpu", device.type}):
             made = bind.called(task, bind.target(task.target, calls), values.__getitem__, device)

@@ -1,4 +1,4 @@
-"""The lanes of a program at work: one thread each, the busiest in the caller's own; and the error where one fails."""
+"""The threads of a program: one for each lane, the busiest lane in the caller's; and the error if one fails."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .worker import Gates, Job, Worker, stop_all
 
 
 class Call:
-    """Context of one call, `d` in the code of a lane: the clock, the recorder, events of the caller's streams.
-    `inference` and `entered` are of the caller's thread."""
+    """Context of one call, `d` in the code of a lane: clock, recorder, and events of the caller's streams. `inference`
+    and `entered`: state of the caller's thread."""
 
     def __init__(self, assembly: Assembly, clock: Clock | None, recording: CallRecord | None) -> None:
         self.assembly, self._clock, self.recording = assembly, clock, recording
@@ -29,12 +29,12 @@ class Call:
         self.ended: list[torch.Event] = []
 
     def clock(self, _: str) -> LaneClock:
-        """The declared clock of a lane."""
+        """Return the declared clock of a lane."""
         assert self._clock is not None
         return LaneClock(self._clock)
 
     def recorder(self, lane: str) -> LaneRecorder:
-        """The recorder of a lane."""
+        """Return the recorder of a lane."""
         assert self.recording is not None
         made = self.assembly.lanes[lane].recorder(self.recording)
         self.recording.lanes[lane] = made
@@ -42,11 +42,11 @@ class Call:
 
 
 class Crew:
-    """Workers and gates of an assembly. Threads start at the first call, and again after `stop`, an interrupt
-    or a fork.
+    """Workers and gates of an assembly. Threads start at the first call, and again after `stop`, an interrupt or a
+    fork.
 
-    The caller's thread takes the CPU lane with the most tasks, if its intra-op threads are the caller's, else
-    an accelerator's lane: a program of one lane has no other thread.
+    The caller's thread runs the CPU lane with the most tasks, if that has the caller's intra-op threads, else an
+    accelerator's lane: a program of one lane has no other thread.
     """
 
     def __init__(self, assembly: Assembly) -> None:
@@ -59,7 +59,7 @@ class Crew:
         self._others: list[tuple[HostLane, Worker]] | None = None
 
     def start(self) -> None:
-        """Start the threads unless they are there."""
+        """Start the threads unless they run."""
         if self._busy:
             self._gates.fail("", KeyboardInterrupt())
             self._abandon()
@@ -67,12 +67,12 @@ class Crew:
             self._others = self._start()
 
     def prepare(self) -> None:
-        """Generate what a recorded call needs, so that it does not do so on its clock."""
+        """Generate the code of a recorded call beforehand, so that it is not timed."""
         for lane in self.assembly.lanes:
             self._function(lane, True)
 
     def call(self, slots: list[Any], call: Call) -> None:
-        """Execute every lane. Raises RunError for the first task that failed, once all lanes have stopped."""
+        """Run every lane. Raises RunError for the first task that failed, once all lanes have stopped."""
         # Still so at the next call when an interrupt has come into the way that an interrupt is handled.
         self._busy = True
         try:
@@ -93,23 +93,23 @@ class Crew:
             self._raise()
 
     def alone(self) -> LaneFunction | None:
-        """The code of the caller's lane where there is no other; None where there is one, or none for the caller."""
+        """Return the code of the caller's lane if it is the only one, else None."""
         if self._own is None or self._others:
             return None
         return self._function(self._own.lane.name, False)
 
     def stop(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._others = None
         stop_all(self.workers)
 
     def forked(self) -> None:
-        """In a child process, where the threads are not and the locks are in whatever state they were."""
+        """Reset in a forked child, which has no threads and locks in an unknown state."""
         self.workers.clear()
         self._renew()
 
     def drain(self) -> None:
-        """Block until the accelerators have done what the lanes gave them."""
+        """Block until the accelerators have finished the lanes' work."""
         for backend in self.assembly.lanes.values():
             backend.drain()
 
@@ -181,7 +181,7 @@ class Crew:
             del error, found
 
     def _abandon(self) -> None:
-        """End every lane, whatever state it is in, and go back to the state before the first call."""
+        """Stop every lane in any state, and restore the state before the first call."""
         for _ in range(2):
             try:
                 stop_all(self.workers)
@@ -212,17 +212,17 @@ def _setup(threads: int) -> Job:
 
 
 SHOWN = 5
-"""Tasks that are named as those that an error may come from."""
+"""Limit on the tasks that are named as possible sources of an error."""
 
 
 class _Ended(Exception):
-    """The thread of a lane has ended in the middle of a call."""
+    """The thread of a lane ended in the middle of a call."""
 
 
 def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> BaseException:
-    """The exception that the caller sees for an error in lane `name`, which is in the caller's `own` thread or not.
+    """Return the exception for the caller of an error in lane `name`, which is in the caller's `own` thread or not.
 
-    An interrupt of the caller is that itself; all else is a RunError.
+    An interrupt of the caller is returned as it is; all else is a RunError.
     """
     if isinstance(error, _Ended):
         return RunError(
@@ -262,7 +262,7 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
 
 
 def _source(assembly: Assembly, lane: Lane, index: int) -> Lane:
-    """The lane whose work a lane looked at with its step `index`: another's when it waited for that, else its own."""
+    """Return the lane whose work step `index` of a lane looked at: another's if it waited for that, else its own."""
     step = lane.steps[index] if index >= 0 else None
     if isinstance(step, Wait):
         for other in assembly.program.lanes:
@@ -272,7 +272,7 @@ def _source(assembly: Assembly, lane: Lane, index: int) -> Lane:
 
 
 def _launched(assembly: Assembly, lane: Lane, index: int) -> str:
-    """The last tasks launched on the device of a lane before its step `index` (its end where that is -1)."""
+    """Return the last tasks launched on the device of a lane before its step `index` (-1: its end)."""
     steps = list(lane.steps[: index if index >= 0 else None])
     if not any(map(tasks_of, steps)):
         lanes = (other for other in assembly.program.lanes if other.device == lane.device)

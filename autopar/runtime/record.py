@@ -1,4 +1,4 @@
-"""Measurement of calls: spans by lane and bytes by device as a `Timeline`, and the timelines of `fast.record()`."""
+"""Recording of calls: spans by lane and bytes by device as a `Timeline`, and the timelines of `fast.record()`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("autopar")
 
 
 class _Account:
-    """Bytes of the storages alive on one device over time; a storage lives as long as any tensor on it."""
+    """Bytes of live storages on one device over time; a storage lives as long as any tensor on it."""
 
     def __init__(self, origin: float) -> None:
         self._origin = origin
@@ -40,7 +40,7 @@ class _Account:
         self.steps: list[tuple[float, int]] = []
 
     def add(self, tensor: Any) -> None:
-        """Count a tensor until it is gone."""
+        """Count a tensor until it is freed."""
         pointer = self.hold(tensor)
         if pointer is None:
             return
@@ -49,7 +49,8 @@ class _Account:
         self._watched[number] = weakref.ref(tensor, lambda _: self._gone(number, pointer))
 
     def hold(self, tensor: Any) -> int | None:
-        """Count a tensor that is there before the call, to its end; where its memory is, None where it has none."""
+        """Count a tensor that exists before the call until the call ends; return the address of its memory, None if it
+        has none."""
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -78,18 +79,19 @@ class _Account:
         self.steps.append((max(0.0, time.perf_counter() - self._origin), self.bytes))
 
     def restart(self, origin: float) -> None:
-        """Second 0 is now."""
+        """Make the current time second 0."""
         self._origin = origin
         self.steps = [(0.0, self.bytes)]
 
     def close(self) -> None:
-        """Count no more: what the caller does with the results is no part of the call."""
+        """Stop counting: the caller's use of the results is outside the call."""
         with self._lock:
             self._watched.clear()
 
 
 def title(step: Step, graph: Graph) -> str:
-    """Label of a step in a profiler: `linear#0 · net.fc1` for a task and its module, `h@cpu to h@cuda:0` for a copy."""
+    """Return the label of a step in a profiler: `linear#0 · net.fc1` for a task and its module, `h@cpu to h@cuda:0`
+    for a copy."""
     if isinstance(step, Compute):
         task = graph.task[step.task]
         return f"{task.name} · {task.module}" if task.module else task.name
@@ -100,15 +102,15 @@ def title(step: Step, graph: Graph) -> str:
 
 @functools.cache
 def nvtx() -> Any:
-    """Torch's NVTX ranges, None where torch was built without them or there is no CUDA device."""
+    """Return torch's NVTX ranges; None if torch was built without them or there is no CUDA device."""
     return torch.cuda.nvtx if torch.cuda.is_available() else None
 
 
 class LaneRecorder:
-    """Start and end of each step of one lane, in seconds of `time.perf_counter`, and what the steps made.
+    """Start and end of each step of one lane, in seconds of `time.perf_counter`, and the steps' outputs.
 
-    Profilers show each under its `title`. torch.profiler looks at one thread unless told
-    `experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)`; Nsight sees all.
+    Profilers show each step under its `title`. torch.profiler records only one thread without
+    `experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)`; Nsight records all.
     """
 
     def __init__(self, lane: Lane, recording: CallRecord) -> None:
@@ -118,7 +120,7 @@ class LaneRecorder:
         self._open = self._began = cast(Any, None)
 
     def begin(self, index: int) -> None:
-        """Step `index` starts."""
+        """Note the start of step `index`."""
         name = title(self.lane.steps[index], self.recording.plan.costed.graph)
         if self._nvtx is not None:
             self._nvtx.range_push(name)
@@ -127,7 +129,7 @@ class LaneRecorder:
         self._began = self.now()
 
     def end(self, index: int, *made: Any) -> None:
-        """Step `index` has ended and made these tensors."""
+        """Note the end of step `index` and the tensors that it made."""
         self.spans.append((index, self._began, self.now()))
         self._open.__exit__(None, None, None)
         if self._nvtx is not None:
@@ -137,11 +139,11 @@ class LaneRecorder:
             account.add(tensor)
 
     def now(self) -> Any:
-        """A mark on the clock of the lane."""
+        """Return a mark on the lane's clock."""
         return time.perf_counter()
 
     def seconds(self, mark: Any, origin: float) -> float:
-        """A mark as seconds since `origin`."""
+        """Return a mark in seconds since `origin`."""
         return max(0.0, mark - origin)
 
 
@@ -155,18 +157,18 @@ class CallRecord:
         self.lanes: dict[str, LaneRecorder] = {}
 
     def account(self, step: Step) -> _Account:
-        """The account of the device that a step allocates on; the host's for a step that makes nothing."""
+        """Return the account of the device on which a step allocates; the host's for a step without outputs."""
         names = makes(step)
         return self.accounts[self.program.buffer[names[0]].device if names else self.plan.costed.machine.host]
 
     def restart(self) -> None:
-        """The call starts now: what was there before it is in use from second 0."""
+        """Start the call now: what exists already is in use from second 0."""
         self.origin = time.perf_counter()
         for account in self.accounts.values():
             account.restart(self.origin)
 
     def timeline(self, makespan: float, late: float, enough: float) -> Timeline:
-        """The measured timeline with the prediction, in the same clock, beside it."""
+        """Return the measured timeline, with the prediction on the same clock."""
         machine = self.plan.costed.machine
         for account in self.accounts.values():
             account.close()
@@ -238,7 +240,7 @@ class CallRecord:
 
 
 def scaled(timeline: Timeline, factor: float) -> Timeline:
-    """The timeline with every time multiplied."""
+    """Return the timeline with every time multiplied by `factor`."""
     if factor == 1.0:
         return timeline
     spans = (
@@ -252,14 +254,14 @@ def scaled(timeline: Timeline, factor: float) -> Timeline:
 
 
 class Recording:
-    """The timelines of the calls made inside `with fast.record() as timeline`; speaks for the last of them."""
+    """The timelines of the calls within `with fast.record() as timeline`; its attributes are those of the last one."""
 
     def __init__(self) -> None:
         self.calls: list[Timeline] = []
 
     @property
     def last(self) -> Timeline:
-        """The timeline of the last call; AutoparError when there was none."""
+        """The timeline of the last call. Raises AutoparError if there was none."""
         if not self.calls:
             raise AutoparError(
                 "nothing was recorded; call the compiled model inside `with fast.record() as timeline:`"
@@ -268,15 +270,15 @@ class Recording:
 
     @property
     def counted(self) -> list[Timeline]:
-        """The calls whose figures count: all but those in which emulated work could not keep its declared clock, and
-        those on a faster clock than the last."""
+        """Valid calls: all except those in which emulated work could not keep its declared clock, and those on a
+        faster clock than the last."""
         kept = [timeline for timeline in self.calls if not timeline.needs_slow_down]
         return [timeline for timeline in kept if timeline.label == kept[-1].label]
 
     @property
     def median(self) -> Timeline:
-        """The timeline whose makespan is the median of the calls that count, of all where none does; AutoparError when
-        there was none."""
+        """The timeline with the median makespan of the valid calls, or of all if none is valid. Raises AutoparError if
+        there are none."""
         ordered = sorted(self.counted or self.calls, key=lambda timeline: timeline.makespan)
         return ordered[(len(ordered) - 1) // 2] if ordered else self.last
 
@@ -286,7 +288,7 @@ class Recording:
 
 
 class _Clocked(Protocol):
-    """A plan, the executor of its program, and the declared clock it runs on."""
+    """A plan, the executor of its program, and the declared clock that it uses."""
 
     @property
     def plan(self) -> Plan:
@@ -297,15 +299,15 @@ class _Clocked(Protocol):
         """The executor."""
 
     def slower(self, slow_down: float) -> None:
-        """From the next call on, let the clock run `slow_down` times slower than the chips."""
+        """Run the clock `slow_down` times slower than the chips from the next call on."""
 
 
 class Recorded:
-    """Base of everything that can be recorded: while `recording` is there, each call adds its timeline to it;
-    `timeline` is the last.
+    """Base class of all that can be recorded: during a `recording`, each call adds its timeline to it; `timeline` is
+    the last.
 
-    Where a recorded call finds that this machine could not keep the declared clock of a `machine` that leaves its
-    slow-down open, the clock is slowed down for the calls after it.
+    If this machine could not keep the declared clock of a `machine` with an open slow-down in a recorded call, the
+    clock is slowed down for later calls.
     """
 
     machine: Machine
@@ -313,7 +315,7 @@ class Recorded:
     timeline: Timeline | None = None
 
     def executed(self, prepared: _Clocked, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of one call, which is measured while there is a recording."""
+        """Return the outputs of one call, measured during a recording."""
         recording = self.recording
         outputs, timeline = prepared.executor.run(inputs, recording is not None)
         if recording is not None and timeline is not None:
@@ -323,7 +325,7 @@ class Recorded:
         return outputs
 
     def keep_up(self, prepared: _Clocked, timeline: Timeline) -> None:
-        """Slow the clock down as far as `timeline` says it needs, unless the user has set it."""
+        """Slow the clock down as far as `timeline` requires, unless the user has set it."""
         needed = timeline.needs_slow_down
         if not self.machine.slow_down and needed > prepared.plan.costed.machine.slow_down:
             prepared.slower(needed)
@@ -334,7 +336,7 @@ class Recorded:
 
     @contextmanager
     def record(self) -> Iterator[Recording]:
-        """Measure every call inside the block: `with step.record() as timeline: step(x, y)`."""
+        """Measure every call within the block: `with step.record() as timeline: step(x, y)`."""
         outer, self.recording = self.recording, Recording()
         try:
             yield self.recording

@@ -1,4 +1,4 @@
-"""State on the devices: one pool of copies for all programs of a session, copied anew when state has changed."""
+"""Replicas of state on devices: one pool for all programs of a session, refreshed when state has changed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .flat_transfer import bring, checksum
 
 _pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
 ELEMENTS = 8
-"""Elements of each tensor, from the first to the last at even distances."""
+"""Sampled elements of each tensor, evenly spaced from the first to the last."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Tell every pool what an optimizer writes: a fused one does so without a trace in `_version`."""
+    """Report an optimizer's writes to every pool: a fused one leaves no trace in `_version`."""
     pools = tuple(_pools)
     if pools:
         written = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -34,7 +34,7 @@ register_optimizer_step_post_hook(_stepped)
 
 
 class Master:
-    """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows when it has changed."""
+    """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change."""
 
     __slots__ = ("__weakref__", "key", "known", "name", "owner", "pointer", "stamp", "tensor", "version")
 
@@ -44,7 +44,7 @@ class Master:
         self.stamp, self.known, self.version, self.pointer = 0, 0, -1, -1
 
     def look(self) -> int:
-        """The stamp of the tensor as it is now."""
+        """Return the current stamp of the tensor."""
         tensor = self.owner[self.key]
         # What was made in inference mode has no version, and counts as changed.
         if (
@@ -61,7 +61,7 @@ class Master:
 
 
 class Copy:
-    """The copy of a state value on a device; `stamp` is that of the master when it was made. Nobody writes to it."""
+    """The copy of a state value on a device, never written to; `stamp` is that of the master when it was made."""
 
     __slots__ = ("__weakref__", "device", "master", "place", "stamp", "tensor")
 
@@ -72,10 +72,10 @@ class Copy:
 
 
 class _Samples:
-    """A few elements of each tensor on the host that other devices have copies of, by which writes are seen that leave
-    no other trace (`.data`, numpy views).
+    """A few elements of each tensor on the host that has replicas, to detect writes without another trace (`.data`,
+    numpy views).
 
-    A look takes 0.15 µs a tensor. A write that changes none of the sampled elements is not seen.
+    A check takes 0.15 µs per tensor. A write that changes none of the sampled elements goes unnoticed.
     """
 
     def __init__(self) -> None:
@@ -87,11 +87,11 @@ class _Samples:
         self._saved: dict[torch.dtype, torch.Tensor] = {}
 
     def add(self, master: Master) -> None:
-        """Sample this one too, from the next `settle` on."""
+        """Sample this tensor too, from the next `settle` on."""
         self._known.add(master)
 
     def look(self) -> None:
-        """Count what was written without a trace since the last `settle` as changed."""
+        """Mark tensors as changed that were written without a trace since the last `settle`."""
         with torch.no_grad(), torch.inference_mode(False):
             for kind, views in self._views.items():
                 now = torch.cat(views)
@@ -102,7 +102,7 @@ class _Samples:
                             master.stamp += 1
 
     def settle(self) -> None:
-        """All copies that are stale count as that: take the tensors as they are now."""
+        """Sample the tensors again; all outdated copies are known to be so."""
         masters = list(self._known)
         stamps = [master.stamp for master in masters]
         if stamps != self._stamps:
@@ -123,14 +123,12 @@ class _Samples:
 
 
 class Replicas:
-    """The copies of state on all devices, shared by the programs of a session. Safe for concurrent callers.
+    """Replicas of state on all devices, shared by the programs of a session. Safe for concurrent callers.
 
-    A copy is there as long as any program uses it. It is never written to: a call that still runs, or a backward
-    to come, may read it. A change of the master is seen by identity, `_version`, address, or an optimizer step.
-    Writes that leave no trace in any of them (through `.data` or a numpy view) are seen by a few elements of each
-    tensor (`_Samples`); for those that change other elements see `forget`.
-
-    `transfers` counts what was copied to devices by `fill`.
+    A copy exists as long as any program uses it. It is never written to, since a running call, or a later backward,
+    may read it. A change of the master is detected by identity, `_version`, address, or an optimizer step; writes that
+    leave none of these traces (through `.data` or a numpy view) by a few elements of each tensor (`_Samples`); for
+    those that change other elements, see `forget`. `transfers`: number of copies to devices by `fill`.
     """
 
     def __init__(self) -> None:
@@ -144,7 +142,7 @@ class Replicas:
         _pools.add(self)
 
     def master(self, name: str, owner: Mapping[str, Any], key: str) -> Master:
-        """The state `name`, which is `owner[key]`."""
+        """Return the master of the state `name`, which is `owner[key]`."""
         with self._lock:
             found = self._masters.get((id(owner), key))
             if found is None:
@@ -152,7 +150,7 @@ class Replicas:
             return found
 
     def copy(self, master: Master, device: str, place: torch.device) -> Copy:
-        """The copy of a state on `device`, whose tensors are on `place`; the same one for everybody."""
+        """Return the copy of a state on `device`, whose tensors are on `place`; shared by all programs."""
         with self._lock:
             found = self._copies.get((id(master.owner), master.key, device))
             if found is None:
@@ -167,10 +165,10 @@ class Replicas:
         copies: Iterable[Copy],
         replaced: Iterable[Copy],
     ) -> tuple[list[Any], list[int]]:
-        """The tensors of `fed`, of which `copies` are brought up to date, and the stamps of what the call will
-        replace.
+        """Return the tensors of `fed`, with `copies` (of all `masters`) brought up to date, and the stamps of what the
+        call will replace.
 
-        What is `replaced` is given up first, so that nothing is there twice. `masters` are those of all of them.
+        What is `replaced` is dropped first, so that nothing exists twice.
         """
         with self._lock:
             self._samples.look()
@@ -184,7 +182,7 @@ class Replicas:
             return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
 
     def current(self, masters: Iterable[Master], copies: Iterable[Copy]) -> bool:
-        """True if `copies`, all of `masters`, are up to date; nothing is copied."""
+        """Return True if `copies`, all of `masters`, are up to date; copies nothing."""
         with self._lock:
             self._samples.look()
             _look(masters)
@@ -196,9 +194,8 @@ class Replicas:
         changing: Iterable[tuple[Copy, torch.Tensor, int]],
         carried: Iterable[tuple[Copy, torch.Tensor]],
     ) -> None:
-        """Take tensors for copies: of `changing` state as it was when its stamp was that, of `carried` state that
-        has just been given the same value.
-        """
+        """Keep tensors as copies: of `changing` state as of the given stamp, of `carried` state that has just got the
+        same value."""
         with self._lock:
             for copy, tensor, stamp in changing:
                 self._take(copy, tensor, stamp)
@@ -210,7 +207,7 @@ class Replicas:
             self._samples.settle()
 
     def enter(self, devices: Iterable[torch.device]) -> None:
-        """A call begins that uses accelerators: make the caller's streams wait for copies that others brought."""
+        """Begin a call on accelerators: make the caller's streams wait for copies made on other streams."""
         with self._lock:
             for device in devices:
                 queue = torch.accelerator.current_stream(device)
@@ -234,12 +231,12 @@ class Replicas:
                     master.stamp += 1
 
     def there(self) -> list[tuple[str, torch.Tensor]]:
-        """The copies that are there, read or not, each with its device."""
+        """Return the existing copies, read or not, each with its device."""
         with self._lock:
             return [(c.device, c.tensor) for c in self._copies.values() if c.tensor is not None]
 
     def verify(self) -> list[str]:
-        """Names of the state of which a copy that counts as up to date differs from its master, by checksum."""
+        """Return names of state with a copy that counts as up to date but differs from its master by checksum."""
         with self._lock:
             copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look()]
             masters: dict[Master, torch.Tensor] = {}
@@ -253,7 +250,7 @@ class Replicas:
             return list(wrong)
 
     def require_verified(self, refresh: str) -> None:
-        """RunError where `verify` finds anything; `refresh` is the call that mends it."""
+        """Raise RunError if `verify` finds any; `refresh` is the call that repairs it."""
         if wrong := self.verify():
             raise RunError(
                 f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
@@ -261,12 +258,11 @@ class Replicas:
             )
 
     def forked(self) -> None:
-        """In a child process the lock may be held by a thread that is not there."""
+        """Reset in a forked child, where a missing thread may hold the lock."""
         self._lock = threading.RLock()
 
     def _give_up(self, masters: Iterable[Master]) -> None:
-        """Let go of the copies of what has changed, those that only other programs read included: they would have to
-        be made anew."""
+        """Drop the outdated copies of masters, including those read only by other programs."""
         changed = False
         for master in masters:
             if master.look() != master.known:
@@ -309,7 +305,7 @@ def _look(masters: Iterable[Master]) -> None:
 
 
 def sampled(tensor: Any) -> torch.Tensor | None:
-    """A view of some elements, as integers; None for what has none on the host."""
+    """Return a view of sampled elements as integers; None for a tensor that has none on the host."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
         return None
     kind = _BITS.get(tensor.element_size())

@@ -1,4 +1,4 @@
-"""The state that one program reads or keeps, as it stands in the session's pool."""
+"""The state that one program reads or keeps, in the session's pool."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 
 class Residents:
-    """State in the order of `layout.fed`: itself where it is at home, else its copy there. `place` says where a
-    buffer really is.
-    """
+    """State in the order of `layout.fed`: at home the tensor itself, else its copy. `place`: actual device of a
+    buffer."""
 
     def __init__(
         self,
@@ -73,20 +72,20 @@ class Residents:
 
     @property
     def at_home(self) -> bool:
-        """True if it reads state only where that is, and keeps none."""
+        """True if it reads state only at home, and keeps none."""
         return not (self._copies or self._changing or self._carried or self._flat)
 
     def fill(self) -> list[Any]:
-        """The tensors of the fed buffers; copies are up to date."""
+        """Return the tensors of the fed buffers, with copies up to date."""
         tensors, self._stamps = self.pool.fill(self._fed, self._masters, self._copies, self._replaced)
         return tensors
 
     def current(self) -> bool:
-        """True if every copy that the program reads, or brings and keeps, is up to date."""
+        """Return True if every copy that the program reads, or sends and keeps, is up to date."""
         return self.pool.current(self._masters, (*self._copies, *self._replaced))
 
     def swap(self, slots: Sequence[Any]) -> None:
-        """Keep what a call has brought, once everything it updates has been written."""
+        """Keep the copies sent by a call, once everything it updates has been written."""
         if self._changing or self._carried or self._flat:
             changing = [(c, slots[slot], stamp) for (c, slot), stamp in zip(self._changing, self._stamps)]
             carried = [(c, slots[slot]) for c, slot in self._carried]

@@ -1,6 +1,4 @@
-"""Storage of each buffer during a call: a local of one lane's code, or a slot that lanes
-share.
-"""
+"""Storage of each buffer during a call: a local variable of one lane's code, or a slot shared by lanes."""
 
 from __future__ import annotations
 
@@ -13,10 +11,12 @@ from ..ir.program import Free, Program, Record, Wait, makes, reads
 
 @dataclass(frozen=True)
 class Layout:
-    """`slots` numbers the shared buffers: inputs first (all of them, in order), then other buffers that are
-    there before the call (`fed`), then shared made ones; a buffer without a slot is a local. `drops` says
-    which buffers a lane lets go of after the step (lane, index). `makers` are the lanes that make the buffers of
-    a storage.
+    """The storage of all buffers.
+
+    slots: numbers of shared buffers: all inputs in order, then other buffers that exist before the call (`fed`), then
+    shared made ones; a buffer without a slot is a local.
+    drops: buffers that a lane drops after the step (lane, index).
+    makers: lanes that make the buffers of a storage.
     """
 
     slots: dict[str, int]
@@ -65,7 +65,8 @@ def layout(program: Program, graph: Graph) -> Layout:
 def _uses(
     program: Program,
 ) -> tuple[dict[str, str], dict[str, tuple[str, int]], dict[str, tuple[str, int]], set[str]]:
-    """The lane that makes each buffer, the step that frees it, the last that uses it there, and what lanes share."""
+    """Return the lane that makes each buffer, the step that frees it, its last use in that lane, and the shared
+    buffers."""
     maker: dict[str, str] = {}
     freed: dict[str, tuple[str, int]] = {}
     last: dict[str, tuple[str, int]] = {}
@@ -88,7 +89,7 @@ def _uses(
 
 
 def events(program: Program, kind: type[Record] | type[Wait]) -> Iterator[tuple[str, str]]:
-    """(event, lane) of each step of `kind`."""
+    """Yield (event, lane) of each step of `kind`."""
     for lane in program.lanes:
         for step in lane.steps:
             if isinstance(step, Record | Wait) and isinstance(step, kind):

@@ -1,6 +1,6 @@
-"""The caller's thread-local torch state and how it reaches a lane's thread.
+"""The caller's thread-local torch state, and its transfer to a lane's thread.
 
-Tasks have autocast's casts already recorded, so they are called with autocast off.
+Autocast's casts are recorded as tasks, so that tasks run with autocast off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..capture.torch_private import packs_saved
 
 
 class _Entered(threading.local):
-    """Which executors the current thread is inside of, whether as their caller or as one of their lanes."""
+    """Executors that the current thread is inside of, as their caller or as one of their lanes."""
 
     stack: tuple[int, ...] = ()
 
@@ -30,9 +30,11 @@ _ALONE = id(_LOCKED)
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """One thread of the process at a time, for captures and for eager runs that something is held against: while torch
-    traces it replaces `nn.Module.__call__` for all threads. Lanes of a call made inside are inside. To be entered
-    before the lock of any one model: what runs inside may call compiled models.
+    """Lock the process for captures and eager comparison runs, since tracing replaces `nn.Module.__call__` for all
+    threads.
+
+    Lanes of a call made inside count as inside. Enter it before the lock of any model: code inside may call compiled
+    models.
     """
     if _ALONE in entered.stack:
         yield
@@ -57,7 +59,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Keep the caller's hooks for saved tensors (a checkpoint around the call, say) from what is saved inside."""
+    """Hide the caller's saved-tensor hooks (a checkpoint around the call, say) from what is saved inside."""
     if not packs_saved():
         yield
         return
@@ -66,8 +68,8 @@ def unseen() -> Iterator[None]:
 
 
 def enter(stack: contextlib.ExitStack, inference: bool, kinds: tuple[str, ...]) -> None:
-    """Make the current thread fit for tasks, until `stack` closes: no autograd, inference mode where the caller is in
-    it, no autocast for these types of devices."""
+    """Prepare the current thread for tasks until `stack` closes: no autograd, inference mode as in the caller, no
+    autocast for these device types."""
     if inference:
         stack.enter_context(torch.inference_mode())
     elif torch.is_grad_enabled():

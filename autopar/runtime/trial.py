@@ -1,4 +1,5 @@
-"""`Trial`: a candidate and eager in turns in the caller's own calls; `Tenure`: how long the winner serves."""
+"""`Trial`: a candidate and eager alternate in the caller's own calls; `Tenure`: the period for which the winner
+serves."""
 
 from __future__ import annotations
 
@@ -7,22 +8,22 @@ import statistics
 import time
 
 CALLS = 20
-"""Counted calls of each; 0 for no trial."""
+"""Counted calls of each; 0: no trial."""
 CLEAR = 5
-"""The same where each call of one was quicker than every call of the other."""
+"""Counted calls of each if every call of one was faster than every call of the other."""
 SPAN_S = 0.1
-"""Seconds of calls of each, at the least: a few short calls may all fall beside the same disturbance."""
+"""Least seconds of calls of each, since a few short calls may all coincide with one disturbance."""
 RUN = 5
-"""Calls of one before the turn of the other. The first is not counted: caches hold the other's weights, and the
-other's threads may spin."""
+"""Calls of one before the turn of the other. The first is not counted: caches hold the other's weights, and its
+threads may spin."""
 WORTH = 0.03
 """Share of eager's seconds that kernels must save to stay."""
 AGAIN = ((100, 3.0), (1000, 30.0), (10000, 300.0))
-"""Calls, and seconds, after which the winner is tried again, one pair after the other."""
+"""(calls, seconds) after which the winner is tried again, one pair after the other; then it serves for good."""
 
 
 class Trial:
-    """Seconds of the caller's calls, by whether the candidate (kernels, a placed model) or eager served them."""
+    """Seconds of the caller's calls served by the candidate (kernels, a placed model) and by eager."""
 
     def __init__(self) -> None:
         self._candidate: list[float] = []
@@ -35,7 +36,7 @@ class Trial:
         return self._served // RUN % 2 == 0
 
     def note(self, candidate: bool, seconds: float) -> None:
-        """Count a call; not the first of a turn."""
+        """Count a call, except the first of a turn."""
         if self._served % RUN:
             (self._candidate if candidate else self._eager).append(seconds)
         self._served += 1
@@ -54,23 +55,23 @@ class Trial:
 
     @property
     def ratio(self) -> float:
-        """The median call of the candidate ÷ that of eager."""
+        """The median call of the candidate divided by that of eager."""
         return statistics.median(self._candidate) / statistics.median(self._eager)
 
 
 class Tenure:
-    """The calls of a winner until it is tried again."""
+    """Calls of a winner until it is tried again."""
 
     def __init__(self) -> None:
         self._terms = iter(AGAIN)
         self._left, self._until = math.inf, 0.0
 
     def renew(self) -> None:
-        """Begin the next term, each longer than the one before; the last does not end."""
+        """Begin the next term, longer than the one before; the last one does not end."""
         self._left, span_s = next(self._terms, (math.inf, 0.0))
         self._until = time.monotonic() + span_s
 
     def ends(self) -> bool:
-        """Count a call; true if another trial is due."""
+        """Count a call; return True if another trial is due."""
         self._left -= 1
         return self._left <= 0 and time.monotonic() >= self._until

@@ -1,4 +1,4 @@
-"""`TunedExecutor`: the eager program of a plan at first, its fastest compiled form once that is known."""
+"""`TunedExecutor`: runs a plan's eager program at first, and its fastest compiled form once that is known."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .watch import Watch
 log = logging.getLogger("autopar")
 
 AFTER = 3
-"""Calls in a row, with the same weights, before anything is compiled."""
+"""Successive calls with the same weights before compilation starts."""
 
 
 class Changed(Exception):
-    """Weights have changed while kernels were compiled that fold them; to be tried again."""
+    """Weights changed during the compilation of kernels that fold them; to be tried again."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """One way to run a program: its executor, a `watch` on the weights that are folded into its kernels, and the same
-    without effects (`trial`)."""
+    """One way to run a program: its executor, a `watch` on folded weights, and the same without side effects
+    (`trial`)."""
 
     name: str
     executor: Executor
@@ -41,44 +41,44 @@ class Arrangement:
 
     @property
     def fresh(self) -> bool:
-        """True if its kernels hold the weights as they are now."""
+        """True if its kernels hold the current weights."""
         return self.watch is None or self.watch.unchanged()
 
     def tried(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """A call without effects, the look at its weights included; None where they have changed."""
+        """Return the result of a call without side effects, weights checked; None if they have changed."""
         return self.trial(inputs) if self.fresh else None
 
 
 class _Choose(Protocol):
-    """Compiles and times arrangements. `wanted` is "auto" where eager may win."""
+    """Compiles and times arrangements. `wanted`: "auto" if eager may win."""
 
     wanted: str
 
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor, /) -> Arrangement | None:
-        """The fastest on these inputs, None where that is the eager program; one that is faster than what serves is
-        put into its place (`TunedExecutor.serve`) before all have been tried. Raises Changed."""
+        """Return the fastest arrangement on these inputs, None if that is the eager program. Raises Changed.
+
+        One that is faster than the current one is passed to `TunedExecutor.serve` before all have been tried.
+        """
 
     def stop(self) -> None:
-        """Compile nothing more: what is the fastest so far is the fastest."""
+        """Stop compiling; the fastest so far wins."""
 
     def refute(self, name: str, ratio: float) -> None:
-        """Note that an arrangement took so many times what eager does in the caller's own calls: eager wins."""
+        """Note that an arrangement took `ratio` times eager's seconds in the caller's own calls: eager wins."""
 
     @property
     def note(self) -> str:
-        """What came of it, in one sentence; "" before."""
+        """The result as one sentence; "" before there is one."""
 
 
 class TunedExecutor:
-    """Runs `plain`, the eager program, until `choose` has found a faster arrangement of the same plan, and again as
-    soon as weights change that its kernels have folded.
+    """Runs `plain`, the eager program, until `choose` has found a faster arrangement of the same plan, and again when
+    weights folded by its kernels change.
 
-    What is chosen serves in turns with eager at first (`trial`), and no longer where it is slower in these calls; so
-    again after it has served for a while (`trial.AGAIN`).
-
-    `choose` works in a thread of its own after `AFTER` calls, and once more that many calls after a change. What it
-    has found by then serves before it is done. A call waits for no compiler; while arrangements are timed, it waits for
-    at most one block of calls (`turn`).
+    The chosen arrangement alternates with eager at first (`trial`), and is dropped if it is slower in these calls;
+    this is repeated after a while (`trial.AGAIN`). `choose` works in its own thread after `AFTER` calls, and once more
+    after as many calls following a change. Arrangements that it finds serve before it is done. No call waits for a
+    compiler; while arrangements are timed, a call waits for at most one block of calls (`turn`).
     """
 
     def __init__(self, plain: Executor, choose: _Choose) -> None:
@@ -90,26 +90,26 @@ class TunedExecutor:
         self._tenure = trial.Tenure()
         self._calls = 0
         self._seen: Sequence[Any] | None = None
-        """The inputs of the last call, as long as there were too few of them to compile for."""
+        """Inputs of the last call, until there are enough calls to compile."""
         self._done = False
         self._builder: threading.Thread | None = None
         _alive.add(self)
 
     @property
     def note(self) -> str:
-        """What serves, and what the others took; "" before that is known."""
+        """The arrangement that serves and the seconds of the others as text; "" before that is known."""
         return self._choose.note
 
     @property
     def settled(self) -> bool:
-        """True if kernels are chosen, or found to be slower than eager, and none is on trial."""
+        """True if kernels are chosen, or found slower than eager, and none is on trial."""
         return self._done and self._builder is None and self._trial is None
 
     inline = None
-    """A compiled arrangement looks at its weights before each call."""
+    """None: a compiled arrangement must check its weights before each call."""
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """One call. Raises RunError when a task fails."""
+        """Run one call. Raises RunError if a task fails."""
         if self._trial is not None:
             return self._in_turn(self._trial, inputs)
         chosen = self.chosen
@@ -133,7 +133,7 @@ class TunedExecutor:
             return chosen.executor(inputs)
 
     def by_kernels(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """A call by the kernels that are chosen; None where there are none, they are on trial, or their weights have
+        """Return the result of the chosen kernels; None if there are none, they are on trial, or their weights have
         changed."""
         chosen = self.chosen
         if chosen is None or self._trial is not None or not chosen.fresh:
@@ -143,7 +143,7 @@ class TunedExecutor:
         return self._served(chosen, inputs)
 
     def _in_turn(self, current: trial.Trial, inputs: Sequence[Any]) -> list[Any]:
-        """A call by kernels or by eager, whose turn it is; the quicker of the two stays after enough of them."""
+        """Run a call by kernels or by eager, in turns; after enough calls the faster one stays."""
         began, chosen, kernels = time.perf_counter(), self.chosen, current.candidate_next
         if chosen is None or not chosen.fresh:
             self._trial = None
@@ -169,7 +169,7 @@ class TunedExecutor:
         return made
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
-        """One call and, with `record`, its measured timeline."""
+        """Run one call; return its outputs and, with `record`, its measured timeline."""
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
             return chosen.executor.run(inputs, record)
@@ -179,7 +179,7 @@ class TunedExecutor:
         return made
 
     def begin(self, inputs: Sequence[Any]) -> None:
-        """Compile and choose from now on, in the background, for inputs like these."""
+        """Start to compile and choose, in the background, for inputs like these."""
         if self._done or self._builder is not None:
             return
         examples = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
@@ -195,8 +195,7 @@ class TunedExecutor:
         self._builder.start()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until what is compiled is chosen, for what was called so far, `seconds` at most; not where nothing
-        was."""
+        """Wait until compilation for the calls so far is done, at most `seconds`; return at once if there is none."""
         if self._seen is not None:
             self.begin(self._seen)
         builder = self._builder
@@ -204,24 +203,24 @@ class TunedExecutor:
             builder.join(seconds)
 
     def current(self) -> bool:
-        """True if every copy of state that it reads is up to date."""
+        """Return True if every copy of state that it reads is up to date."""
         return self.plain.current()
 
     def rebind(self, plan: Plan) -> None:
-        """Tell of the same program by another plan from the next call on."""
+        """Use another plan of the same program from the next call on."""
         self.plain.rebind(plan)
 
     def close(self) -> None:
-        """End the threads of all arrangements, and compile nothing more. A later call starts them again, and is served
-        by the fastest of what was there."""
+        """Stop the threads of all arrangements, and compilation. A later call starts them again, with the fastest
+        arrangement so far."""
         self._choose.stop()
         self.plain.close()
         if self.chosen is not None:
             self.chosen.executor.close()
 
     def _after(self, inputs: Sequence[Any], old: Arrangement | None) -> None:
-        """Count an eager call, made in the place of one by `old`, whose weights have changed; compile after enough of
-        them in which nothing changed."""
+        """Count an eager call in place of `old`, whose weights have changed; compile after enough calls without a
+        change."""
         if old is not None and self.chosen is old:
             self.chosen = None
             log.info("%s: weights have changed, eager serves", old.name)

@@ -1,4 +1,4 @@
-"""`Watch`: whether state has changed since kernels were made that fold it."""
+"""`Watch`: detects whether state has changed since kernels that fold it were made."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .replicas import Master, sampled
 
 
 class Watch:
-    """The state of `masters` as it was when last taken note of.
+    """The state of `masters` when last recorded.
 
-    A change is seen by identity, `_version`, address, an optimizer step or `Replicas.forget`, and, where it leaves none
-    of these traces (through `.data` or a numpy view), by a few elements of each tensor. A look takes some 0.3 µs a
-    tensor. State that was made in inference mode has no version, and counts as changed.
+    A change is detected by identity, `_version`, address, an optimizer step or `Replicas.forget`, and, without these
+    traces (through `.data` or a numpy view), by a few elements of each tensor. A check takes about 0.3 µs per tensor.
+    State made in inference mode has no version, and counts as changed.
     """
 
     def __init__(self, masters: Sequence[Master]) -> None:
@@ -23,7 +23,7 @@ class Watch:
         self.take()
 
     def take(self) -> None:
-        """Take note of the state as it is now."""
+        """Record the current state."""
         stamps = [master.look() for master in self._masters]
         tensors = [master.tensor for master in self._masters]
         self._traces = [
@@ -38,7 +38,7 @@ class Watch:
             self._samples = [(own, torch.cat(own)) for own in views.values()]
 
     def unchanged(self) -> bool:
-        """True if all of it is as it was."""
+        """Return True if nothing has changed."""
         for master, owner, key, tensor, stamp, version, pointer in self._traces:
             if (
                 owner[key] is not tensor

@@ -1,6 +1,6 @@
-"""A lane is an in-order queue with a host thread of its own, `Worker`, and lanes wait for each other at `Gates`.
+"""The host thread of a lane, `Worker`, and the `Gates` at which lanes wait for each other.
 
-A worker holds no reference to who uses it, so that an executor that is dropped can be collected and stop its workers.
+A worker holds no reference to its user, so that a dropped executor can be collected and stop its workers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..ir.program import Program, Record, Wait
 from .slots import events
 
 PATIENCE_S = 1.0
-"""Seconds between two looks at whether the thread that is waited for is still alive."""
+"""Seconds between checks that the awaited thread is still alive."""
 
 Job: TypeAlias = tuple[Callable[[], None], Callable[[], None]]
-"""What a thread is to do, which must not raise; and what is called, perhaps twice and by any thread, when the thread
-has ended without having done it."""
+"""A thread's job, which must not raise; and a function called, perhaps twice and by any thread, if the thread ends
+without having done it."""
 
 
 class _Box:
-    """State shared by a worker and its thread. Locks are binary semaphores: `go` says there is a job, `done` it has
-    ended. `gone` says that the thread has ended, or is about to."""
+    """State shared by a worker and its thread. Locks are binary semaphores: `go`: there is a job; `done`: it has
+    ended. `gone`: the thread has ended, or is about to."""
 
     def __init__(self) -> None:
         self.go = threading.Lock()
@@ -35,7 +35,7 @@ class _Box:
         self.stop = self.gone = False
 
     def end(self) -> None:
-        """Let nobody wait for a thread that has ended."""
+        """Release all that wait for a thread that has ended."""
         # In this order: who submits a job looks at `gone` after it, so that one of the two sees the other.
         self.gone = True
         if self.job is not None:
@@ -72,8 +72,7 @@ def _loop(box: _Box) -> None:
 class Worker:
     """A persistent daemon thread named `autopar <lane>` that does one job at a time.
 
-    It starts with `start`, for who wants to have it on his list before there is a thread to lose: an
-    interrupt may come at any point.
+    It starts with `start`, so that its user can list it before the thread exists: an interrupt may come at any point.
     """
 
     def __init__(self, name: str) -> None:
@@ -87,11 +86,11 @@ class Worker:
 
     @property
     def gone(self) -> bool:
-        """True if its thread has ended: by an exception that was raised in it, since nobody has stopped it."""
+        """True if its thread has ended by an exception raised in it, not by a stop."""
         return self._box.gone
 
     def submit(self, job: Job) -> None:
-        """Start a job; the one before must have been waited for."""
+        """Start a job; the previous one must have been waited for."""
         self._box.job = job
         if self._box.gone:
             self._box.end()
@@ -99,19 +98,19 @@ class Worker:
             self._box.go.release()
 
     def wait(self) -> None:
-        """Block until the submitted job has ended, or is lost."""
+        """Block until the submitted job has ended or is lost."""
         while not self._box.done.acquire(timeout=PATIENCE_S):
             if not self._thread.is_alive():
                 self._box.end()
 
     def dismiss(self) -> None:
-        """Let the thread end after the job it may be doing, without waiting for it. Safe in any state."""
+        """Let the thread end after its current job, without waiting. Safe in any state."""
         self._box.stop = True
         with contextlib.suppress(RuntimeError):
             self._box.go.release()
 
     def stop(self) -> None:
-        """End the thread after the job it may be doing, and wait until it has ended. Safe in any state."""
+        """Stop the thread after its current job, and wait for its end. Safe in any state."""
         self.dismiss()
         # A garbage collection may run this on the very thread it stops; in a forked child there is no thread.
         if self._thread is not threading.current_thread() and self._pid == os.getpid():
@@ -121,7 +120,7 @@ class Worker:
 
 
 def stop_all(workers: list[Worker]) -> None:
-    """End every worker of the list and empty it; once more, where it was interrupted."""
+    """Stop every worker of the list and empty it; again if interrupted."""
     for worker in workers:
         worker.dismiss()
     while workers:
@@ -130,11 +129,11 @@ def stop_all(workers: list[Worker]) -> None:
 
 
 class _Cancelled(Exception):
-    """Raised in a lane that has to stop because another one failed."""
+    """Raised in a lane that must stop because another one failed."""
 
 
 class Gates:
-    """The locks of a program and the failures of the current call, as (lane, error), the first one first."""
+    """The locks of a program, and the failures of the current call as (lane, error), the first one first."""
 
     def __init__(self, program: Program) -> None:
         self.failed: list[tuple[str, BaseException]] = []
@@ -149,9 +148,8 @@ class Gates:
         self.close()
 
     def names(self, lane: str) -> dict[str, Any]:
-        """Globals of a lane's code: `w3` passes event 3, `r3_0` lets its first waiter pass, `f` are the
-        failures.
-        """
+        """Return globals of a lane's code: `w3` passes event 3, `r3_0` lets its first waiter pass, `f` are the
+        failures."""
         found: dict[str, Any] = {"f": self.failed, "Cancelled": _Cancelled}
         for event, waiters in self.waiters.items():
             number = self.number[event]
@@ -163,22 +161,22 @@ class Gates:
         return found
 
     def wait(self, event: str) -> str:
-        """The line of a Wait."""
+        """Return the line of a Wait."""
         return f"if w{self.number[event]}() and f: raise Cancelled"
 
     def record(self, event: str) -> list[str]:
-        """The lines of a Record."""
+        """Return the lines of a Record."""
         return [f"r{self.number[event]}_{position}()" for position in range(len(self.waiters[event]))]
 
     def fail(self, lane: str, error: BaseException) -> None:
-        """Note a failure, then open every gate."""
+        """Record a failure, then open every gate."""
         self.failed.append((lane, error))
         for lock in self._locks.values():
             with contextlib.suppress(RuntimeError):
                 lock.release()
 
     def close(self) -> None:
-        """Every gate shut and no failure, as before a call. Only while no lane is at work."""
+        """Close every gate and clear failures, as before a call. Only while no lane runs."""
         for lock in self._locks.values():
             lock.acquire(blocking=False)
         self.failed.clear()

@@ -1,1 +1,1 @@
-"""This machine and its files: cores, caches, JSON, versions of torch, pauses of the garbage collector."""
+"""This machine and its files: cores, caches, JSON, torch versions, garbage collector pauses."""

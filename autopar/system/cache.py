@@ -1,4 +1,4 @@
-"""A cache of measurements of this machine, as JSON files in the user's cache folder."""
+"""Cache of this machine's measurements, as JSON files in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FORMAT = "autopar measurements 1"
 
 
 def folder() -> Path:
-    """The folder of measurements; `AUTOPAR_CACHE` names another."""
+    """Return the folder of measurements; `AUTOPAR_CACHE` overrides it."""
     return Path(os.environ.get("AUTOPAR_CACHE") or platformdirs.user_cache_dir("autopar"))
 
 
 def file_for(kind: str, about: Sequence[Any]) -> Path:
-    """The file for measurements of one `kind`, valid for this machine and all that `about` lists (versions,
+    """Return the file for measurements of one `kind`, valid for this machine and all that `about` lists (versions,
     devices)."""
     identity = [platform.node(), platform.machine(), processor(), os.cpu_count(), *about]
     key = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:16]
@@ -34,7 +34,7 @@ def file_for(kind: str, about: Sequence[Any]) -> Path:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The entries that `store` wrote there; empty when there is no such file, or none that can be used."""
+    """Return the entries written by `store`; empty if there is no valid file."""
     try:
         data = json.loads(path.read_text())
         if data["format"] == FORMAT and isinstance(data["entries"], dict):
@@ -48,8 +48,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def store(path: Path, entries: dict[str, Any]) -> None:
-    """Write entries so that a reader sees all of them or none; a folder that cannot be written costs a log
-    line."""
+    """Write entries atomically; if the folder is not writable, only log it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -66,18 +65,18 @@ def store(path: Path, entries: dict[str, Any]) -> None:
 
 
 def figure(value: Any) -> bool:
-    """True if a kept value can be seconds, bytes or a rate."""
+    """Return True if a stored value is valid as seconds, bytes or a rate."""
     return isinstance(value, (int, float)) and 0 < value < float("inf")
 
 
 def clear() -> None:
-    """Forget every measurement on this machine."""
+    """Delete all measurements of this machine."""
     for path in folder().glob("*-*.json"):
         path.unlink(missing_ok=True)
 
 
 def processor() -> str:
-    """The CPU's model name, as the system tells it."""
+    """Return the CPU's model name, as the system tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""Reader of JSON files: what is no plain JSON is refused in one sentence that says where."""
+"""JSON reader that refuses invalid files in one sentence with the place of the error."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ..errors import AutoparError, PlanError
 
 
 def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> Any:
-    """The data of a JSON file, which may begin with a byte order mark; `way` says in `error` how such a file is made.
+    """Return the data of a JSON file, with or without a byte order mark.
 
-    Raises `error` for what cannot be read, is no text or no JSON, is nested too deeply, has a number of thousands of
-    digits, or an object in which a key is there twice, of which one would go unheard.
+    `way`: how to make such a file, for the error. Raises `error` for a file that cannot be read, is not text or JSON,
+    is nested too deeply, has a number of thousands of digits, or an object with a duplicate key, of which one would be
+    ignored.
     """
     twice: list[tuple[dict[str, Any], str]] = []
 
@@ -41,7 +42,7 @@ def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanEr
 
 
 def text(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> str:
-    """The text of a file without its byte order mark; `error` where it cannot be read or is none."""
+    """Return the text of a file without its byte order mark. Raises `error` if it cannot be read or is not text."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as fault:
@@ -55,7 +56,7 @@ def text(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanEr
 
 
 def short(value: Any) -> str:
-    """A value as Python writes it, in 60 characters at most."""
+    """Return a value's repr in at most 60 characters."""
     try:
         shown = repr(value)
     except (RecursionError, ValueError):
@@ -65,7 +66,7 @@ def short(value: Any) -> str:
 
 
 def whole(value: str) -> bool:
-    """True if text can be written to a file or screen: without halves of characters (lone surrogates)."""
+    """Return True if text can be written to a file or screen: it has no lone surrogates."""
     if value.isascii():
         return True
     try:
@@ -76,7 +77,7 @@ def whole(value: str) -> bool:
 
 
 def _where(data: Any, sought: dict[str, Any]) -> str | None:
-    """The way from `data` to an object in it, as in `tasks[3].seconds`; None where it is not in it."""
+    """Return the path from `data` to an object in it, such as `tasks[3].seconds`; None if it is not there."""
     found: list[tuple[str, Any]] = [("", data)]
     for where, value in found:
         if value is sought:

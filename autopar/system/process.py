@@ -1,4 +1,4 @@
-"""The process: the cores it may run on, pauses of its cyclic garbage collector, and its state as others see it."""
+"""The process: its cores, pauses of its garbage collector, and its state as seen by others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 
 def cores() -> int:
-    """The number of cores of the host that this process may use, where the system tells, else of all there are."""
+    """Return the number of cores that this process may use, if the system tells, else of all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without looking for cyclic garbage, which planning hardly makes and which would have every task of a large graph
-    looked at again and again. Also a decorator."""
+    """Disable the cyclic garbage collector in the block: planning makes hardly any cycles, and each collection would
+    visit every task of a large graph. Also a decorator."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -30,9 +30,9 @@ def uncollected() -> Iterator[None]:
 
 
 def identity() -> dict[str, Any]:
-    """This process for others to know it by: `host`, `pid`, the `space` that its pid is of, and when it was `born`.
+    """Return an identity of this process: `host`, `pid`, the `space` of its pid, and when it was `born`.
 
-    The last two are "" where the system does not tell.
+    The last two are "" if the system does not tell.
     """
     return {
         "host": socket.gethostname(),
@@ -43,7 +43,7 @@ def identity() -> dict[str, Any]:
 
 
 def state(known: Mapping[str, Any]) -> Literal["elsewhere", "running", "stopped", "dead"]:
-    """The state of the process of an `identity`; "elsewhere" where it cannot be seen from here."""
+    """Return the state of the process of an `identity`; "elsewhere" if it is not visible from here."""
     if not known["space"] or known["space"] != _space():
         return "elsewhere"
     letter, born = _stat(known["pid"])
@@ -53,7 +53,7 @@ def state(known: Mapping[str, Any]) -> Literal["elsewhere", "running", "stopped"
 
 
 def _space() -> str:
-    """The boot of this machine and the namespace of pids, "" where the system does not tell."""
+    """Return the boot id of this machine and the pid namespace; "" if the system does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -62,7 +62,7 @@ def _space() -> str:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """The letter of a process's state, and the tick at which it began; "X" and "" where there is none."""
+    """Return the state letter of a process, and the tick of its start; "X" and "" if there is none."""
     try:
         # The name, in brackets, may hold blanks and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

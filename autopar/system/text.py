@@ -1,7 +1,7 @@
-"""Text for people: aligned tables, numbers and names as people read and write them, progress of long stages.
+"""Text for people: aligned tables, numbers, names, and the progress of long stages.
 
-Progress is shown on a terminal as a bar over items, or as a count of seconds where there are none; elsewhere, in a
-notebook or a log, as a line every few seconds.
+Progress is a bar over items on a terminal, or a count of seconds without items; elsewhere, in a notebook or log, a
+line every few seconds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ log = logging.getLogger("autopar")
 T = TypeVar("T")
 
 PATIENCE_S = 1.0
-"""No bar before this: most stages are over sooner."""
+"""Seconds before a bar appears: most stages end sooner."""
 EVERY_S = 5.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 _WIDTH = 30
 
 
 def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
-    """Rows as aligned text, the first a heading. Columns in `right` are flush right; long cells end in `…`."""
+    """Format rows as aligned text, the first one a heading. Columns in `right` are right-aligned; long cells end in
+    `…`."""
     cells = [[clip(str(cell), widest) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
@@ -47,21 +48,21 @@ def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: i
 
 
 def clip(text: str, widest: int) -> str:
-    """Text of at most `widest` characters, which ends in `…` where it was longer."""
+    """Shorten text to at most `widest` characters, with `…` at its end."""
     return text if len(text) <= widest else text[: widest - 1] + "…" if widest > 0 else ""
 
 
 _UP = 0.9995
-"""From this share of a unit on a figure is rounded up to it: `1.00 ms`, not `1000 µs`."""
+"""Share of a unit from which a figure is rounded up to it: `1.00 ms`, not `1000 µs`."""
 
 
 _LONG = 1e6
-"""Seconds that are too many to be counted off by eye."""
+"""Seconds above which a duration has an exponent."""
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit that keeps one to three digits before the point: `4.90 ms`; from weeks on, and under a
-    nanosecond, three digits and a power of ten."""
+    """Format a duration with one to three digits before the point: `4.90 ms`; from weeks on, and below 1 ns, with
+    three digits and an exponent."""
     if abs(value) >= _LONG:
         return f"{value:.3g} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
@@ -71,7 +72,7 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes in decimal units: `164 kB`, `1.24 MB`."""
+    """Format bytes in decimal units: `164 kB`, `1.24 MB`."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= scale * _UP:
             return f"{value / scale:.{_places(value / scale)}f} {unit}"
@@ -79,17 +80,17 @@ def size(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one as a whole percentage: `58 %`."""
+    """Format a share as a whole percentage: `58 %`."""
     return "∞ %" if share == math.inf else f"{share * 100:.0f} %"
 
 
 def free(share: float) -> str:
-    """A share that is free, which is all of it where nothing is held alone."""
+    """Format a free share as a percentage: `100 %` only if nothing at all is held."""
     return "> 99 %" if 0.995 <= share < 1 else percent(share)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 task`, `3 tasks`."""
+    """Format a number with its noun: `1 task`, `3 tasks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -103,8 +104,7 @@ for _power, _letter in enumerate("kmgt", 1):
 
 
 def parse_bytes(size: int | float | str) -> int:
-    """Bytes of `6GiB`, `500 MB`, `1.5g` or a number; decimal unless the unit has an i. DeviceError for the
-    rest."""
+    """Parse bytes from `6GiB`, `500 MB`, `1.5g` or a number; decimal unless the unit has an i. Raises DeviceError."""
     if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < float("inf"):
         return int(size)
     if isinstance(size, str):
@@ -115,8 +115,8 @@ def parse_bytes(size: int | float | str) -> int:
 
 
 def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
-    """The names that a name, or a glob of names, means. Where there is none raises PlanError: the complaint, and what
-    may have been meant."""
+    """Return the names that match a name or glob. Raises PlanError with the complaint and a suggestion if there are
+    none."""
     found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
     if not found:
         near = get_close_matches(pattern, names, 1)
@@ -126,8 +126,7 @@ def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
 
 
 def bar(items: Sequence[T], title: str, stream: TextIO | None = None) -> Iterator[T]:
-    """The items, with a bar on a terminal once they have taken over a second; it is wiped at the end. Elsewhere a
-    warning every five seconds says how far they are."""
+    """Yield the items, with a bar on a terminal after 1 s, wiped at the end; elsewhere, log progress every 5 s."""
     number, count = 0, len(items)
 
     def line(_: float) -> str:
@@ -140,8 +139,8 @@ def bar(items: Sequence[T], title: str, stream: TextIO | None = None) -> Iterato
 
 @contextmanager
 def ticking(title: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Count the seconds of the block on a terminal once there is more than one; they are wiped at the end. Elsewhere a
-    warning every five seconds says that it is at work."""
+    """Count the seconds of the block on a terminal after 1 s, wiped at the end; elsewhere, log every 5 s that it
+    runs."""
     with _told(
         lambda took: f"{title} … {took:.0f} s", lambda took: f"{title}: at work for {took:.0f} s", stream
     ):
@@ -152,7 +151,7 @@ def ticking(title: str, stream: TextIO | None = None) -> Iterator[None]:
 def _told(
     line: Callable[[float], str], report: Callable[[float], str], stream: TextIO | None
 ) -> Iterator[None]:
-    """Write the line of so many seconds on a terminal, else log the report, from a thread while the block runs."""
+    """Write the line with the seconds to a terminal, else log the report, from a thread while the block runs."""
     out = sys.stderr if stream is None else stream
     over = threading.Event()
 

@@ -12,16 +12,16 @@ TO_TYPE = "pip install 'torch>={}.{},<{}.{}'".format(*FIRST, LAST[0], LAST[1] + 
 
 
 def release(version: str) -> tuple[int, int]:
-    """Major and minor of a release of torch, such as `2.13.0+cpu`; (0, 0) where the text is none."""
+    """Return major and minor of a torch release, such as `2.13.0+cpu`; (0, 0) for other text."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def lacking(version: str, error: ImportError) -> str:
-    """The sentence about a private name that a release of torch has not."""
+    """Return the sentence about a private name that a torch release lacks."""
     return f"torch {version} lacks {error.name or error}, which capture needs; autopar supports {SUPPORTED}: {TO_TYPE}"
 
 
 def supported(version: str) -> bool:
-    """True if this release of torch is one that the tests are run with."""
+    """Return True if the tests run with this torch release."""
     return FIRST <= release(version) <= LAST

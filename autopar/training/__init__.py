@@ -1,1 +1,1 @@
-"""Two doors to training: a compiled model in the user's own loop, and the whole step as one graph."""
+"""Training, in two ways: a compiled model in the user's own loop, and a whole step as one graph."""

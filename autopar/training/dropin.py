@@ -1,14 +1,14 @@
-"""The drop-in door to training: a compiled model in the user's own loop.
+"""A compiled model in the user's own training loop.
 
     loss = criterion(fast(x), y); loss.backward(); optimizer.step()
 
-The joint graph of forward and backward is cut, priced and placed as a whole; then it is taken apart into a
-forward and a backward program with the same placement, joined by one `autograd.Function`. Weights that an
-optimizer has stepped are copied to their devices within the forward program, beside what does not need them
-yet; where nothing has changed a second program goes without.
+The joint graph of forward and backward is split, priced and placed as a whole, then divided into a forward and a
+backward program with the same placement, joined by one `autograd.Function`. Weights that an optimizer has updated are
+transferred within the forward program, overlapped with tasks that do not need them yet; without changes a second
+program skips the transfers.
 
-What autograd saves between the halves is not freed while it is read, so that they may need more memory than the whole.
-Where they are then above a cap, the whole is planned again for so much less.
+What autograd saves between the halves is not freed as it is read, so that they may need more memory than the whole. If
+they then exceed a cap, the whole is planned again with the cap reduced by the excess.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from ..transform.divide import closed
 from .halves import STANDING, Apart, Half
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
-"""Gives the list that timelines of calls go to at the moment; None: they are not measured."""
+"""Returns the list that takes timelines of calls; None: they are not recorded."""
 
 
 _TIGHTENED = 6
-"""Plans that are made of a joint graph, each for tighter caps, until both its halves hold the real ones."""
+"""Limit on the plans of a joint graph, each with tighter caps, until both halves fit."""
 
 _LESS = 0.97
-"""Share of the caps that is left when a plan for tighter ones is not found."""
+"""Factor on the caps after no plan was found for tighter ones."""
 
 
 class Training:
     """One signature of a model in training: the plan of both halves, their programs, and the calls.
 
-    `forward` runs after the weights have changed, `again` while they have not. Backward programs are made at
-    their first use, one for each set of outputs that had a gradient.
+    `forward` runs after the weights have changed, `again` while they have not. Backward programs are made on first
+    use, one for each set of outputs with a gradient.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Training:
         self.apart, self.pool, self.recorder = apart, pool, recorder
         self.halves = apart.halves
         self.repeatable = not captured.stateful
-        """True if a call could be made once more and give the same."""
+        """True if a call could be repeated with the same result."""
         self.slow_down = apart.joint.costed.machine.slow_down
         self._first = {captured.graph.outputs[index]: name for name, index in reversed(captured.tangents)}
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
@@ -72,22 +72,22 @@ class Training:
 
     @cached_property
     def plan(self) -> Plan:
-        """Of forward and backward together, with the memory that the two hold as they run."""
+        """The plan of forward and backward together, with the memory that the two use when run."""
         return slowed(self.apart.plan, self.slow_down)
 
     @cached_property
     def forward(self) -> Prepared:
-        """The forward that brings changed weights to the devices that read them."""
+        """The forward that transfers changed weights to the devices that read them."""
         return self._bound(self.apart.forward)
 
     @cached_property
     def again(self) -> Prepared:
-        """The forward for weights that are where they are needed."""
+        """The forward for unchanged weights."""
         half = self.apart.again
         return self.forward if half is self.apart.forward else self._bound(half)
 
     def backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
-        """The backward for these tangents, and for each leaf whether it has a gradient."""
+        """Return the backward for these tangents, and for each leaf whether it has a gradient."""
         with self._lock:
             if live not in self._backward:
                 half, wanted = self.apart.backward(live)
@@ -106,7 +106,7 @@ class Training:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Of each forward."""
+        """The plans of both forwards."""
         return self.apart.forward.plan, self.apart.again.plan
 
     @property
@@ -116,7 +116,7 @@ class Training:
 
     @property
     def single_s(self) -> float | None:
-        """Not timed: a race would have to train."""
+        """None: timing it would require training."""
         return None
 
     @property
@@ -126,11 +126,11 @@ class Training:
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
-        """Executors of those of its programs that were called."""
+        """Executors of the programs that were called."""
         return [prepared.executor for prepared in self._made()]
 
     def leaves(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """The caller's own tensors that have a gradient, in the order of `captured.gradients`."""
+        """Return the caller's tensors that have a gradient, in the order of `captured.gradients`."""
         given = dict(zip(self.captured.graph.inputs, inputs))
         state = self.captured.state
         return [
@@ -139,13 +139,15 @@ class Training:
         ]
 
     def outputs(self, inputs: Sequence[Any], written: Written | None = None) -> list[Any]:
-        """One call, as a function of the leaves to autograd; outputs in the order of the graph. `written` is the same
-        call in eager, for second derivatives."""
+        """Return the outputs of one call, in the graph's order, as an autograd function of the leaves.
+
+        `written` is the call in eager, for second derivatives.
+        """
         found = dict(zip(self.apart.names, Bridge.apply(self, inputs, written, *self.leaves(inputs))))
         return [found[name] for name in self.captured.graph.outputs[: self.halves.forward_outputs]]
 
     def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-        """Outputs and gradients of one call for given tangents, by name, without autograd."""
+        """Return outputs and gradients of one call for given tangents, by name, without autograd."""
         outputs, saved, _ = self.ahead(inputs)
         given = [tangents.get(self._first.get(name, "")) for name in self.apart.names]
         found = dict(zip(self.apart.names, outputs))
@@ -153,7 +155,8 @@ class Training:
         return [found[name] for name in names], self.back(saved, given)
 
     def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """One forward: its outputs, each object once, what it saved, and the state its backward will read."""
+        """Run one forward; return its outputs, each object once, its saved values, and the state its backward will
+        read."""
         settled = self.forward.program.keeps and self.executor.current()
         prepared = self.again if settled else self.forward
         results = self._executed(prepared, inputs)
@@ -172,17 +175,17 @@ class Training:
         return outputs, saved, watched
 
     def _strides(self, name: str) -> Strides | None:
-        """The strides of an output in eager."""
+        """Return the strides of an output in eager."""
         return self.captured.strides[self.captured.graph.outputs.index(name)]
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
-        """The outputs that have a gradient."""
+        """Return the outputs that have a gradient."""
         return [value for name, value in zip(self.apart.names, outputs) if name in self._first]
 
     def paired(
         self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Outputs of the call as written, each with its tangent."""
+        """Return the outputs of the call in eager, each with its tangent."""
         given = dict(zip(self.apart.names, tangents))
         made = {
             name: output for name, output in zip(self.captured.graph.outputs, outputs) if name in self._first
@@ -191,7 +194,7 @@ class Training:
         return [(output, tangent) for output, tangent in pairs if tangent is not None]
 
     def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """The gradient of each leaf; None where no tangent that is not None reaches it."""
+        """Return the gradient of each leaf; None if only tangents that are None reach it."""
         given = {
             self._first[name]: tangent
             for name, tangent in zip(self.apart.names, tangents)
@@ -217,7 +220,7 @@ class Training:
         return outputs
 
     def slower(self, slow_down: float) -> None:
-        """From the next call on, let the declared clock run `slow_down` times slower than the chips."""
+        """Run the declared clock `slow_down` times slower than the chips from the next call on."""
         self.slow_down = slow_down
         with self._lock:
             vars(self).pop("plan", None)
@@ -237,9 +240,9 @@ class Training:
 def plan_training(
     captured: Captured, machine: Machine, options: Options, tensors: list[torch.Tensor], given: Plan | None
 ) -> tuple[Captured, Apart]:
-    """A joint graph as it is planned, and its plan, taken apart, both of whose halves hold the caps.
+    """Return a joint graph ready for planning, and its plan in two halves that both fit the caps.
 
-    Raises what planning and lowering raise.
+    Raises the errors of planning and lowering.
     """
     joint = whole(captured)
 
@@ -265,9 +268,10 @@ def plan_training(
 
 
 def _within(machine: Machine, planned: Callable[[Machine, Machine], Apart], *, once: bool) -> Apart:
-    """The first of the plans `planned(room, caps)`, each for tighter room, whose halves hold the machine's caps.
+    """Return the first of the plans `planned(room, caps)`, with ever tighter room, whose halves fit the machine's
+    caps.
 
-    Raises the first MemoryCapError when none does.
+    Raises the first MemoryCapError if none does.
     """
     room, refusal = machine, None
     for _ in range(1 if once else _TIGHTENED):
@@ -298,7 +302,7 @@ def _within(machine: Machine, planned: Callable[[Machine, Machine], Apart], *, o
 
 
 def _need(apart: Apart) -> dict[str, int]:
-    """The most bytes of each device that either half plans for, or holds in any order of its lanes."""
+    """Return the peak bytes of each device over both halves, planned or in any order of the lanes."""
     need: dict[str, int] = {}
     for half in (apart.forward, apart.again, apart.behind):
         for device, nbytes in (*half.plan.peaks.items(), *((peak.device, peak.bytes) for peak in half.peaks)):
@@ -307,14 +311,15 @@ def _need(apart: Apart) -> dict[str, int]:
 
 
 def whole(captured: Captured) -> Captured:
-    """A joint graph as it is planned: with the user's loss between its halves, and weights that change."""
+    """Return a joint graph ready for planning: with the user's loss between its halves, and weights as changing
+    state."""
     weights = tuple(name for name, _ in captured.gradients if name in captured.state)
     graph = closed(captured.graph, [name for name, _ in captured.tangents], len(captured.gradients))
     return replace(captured, graph=replace(graph, changing=weights))
 
 
 def capped(plan: Plan, machine: Machine) -> Plan:
-    """The plan with the caps of another machine."""
+    """Return the plan with the caps of another machine."""
     caps = {device.name: device.memory_bytes for device in machine.devices}
     memory = tuple(replace(known, cap=caps[known.device]) for known in plan.memory)
     costed = replace(plan.costed, machine=plan.costed.machine.with_memory(caps))

@@ -1,9 +1,8 @@
-"""The step of parameters as a function of tensors, computed by torch's own code on copies, with autograd and autocast
-off, as tasks are.
+"""The update of parameters as a function of tensors, by torch's own code on copies, with autograd and autocast off.
 
-SGD with momentum: Sutskever et al. ("On the importance of initialization and momentum in deep learning", ICML
-2013) as torch modifies it; Adam: Kingma and Ba (ICLR 2015); AMSGrad: Reddi et al. (ICLR 2018); AdamW: Loshchilov and
-Hutter ("Decoupled weight decay regularization", ICLR 2019).
+SGD with momentum: Sutskever et al. ("On the importance of initialization and momentum in deep learning", ICML 2013) as
+torch modifies it; Adam: Kingma and Ba (ICLR 2015); AMSGrad: Reddi et al. (ICLR 2018); AdamW: Loshchilov and Hutter
+("Decoupled weight decay regularization", ICLR 2019).
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ Column = Sequence[torch.Tensor]
 def formula(
     optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """New parameters and new state from parameters, gradients and state: a function of items `(path, number,
-    parameter, gradient, coefficient, *state)`; all are of the param group `number`.
+    """Return a function of items `(path, number, parameter, gradient, coefficient, *state)` that computes new
+    parameters and state; all are of the param group `number`.
 
-    One parameter gives itself and its state in the order of `entries`, each a tensor; several give the same, each as
-    one flat tensor of all of them (`runtime.flat_transfer.joined`), and share the coefficient. Hyperparameters and
-    Adam's step counts are read from the live optimizer at each call, the counts by the parameters it holds, which
-    `parameters` has by path; nothing that is given is changed. Gradients are multiplied by the coefficient unless that
-    is None. The results are those of `optimizer.step()` bit for bit where they are computed on the same device.
-    RunError when the group now asks for other state.
+    For one parameter it returns that and its state tensors in the order of `entries`; for several, each as one flat
+    tensor of all (`runtime.flat_transfer.joined`), with a shared coefficient. It reads hyperparameters and Adam's step
+    counts from the live optimizer at each call, the counts by the parameters, which `parameters` has by path, and
+    changes no argument. Gradients are multiplied by the coefficient unless that is None. Results are bitwise equal to
+    `optimizer.step()` on the same device. It raises RunError if the group now requires other state.
     """
 
     def stepped(*items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -74,14 +72,13 @@ def formula(
 
 
 def _equal(counts: Column) -> bool:
-    """True if step counts are the same, as far as the host can tell."""
+    """Return True if step counts are equal, as far as the host can tell."""
     return all(count.device.type == "cpu" for count in counts) and len({count.item() for count in counts}) < 2
 
 
 def norm(gradient: torch.Tensor, strides: list[int]) -> torch.Tensor:
-    """The 2-norm of a gradient, a tensor of its dtype; `strides` are those autograd would give it, in whose order
-    it is summed.
-    """
+    """Return the 2-norm of a gradient as a tensor of its dtype, summed in the order of `strides`, the gradient's in
+    autograd."""
     if gradient.stride() != tuple(strides):
         ordered = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
         gradient = ordered.copy_(gradient)
@@ -89,15 +86,14 @@ def norm(gradient: torch.Tensor, strides: list[int]) -> torch.Tensor:
 
 
 def clip(norms: list[torch.Tensor], most: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm over all gradients and the factor that brings it to `most` if it is more, as
-    `torch.nn.utils.clip_grad_norm_` has them.
-    """
+    """Return the norm over all gradients and the factor that limits it to `most`, as in
+    `torch.nn.utils.clip_grad_norm_`."""
     total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
     return total, torch.clamp(most / (total + 1e-6), max=1.0)
 
 
 FORMULAS: dict[type[Optimizer], int] = {SGD: 8, Adam: 16, AdamW: 16}
-"""The optimizers whose step can be tasks, with the operations on each element of a parameter."""
+"""Optimizers whose step can be tasks, with the operations for each element of a parameter."""
 
 
 # One step of parameters that share a param group, in place, by torch's own code: alone, in lists, or as one tensor
@@ -105,7 +101,8 @@ FORMULAS: dict[type[Optimizer], int] = {SGD: 8, Adam: 16, AdamW: 16}
 
 
 def entries(group: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the state tensors, of the parameter's shape, that a step with this param group reads and makes."""
+    """Return names of the state tensors, of the parameter's shape, that a step with this param group reads and
+    makes."""
     if "betas" in group:
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
     return ("momentum_buffer",) if group["momentum"] != 0 else ()
@@ -119,8 +116,9 @@ def step(
     counts: Column,
     own: bool,
 ) -> None:
-    """Change parameters and `state`, a column for each of `entries`, in place. Gradients are changed only where they
-    are our `own`. `counts` are Adam's steps so far, which stay as they are.
+    """Update parameters and `state`, a column for each of `entries`, in place.
+
+    `own`: gradients may be changed too. `counts`: Adam's steps so far, not changed.
     """
     device = parameters[0].device
     common: dict[str, Any] = {
@@ -165,17 +163,17 @@ def step(
 
 
 def _near(value: Any, device: torch.device) -> Any:
-    """A hyperparameter where the kernels of `device` can read it: numbers and host tensors they can anyway."""
+    """Return a hyperparameter where kernels of `device` can read it; numbers and host tensors unchanged."""
     if isinstance(value, torch.Tensor) and value.device != device and value.device.type != "cpu":
         return value.to(device)
     return value
 
 
 def alike(group: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> bool:
-    """True if a step gives an element the same bits wherever in a tensor it stands, so that tensors may be one.
+    """Return True if the update of an element is bitwise independent of its position, so that tensors may be joined.
 
-    Kernels round vectors and what is left over at the end of a tensor differently in some dtypes and builds of
-    torch, so they are tried, once for each combination of flags.
+    In some dtypes and builds of torch, kernels round vectors and the remainder of a tensor differently. It is tested
+    once for each combination of flags.
     """
     numbers = [value for item in group.values() for value in (item if isinstance(item, tuple) else (item,))]
     if any(isinstance(value, torch.Tensor) for value in numbers):

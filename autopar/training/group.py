@@ -1,8 +1,7 @@
-"""The processes of one `torch.distributed` group that train one model together, each on rows and devices of its own.
+"""Data parallelism over the processes of a `torch.distributed` group, each with its own rows and devices.
 
-Gradients are averaged as DistributedDataParallel does (Li et al., "PyTorch Distributed: Experiences on Accelerating
-Data Parallel Training", VLDB 2020): in buckets, whose order is that of the parameters, so that it is the same on all
-ranks whatever each has planned.
+Gradients are averaged as in DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on Accelerating Data
+Parallel Training", VLDB 2020): in buckets in the order of the parameters, the same on all ranks whatever their plans.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from ..transform.buckets import filled
 from .updates import own
 
 BUCKET_BYTES = 4 << 20
-"""Bytes of gradients that are reduced as one: loopback and 10 Gbit/s links need milliseconds for them, and tenths of
-one to begin."""
+"""Bytes of gradients in one all-reduce: loopback and 10 Gbit/s links take milliseconds for them, ten times the
+latency."""
 
 _Slot: TypeAlias = tuple[dict[str, Any], str]
-"""A tensor by the dict of its module and its key there, since another may be put into its place."""
+"""A tensor slot: the dict of its module and its key there, since the tensor may be replaced."""
 
 
 class Group:
-    """The ranks over which a training step averages gradients, and what all of them hold alike: the weights and buffers
-    of the first rank.
+    """The ranks over which a training step averages gradients, and the state that all share: rank 0's weights and
+    buffers.
 
-    Making one is a collective, as is `average`: every rank of the group calls it. CaptureError where a rank has another
-    model; DeviceError where the backend of the group cannot send what is on the model's devices.
+    Construction and `average` are collectives: every rank of the group calls them. Raises CaptureError if a rank has
+    another model, DeviceError if the group's backend cannot send tensors of the model's devices.
     """
 
     def __init__(self, process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -45,12 +44,12 @@ class Group:
         self._agree(self._held())
 
     def _held(self) -> list[torch.Tensor]:
-        """All that the optimizer holds and a gradient may reach."""
+        """Return all tensors of the optimizer that may get a gradient."""
         groups = self.optimizer.param_groups
         return [each for group in groups for each in group["params"] if each.requires_grad]
 
     def _agree(self, held: Sequence[torch.Tensor]) -> None:
-        """Hold the model of each rank against that of the first, and take over the first's weights and buffers."""
+        """Compare the models of all ranks with rank 0's, and broadcast rank 0's weights and buffers."""
         wanted = set(map(id, held))
         named = [*self.loss.named_parameters(), *self.loss.named_buffers()]
         places: dict[torch.device, int] = {}
@@ -73,8 +72,10 @@ class Group:
         self._seen = self._looked()
 
     def average(self) -> None:
-        """Replace each `.grad` by its mean over all ranks, None counting as zeros; None where no rank has one. Buffers
-        that a rank has changed become the first rank's."""
+        """Replace each `.grad` by its mean over all ranks, with None as zeros; None if no rank has one.
+
+        Buffers that changed on any rank become those of rank 0.
+        """
         held = self._held()
         if {id(each) for each in held} != {id(each) for each in self._trained}:
             self._agree(held)
@@ -99,13 +100,14 @@ class Group:
             self._seen = self._looked()
 
     def _marked(self, marks: Sequence[bool]) -> tuple[torch.Tensor, Any]:
-        """The marks that any rank has set, once the work is done."""
+        """Start an all-reduce of marks; return those set on any rank, and the work to wait for."""
         place = self._trained[0].device if self._trained else torch.get_default_device()
         flat = torch.tensor(marks, dtype=torch.uint8, device=place)
         return flat, dist.all_reduce(flat, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
 
     def _sent(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-        """The mean gradients of a bucket, one after the other, once the work is done. Its own are given up."""
+        """Start the all-reduce of a bucket; return its mean gradients as one flat tensor, and the work. Frees the
+        rank's own."""
         flat = torch.cat([_real(_gradient(parameter)).reshape(-1) for parameter in bucket])
         for parameter in bucket:
             parameter.grad = None
@@ -114,12 +116,12 @@ class Group:
         return flat, dist.all_reduce(flat, group=self.ranks, async_op=True)
 
     def _looked(self) -> list[tuple[Any, int]]:
-        """Each buffer, and its version; one that was made in inference mode has none, and counts as changed."""
+        """Return each buffer and its version; a buffer made in inference mode has no version and counts as changed."""
         found = [owner.get(key) for owner, key in self._buffers]
         return [(each, 0 if each is None else -1 if each.is_inference() else each._version) for each in found]
 
     def _share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Give these, the same on all ranks, the values of the first rank."""
+        """Broadcast these tensors from rank 0, bucket by bucket."""
         keyed = (((each.dtype, each.device), each.nbytes, each) for each in tensors)
         first = dist.get_rank(self.ranks) == 0
         for bucket in filled(keyed, BUCKET_BYTES):
@@ -143,7 +145,7 @@ class Group:
 
 
 def _ranks(process_group: Any) -> dist.ProcessGroup:
-    """The group that `process_group=` means."""
+    """Return the group that `process_group=` means."""
     if not (dist.is_available() and dist.is_initialized()):
         raise DeviceError(
             "process_group= needs the processes of a job: call torch.distributed.init_process_group() before, and "
@@ -164,7 +166,7 @@ def _ranks(process_group: Any) -> dist.ProcessGroup:
 
 
 def _place(tensor: torch.Tensor, places: dict[torch.device, int]) -> str:
-    """The kind of a tensor's device, and its number among those of the model: indices differ from rank to rank."""
+    """Return the device type of a tensor, and its number among the model's devices; indices differ between ranks."""
     return f"{tensor.device.type} {places.setdefault(tensor.device, len(places))}"
 
 
@@ -201,7 +203,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The parts of a flat tensor, each in the form of one of these."""
+    """Yield the parts of a flat tensor in the shapes of `tensors`."""
     begin = 0
     for tensor in tensors:
         form = _real(tensor)

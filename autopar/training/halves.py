@@ -1,7 +1,7 @@
-"""A plan of forward and backward taken apart: two programs, and the memory that they need as they really run.
+"""A joint plan split into a forward and a backward program, and the memory that they really need.
 
-Autograd holds what is saved, all of it, from its making to the end of the backward, and the caller holds inputs and
-outputs. So the halves may need more than the joint plan, which gives each value up after its last reader.
+Autograd keeps all saved values from their creation to the end of the backward, and the caller keeps inputs and
+outputs. So the halves may need more than the joint plan, which frees each value after its last reader.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ..planner import place
 from ..transform.divide import LOSS, Halves, alive, constants, divide, reached
 
 STANDING = "standing on "
-"""Begins the name of the state that stands for all that is on a device while a half runs without reading it."""
+"""Prefix of the name of the state that stands for everything on a device that a half does not read."""
 HELD = "what else is held there"
 """Display name of that state."""
 
 
 _Stands: TypeAlias = dict[tuple[str, str], int]
-"""Bytes of storages, by device and name."""
+"""Bytes of storages, by (device, name)."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """The plan of one half, its program, and the most bytes that any order of its lanes may hold on each device."""
+    """The plan of one half, its program, and its peak bytes on each device over all orders of the lanes."""
 
     plan: Plan
     program: Program
@@ -45,10 +45,11 @@ class Half:
 
 
 class Apart:
-    """A `joint` plan, of a graph closed by a loss, as the plans and programs of a forward and a backward.
+    """A `joint` plan, of a graph closed by a loss, as plans and programs of a forward and a backward.
 
-    `gradients` are (leaf, gradient) of the uncut graph, `homes` where inputs and state are before the call, `outputs`
-    as in `Options`.
+    gradients: (leaf, gradient) of the original graph.
+    homes: devices of inputs and state before the call.
+    outputs: as in `Options`.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Apart:
 
     @cached_property
     def saved_at(self) -> dict[str, str]:
-        """The device on which each saved value waits for the backward: where it is read first, or was made."""
+        """Device on which each saved value waits for the backward: where it is first read, or was made."""
         halves = self.halves
         producer, readers = halves.forward.producer, halves.backward.readers
         found = {}
@@ -80,26 +81,26 @@ class Apart:
 
     @cached_property
     def forward(self) -> Half:
-        """The forward that brings changed weights to the devices that read them."""
+        """The forward that transfers changed weights to the devices that read them."""
         return _half(self._ahead(self.halves.forward))
 
     @cached_property
     def again(self) -> Half:
-        """The forward for weights that are where they are needed."""
+        """The forward for unchanged weights."""
         if not self._copies(self.halves.forward):
             return self.forward
         return _half(self._ahead(replace(self.halves.forward, changing=())))
 
     @cached_property
     def behind(self) -> Half:
-        """The backward when every output has a gradient."""
+        """The backward if every output has a gradient."""
         return _half(self._behind(self.halves.tangents))
 
     def backward(self, live: tuple[str, ...]) -> tuple[Half, tuple[bool, ...]]:
-        """The backward for these tangents, and for each leaf whether it has a gradient.
+        """Return the backward for these tangents, and for each leaf whether it has a gradient.
 
-        RunError where an output has no gradient and that of a leaf depends on none: whether eager would call the
-        backward that makes it is not in the graph.
+        Raises RunError if an output without a gradient leaves a leaf without one: the graph does not tell whether
+        eager would run the backward that makes it.
         """
         if live != self.halves.tangents and (
             made_up := constants(self.halves.backward, self.halves.tangents)
@@ -117,9 +118,9 @@ class Apart:
 
     @cached_property
     def memory(self) -> tuple[Memory, ...]:
-        """Memory that forward and backward hold on each device, on the clock of the joint plan.
+        """Memory of forward and backward on each device, on the clock of the joint plan.
 
-        Each peak is proven: no order in which the lanes may run holds more.
+        Each peak is proven: no order of the lanes uses more.
         """
         joint = self.joint
         costed = joint.costed
@@ -138,17 +139,17 @@ class Apart:
 
     @property
     def plan(self) -> Plan:
-        """The joint plan with the memory that its halves hold."""
+        """The joint plan with the memory of its halves."""
         return replace(self.joint, memory=self.memory)
 
     @property
     def tight(self) -> bool:
-        """True if a half may need more than a cap: the whole with all that stands during the backward does."""
+        """True if a half may exceed a cap: the joint plan plus everything kept during the backward does."""
         held = _more(self._during, {})
         return any(m.cap is not None and m.peak + held.get(m.device, 0) > m.cap for m in self.joint.memory)
 
     def room(self) -> dict[str, int]:
-        """Bytes left of each device's cap, without those that a half needs there above the whole."""
+        """Return the bytes of each device's cap minus the excess of a half over the joint plan."""
         whole = {memory.device: memory.peak for memory in self.joint.memory}
         left = {memory.device: memory.cap for memory in self.joint.memory if memory.cap is not None}
         for costed in (self._ahead(self.halves.forward), self._behind(self.halves.tangents)):
@@ -190,7 +191,7 @@ class Apart:
 
     @cached_property
     def _arrives(self) -> str:
-        """The device on which tangents arrive: that of the outputs."""
+        """Device on which tangents arrive: that of the outputs."""
         delivered = dict(self.joint.costed.deliver)
         return next((delivered[name] for name in self.names if delivered.get(name)), self.machine.host)
 
@@ -201,7 +202,7 @@ class Apart:
         deliver: tuple[tuple[str, str], ...],
         standing: Mapping[str, int],
     ) -> CostedGraph:
-        """A half with every task where the plan of the whole has it, and beside it what stands on its devices."""
+        """Return a half with every task placed as in the joint plan, and the state that stands on its devices."""
         stands = {f"{STANDING}{device}": (device, nbytes) for device, nbytes in standing.items()}
         values = (Value(name, (n,), "uint8", n, name, "state", HELD) for name, (_, n) in stands.items())
         graph = replace(graph, values=(*graph.values, *values), state=(*graph.state, *stands))
@@ -212,7 +213,7 @@ class Apart:
 
     @cached_property
     def _during(self) -> _Stands:
-        """All that is there while the backward runs, whether it reads it or not."""
+        """Everything kept while the backward runs, read or not."""
         graph, count = self.halves.forward, self.halves.forward_outputs
         found = {**self._given(graph), **self._copies(graph), **self._copies(self.halves.backward)}
         known = deliveries(graph, self.machine, self.homes, self._delivery)
@@ -232,7 +233,7 @@ class Apart:
         return found
 
     def _given(self, graph: Graph) -> _Stands:
-        """Inputs and state of the call, at home."""
+        """Return inputs and state of the call, at home."""
         found: _Stands = {}
         for name in (*graph.inputs, *graph.state):
             key = self.homes.get(name, self.machine.host), graph.value[name].storage
@@ -240,7 +241,7 @@ class Apart:
         return found
 
     def _copies(self, graph: Graph) -> _Stands:
-        """Copies of state that a half reads and that are kept from call to call."""
+        """Return copies of state that a half reads and that are kept between calls."""
         own = self.joint.costed.graph
         stay = graph.resident | graph.kept
         found: _Stands = {}
@@ -252,7 +253,7 @@ class Apart:
         return found
 
     def _root(self, name: str, device: str) -> tuple[tuple[str, str], int]:
-        """The storage that a value of the forward keeps alive on a device, and its bytes."""
+        """Return the storage that a value of the forward keeps alive on a device, and its bytes."""
         graph = self.halves.forward
         while True:
             value, maker = graph.value[name], graph.producer.get(name)
@@ -268,7 +269,7 @@ class Apart:
 
 
 def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
-    """Bytes by which the one is more than the other on each device."""
+    """Return the bytes on each device by which the first set exceeds the second."""
     found: dict[str, int] = {}
     for stands, sign in ((all_of_it, 1), (counted, -1)):
         for (device, _), nbytes in stands.items():
@@ -277,7 +278,7 @@ def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
 
 
 def _half(costed: CostedGraph) -> Half:
-    """A half in its order by urgency, or, where that needs too much memory, as in the graph; devices are given."""
+    """Return a half ordered by urgency or, if that needs too much memory, in graph order; devices are fixed."""
     try:
         plan = place(costed, "single" if costed.machine.serial else "heft")
     except MemoryCapError:
@@ -287,7 +288,7 @@ def _half(costed: CostedGraph) -> Half:
 
 
 def _proven(half: Half) -> Iterator[Memory]:
-    """The memory of a plan, with the most that is proven for its program at the step where that is met."""
+    """Yield the memory of a plan, with the peak proven for its program at the step where it occurs."""
     plan, program = half.plan, half.program
     moved = {(t.value, t.dst): (t.start, t.end) for t in plan.transfers}
     peaks = {peak.device: peak for peak in half.peaks}

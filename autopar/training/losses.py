@@ -1,4 +1,4 @@
-"""A model and what is minimised as one Module, so that a training step is one call to capture."""
+"""A model and its loss as one module, so that a training step is one call to capture."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..ir.display_names import CRITERION
 from ..transform.divide import needed
 
 LOSS = "loss.tangent"
-"""Path of the state that holds what the loss's gradient starts from: 1, or the scale of a GradScaler."""
+"""Path of the state that holds the gradient of the loss: 1, or the scale of a GradScaler."""
 
 
 @torch.compiler.allow_in_graph
 def minimised(loss: torch.Tensor) -> torch.Tensor:
-    """The loss itself; a graph that Dynamo captures has a call of this, by which it is found among the results."""
+    """Return the loss unchanged; its call marks the loss among the results of a captured graph."""
     return loss.view_as(loss)
 
 
 class _Refused(threading.local):
-    """Reason for which the result captured by this thread is no loss, "" where it is one."""
+    """Thread-local reason why the last captured result is not a loss; "" if it is."""
 
     text = ""
 
@@ -43,12 +43,11 @@ def _refuse(text: str) -> None:
 
 
 class Loss(nn.Module):
-    """`forward(inputs, *targets)` is `criterion(model(inputs), *targets)`, or `forward(*batch)` is
-    `step_fn(model, *batch)`.
+    """`forward(inputs, *targets)` is `criterion(model(inputs), *targets)`, or `forward(*batch)` is `step_fn(model,
+    *batch)`.
 
-    A tuple of inputs is spread over the model's arguments, a dict over its keywords; anything else is the one
-    argument. What comes back is the loss, or a tuple that begins with it, or a dict that has it under "loss";
-    everything but the loss is detached.
+    A tuple of inputs is spread over the model's arguments, a dict over its keywords; anything else is one argument.
+    Returns the loss, a tuple that begins with it, or a dict with "loss"; everything but the loss is detached.
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class Loss(nn.Module):
         rule = criterion if step_fn is None else step_fn
         assert rule is not None
         self.called = _called(criterion, step_fn, name)
-        """Name of the user's function beside the model, for messages."""
+        """Name of the user's function, besides the model, for messages."""
         self.rule = rule if isinstance(rule, nn.Module) else _Rule(rule)
         taken = {path.partition(".")[0] for path, _ in (*model.named_parameters(), *model.named_buffers())}
         self.path = CRITERION if CRITERION not in taken else f"{CRITERION}_"
-        """Path of what the function holds; not one that tensors of the model have."""
+        """Path of the function's own tensors; distinct from those of the model."""
         own = positional(rule)[1:]
         self.arguments = (
             own if criterion is None else ["inputs", *(f"targets.{number}" for number in range(len(own)))]
@@ -79,8 +78,8 @@ class Loss(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """All modules, and so tensors, by the paths that their author knows: those in the model, those of the user's
-        function below "criterion"."""
+        """Yield all modules by the paths that their author knows: the model's own, and below "criterion" those of the
+        function."""
         memo = set() if memo is None else memo
         yield prefix, self
         yield from self.model.named_modules(memo, prefix, remove_duplicate)
@@ -88,7 +87,7 @@ class Loss(nn.Module):
         yield from self.rule.named_modules(memo, rule, remove_duplicate)
 
     def apart(self, output: Any) -> Any:
-        """The output with all but the loss detached; CaptureError when there is no loss in it."""
+        """Return the output with everything but the loss detached. Raises CaptureError if there is no loss in it."""
         found = output
         if isinstance(output, Mapping):
             found = output.get("loss")
@@ -117,7 +116,7 @@ class Loss(nn.Module):
 
 
 class _Rule(nn.Module):
-    """A function of the user's as a Module, so that what it computes is told from what the model does."""
+    """The user's function as a module, to distinguish its tasks from the model's."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -128,7 +127,7 @@ class _Rule(nn.Module):
 
 
 def _described(output: Any) -> str:
-    """Description of what came back in place of a loss."""
+    """Return a description of an output that is not a loss."""
     if isinstance(output, Mapping):
         if "loss" not in output:
             return f'a {type(output).__name__} without "loss", of {", ".join(map(repr, output)) or "nothing"}'
@@ -142,7 +141,7 @@ def _described(output: Any) -> str:
 
 
 def _form(of_criterion: bool) -> Callable[..., Any]:
-    """The forward; arguments are named in messages as the user knows them."""
+    """Return the forward; messages name its arguments as the user knows them."""
 
     def of_targets(self: Loss, inputs: Any, *targets: Any) -> Any:
         if isinstance(inputs, tuple):
@@ -163,15 +162,17 @@ def _form(of_criterion: bool) -> Callable[..., Any]:
 
 
 def _called(criterion: Any, step_fn: Any, model: str) -> str:
-    """Display name of a user's function beside the model."""
+    """Return the display name of the user's function."""
     function, role = (criterion, "criterion") if step_fn is None else (step_fn, "step_fn")
     name = getattr(function, "__name__", type(function).__name__)
     return f"the {role}{'' if name == '<lambda>' else f' {name}'} of {model}"
 
 
 def the_loss(module: fx.GraphModule, name: str) -> None:
-    """Let the loss be the only result of a captured graph that requires grad: what it keeps in attributes besides is
-    detached. CaptureError where no parameter that requires grad leads to the loss."""
+    """Make the loss the only result of a captured graph that requires grad; other results are detached.
+
+    Raises CaptureError if the loss depends on no parameter that requires grad.
+    """
     graph = module.graph
     end = next(iter(reversed(graph.nodes)))
     marked = [node for node in graph.nodes if node.target is minimised]
@@ -202,9 +203,9 @@ def _differentiable(node: Any) -> bool:
 
 
 def resident_tangent(captured: Captured, owner: dict[str, Any]) -> Captured:
-    """The joint graph with the gradient that flows into the loss as state, which is `owner["tangent"]`.
+    """Return the joint graph with the gradient of the loss as state, which is `owner["tangent"]`.
 
-    `owner` gets a tensor one of the loss's dtype at the home of the call.
+    Sets that to a one of the loss's dtype on the home device.
     """
     graph = captured.graph
     ((tangent, _),) = captured.tangents
@@ -227,7 +228,7 @@ def resident_tangent(captured: Captured, owner: dict[str, Any]) -> Captured:
 
 
 def trained(captured: Captured, parameters: set[int]) -> Captured:
-    """The joint graph with the gradients of these parameters alone (ids of tensors), and no task that only others
+    """Return the joint graph with the gradients of these parameters alone (by `id`), without tasks that only others
     need."""
     graph, state = captured.graph, captured.state
     kept = tuple(
@@ -245,7 +246,7 @@ def trained(captured: Captured, parameters: set[int]) -> Captured:
 
 
 def in_rule(error: BaseException) -> bool:
-    """True if what Dynamo could not capture is in the user's function, not in the model."""
+    """Return True if Dynamo failed in the user's function, not in the model."""
     frames = [frame for frame in getattr(error, "real_stack", None) or () if frame.filename == __file__]
     return bool(frames) and any(
         text in (frames[-1].line or "") for text in ("self.rule(", "self.function[0](")

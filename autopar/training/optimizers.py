@@ -1,5 +1,5 @@
-"""A joint graph with the optimizer's step in it: `updated`; the `obstacle` to that, where there is one; and what torch
-does at a step besides: `committed`."""
+"""The optimizer's step in a joint graph (`updated`), the reason if it cannot be (`obstacle`), and its side effects
+(`committed`)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CLIP = "autopar.clip"
 
 
 class _Entries(Mapping[str, torch.Tensor]):
-    """The state that an optimizer holds of one parameter, looked up each time: `load_state_dict` makes it anew.
+    """An optimizer's state of one parameter, looked up on each access, since `load_state_dict` replaces it.
 
-    The optimizer itself is kept alive by the `formula` of the same graph.
+    The `formula` of the same graph keeps the optimizer alive.
     """
 
     def __init__(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
@@ -49,11 +49,11 @@ class _Entries(Mapping[str, torch.Tensor]):
 
 
 _entries: weakref.WeakKeyDictionary[Optimizer, dict[int, _Entries]] = weakref.WeakKeyDictionary()
-"""One owner for each parameter, by its id: programs know by the owner that they read the same state."""
+"""The `_Entries` of each parameter by `id`, one for each, by which programs recognise the same state."""
 
 
 def held_by(optimizer: Optimizer, parameter: torch.Tensor) -> _Entries:
-    """The `Entries` of a parameter, the same one every time."""
+    """Return the `_Entries` of a parameter, always the same one."""
     known = _entries.setdefault(optimizer, {})
     if id(parameter) not in known:
         known[id(parameter)] = _Entries(optimizer, parameter)
@@ -61,7 +61,7 @@ def held_by(optimizer: Optimizer, parameter: torch.Tensor) -> _Entries:
 
 
 def trained(captured: Captured) -> dict[str, torch.Tensor]:
-    """The parameters that get a gradient in a joint graph, live, by path, in the order of `captured.gradients`."""
+    """Return the live parameters with a gradient in a joint graph, by path, in the order of `captured.gradients`."""
     found = {}
     for name, _ in captured.gradients:
         if name in captured.state:
@@ -71,26 +71,26 @@ def trained(captured: Captured) -> dict[str, torch.Tensor]:
 
 
 def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None = None) -> Captured:
-    """The joint graph followed by one step of `optimizer`, one task for each parameter that has a gradient.
+    """Append one step of `optimizer` to the joint graph, one task for each parameter with a gradient.
 
-    Outputs are those of the forward alone; `Captured.gradients` still names the gradients of parameters. Each task
-    `update <path>`, of module `<path>`, reads the parameter, its gradient and the optimizer's state of it (state
-    values of path `optimizer.state.<path>.<entry>`), and makes what comes in their place (`Graph.updates`); all of
-    that state is `Graph.carried`. It comes right after its gradient, and with `clip_norm` after the tasks for the
-    norm over all gradients, `total_norm`, and the factor for them, `clip_coefficient`; the update then multiplies
-    its gradient by that. Hyperparameters are read from the live param groups in each call; the caller advances step
-    counts after it with `committed`.
+    Outputs are those of the forward; `Captured.gradients` still names the gradients of parameters. Each task `update
+    <path>`, of module `<path>`, reads the parameter, its gradient and its optimizer state (state values of path
+    `optimizer.state.<path>.<entry>`) and makes their new values (`Graph.updates`); all of that state is
+    `Graph.carried`. It follows its gradient, or with `clip_norm` the tasks `total_norm`, the norm over all gradients,
+    and `clip_coefficient`, by which it multiplies the gradient. Hyperparameters are read from the live param groups in
+    each call; the caller then advances step counts by `committed`.
 
-    Only for an optimizer with no `obstacle`; PlanError for a parameter that it does not hold or has no state of.
+    Requires that there is no `obstacle`. Raises PlanError for a parameter that the optimizer does not hold or has no
+    state of.
     """
     return _Step(captured, optimizer, clip_norm).captured()
 
 
 def obstacle(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> str:
-    """The reason for which the step of `optimizer` cannot be tasks of a graph, as one phrase; "" when it can.
+    """Return the reason, as a phrase, why the step of `optimizer` cannot be tasks of a graph; "" if it can.
 
-    `parameters` are those that get a gradient, by path (`trained`). Before the first step of all it cannot, since
-    torch makes an optimizer's state then. Linear in parameters; cheap enough to ask before every call.
+    `parameters`: those with a gradient, by path (`trained`). Before its first step it cannot, since torch creates the
+    state then. Linear in parameters; cheap enough for every call.
     """
     return (
         _of_optimizer(optimizer)
@@ -179,9 +179,8 @@ def _of_parameters(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor])
 
 @torch.no_grad()
 def committed(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
-    """Do what `optimizer.step()` does beside its formula, after a program has updated `parameters`: count the
-    step, and tell learning-rate schedulers of it.
-    """
+    """Apply the side effects of `optimizer.step()` after a program has updated `parameters`: step counts and the
+    signal to learning-rate schedulers."""
     held = (optimizer.state.get(parameter, {}) for parameter in parameters)
     counts = [state["step"] for state in held if "step" in state]
     if counts:
@@ -191,7 +190,7 @@ def committed(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
 
 
 class _Step:
-    """The tasks and values of one step under way."""
+    """Builder of the tasks and values of one step."""
 
     def __init__(self, captured: Captured, optimizer: Optimizer, clip_norm: float | None) -> None:
         self.base, self.optimizer = captured, optimizer
@@ -209,7 +208,7 @@ class _Step:
         self.parameters: dict[str, torch.Tensor] = {}
         pairs = [(name, gradient) for name, gradient in captured.gradients if name in captured.state]
         self.tasks: dict[str | None, list[Task]] = {}
-        """By the task they come after; None: before all."""
+        """Tasks to insert after each task; None: at the start."""
         coefficient, last = None, None
         if clip_norm is not None and pairs:
             coefficient, last = self.clipping(pairs, float(clip_norm))
@@ -218,7 +217,7 @@ class _Step:
             self.tasks.setdefault(after, []).append(self.update(name, gradient, coefficient))
 
     def captured(self) -> Captured:
-        """The whole."""
+        """Return the complete graph."""
         graph, base = self.graph, self.base
         carried = [target for _, target in self.updates]
         made = replace(
@@ -240,14 +239,14 @@ class _Step:
         return replace(base, graph=made.check(), state={**base.state, **self.state}, calls=calls)
 
     def ordered(self) -> Iterator[Task]:
-        """The graph's own tasks, each followed by those that come after it."""
+        """Yield the graph's tasks, each followed by those inserted after it."""
         yield from self.tasks.get(None, ())
         for task in self.graph.tasks:
             yield task
             yield from self.tasks.get(task.name, ())
 
     def update(self, name: str, gradient: str, coefficient: str | None) -> Task:
-        """The update of one parameter."""
+        """Return the task that updates one parameter."""
         path, parameter = self.graph.value[name].path, self.parameter(name)
         number = self.groups.get(id(parameter))
         if number is None:
@@ -279,7 +278,7 @@ class _Step:
         )
 
     def clipping(self, pairs: Iterable[tuple[str, str]], most: float) -> tuple[str, str | None]:
-        """Add the norms and the coefficient; its value, and the task after which updates come."""
+        """Add the norms and the coefficient; return the coefficient's value, and the task after which updates come."""
         norms = []
         for name, gradient in pairs:
             path, parameter = self.graph.value[name].path, self.parameter(name)
@@ -306,14 +305,14 @@ class _Step:
         return made[1], last
 
     def parameter(self, name: str) -> torch.Tensor:
-        """The live tensor of a state value."""
+        """Return the live tensor of a state value."""
         owner, key = self.base.state[name]
         return owner[key]
 
     def value(
         self, name: str, like: torch.Tensor, kind: Literal["state", "made"] = "made", path: str = ""
     ) -> str:
-        """A new value like a tensor; its name is `name` where that is free."""
+        """Add a value like a tensor, called `name` if that is free; return its name."""
         while name in self.graph.value or name in self.values:
             name += "_"
         dtype = str(like.dtype).removeprefix("torch.")
@@ -323,5 +322,5 @@ class _Step:
 
 
 def strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Strides that autograd gives the gradient of a parameter."""
+    """Return the strides of a parameter's gradient in autograd."""
     return torch.empty_like(parameter, device="meta").stride()

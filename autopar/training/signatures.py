@@ -1,4 +1,4 @@
-"""The graphs of a training step's loss as Dynamo captures them, with programs by sizes; and a graph ahead of a step."""
+"""The captured graphs of a training step's loss, with programs by sizes; and a graph ahead of a step."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from .losses import Loss, refused, resident_tangent, the_loss, trained
 from .updates import Signature
 
 Take = Callable[[Signature, Sequence[Any]], Any]
-"""Takes the step of a call, given the arguments of its graph; the results of the graph."""
+"""Takes a step, given the arguments of its graph; returns the results of the graph."""
 
 
 class Signatures:
-    """A backend of `torch.compile` for the loss of one training step; all of it shares one pool of copies of weights.
+    """A `torch.compile` backend for the loss of one training step, with one shared pool of weight replicas.
 
-    CaptureError when the optimizer holds what the model does not have: no gradient would ever reach it.
+    Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Signatures:
         self.require_known()
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> _LossGraph:
-        """Compile a loss that Dynamo has captured: the callable of its calls."""
+        """Compile a captured loss; return the callable that serves its calls."""
         graph = _LossGraph(self, module, examples)
         self.graphs.append(graph)
         return graph
 
     @contextmanager
     def taking(self, take: Take) -> Iterator[None]:
-        """Calls of the compiled loss are steps, taken by `take`."""
+        """Within the block, let `take` serve calls of the compiled loss."""
         self._take = take
         try:
             yield
@@ -68,30 +68,29 @@ class Signatures:
             self._take = None
 
     def taken(self, signature: Signature, args: Sequence[Any]) -> Any:
-        """The results of a call, once its step is taken."""
+        """Take the step of a call; return the results of the graph."""
         self.latest = signature
         assert self._take is not None
         return self._take(signature, args)
 
     def parameters(self) -> list[torch.Tensor]:
-        """All that the optimizer holds."""
+        """Return all parameters of the optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def groups(self) -> Hashable:
-        """Facts of the optimizer that a program of the whole step takes for fixed: its groups and the state they ask
-        for."""
+        """Return the optimizer facts that a program of the whole step assumes: groups and their state entries."""
         return tuple(
             (tuple(map(id, group["params"])), bool(group.get("momentum")), bool(group.get("amsgrad")))
             for group in self.optimizer.param_groups
         )
 
     def drop(self, signature: Signature) -> None:
-        """Forget what serves a signature; the next call makes it anew."""
+        """Drop the programs of a signature; the next call plans again."""
         for graph in self.graphs:
             graph.kept.drop(signature)
 
     def tuned(self) -> list[TunedExecutor]:
-        """The executors that compile kernels."""
+        """Return the executors that compile kernels."""
         signatures = [signature for graph in self.graphs for signature in graph.kept.values()]
         executors = [executor for signature in signatures for executor in signature.executors]
         return [executor for executor in executors if isinstance(executor, TunedExecutor)]
@@ -102,7 +101,7 @@ class Signatures:
             graph.kept.close()
 
     def require_known(self) -> None:
-        """CaptureError when the optimizer holds what neither the model nor its criterion has."""
+        """Raise CaptureError if the optimizer holds a parameter that neither the model nor its criterion has."""
         known = {id(parameter) for parameter in self.loss.parameters()}
         for group in self.optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
@@ -116,8 +115,8 @@ class Signatures:
 
 
 class _LossGraph:
-    """The callable that Dynamo calls in the place of a graph of the loss: the step of each call, by a program for
-    its sizes."""
+    """The callable that Dynamo calls instead of a graph of the loss: a step for each call, by a program for its
+    sizes."""
 
     def __init__(self, signatures: Signatures, module: fx.GraphModule, examples: Sequence[Any]) -> None:
         self.signatures, self.module = signatures, module
@@ -138,7 +137,7 @@ class _LossGraph:
             self.refusal = CaptureError(text if name in text else f"{name}: {text}")
 
     def __call__(self, *args: Any) -> Any:
-        """Take a step with these arguments; CaptureError where the loss cannot be one."""
+        """Take a step with these arguments. Raises CaptureError if the loss cannot be differentiated."""
         if self.refusal is not None:
             raise self.refusal
         arguments = self.arguments
@@ -190,12 +189,12 @@ def step_ahead(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Captured, list[torch.Tensor]]:
-    """The graph of the step that `train_step` takes with `args`, the inputs of the model and then the targets, and the
-    tensors that are its inputs.
+    """Return the graph of the step that `train_step` takes with `args`, and its input tensors.
 
-    Without a criterion the loss is the user's own: `args` are the model's, and a task stands for what he does between
-    forward and backward. Without an optimizer the step ends with the gradients. State that the optimizer has not made
-    yet counts as if it were there. Raises CaptureError, and PlanError where the update cannot be planned.
+    `args`: the inputs of the model, then the targets; without a criterion the model's inputs, and a task stands for
+    the user's own loss between forward and backward. Without an optimizer the step ends with the gradients. Optimizer
+    state that does not exist yet counts as existing. Raises CaptureError, and PlanError if the update cannot be
+    planned.
     """
     with torch.enable_grad():
         captured, tensors = _captured(model, criterion, args, kwargs)
@@ -216,7 +215,7 @@ def step_ahead(
 def _captured(
     model: nn.Module, criterion: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Captured, list[torch.Tensor]]:
-    """The joint graph of a call, and the tensors that are its inputs."""
+    """Return the joint graph of a call, and its input tensors."""
     name = type(model).__name__
     if criterion is None:
         captured, tensors = ahead(model, args, kwargs)
@@ -242,7 +241,7 @@ def _captured(
 
 
 def _ready(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
-    """The optimizer as it will be after its first step, of whose state only the form is there."""
+    """Return a copy of the optimizer as after its first step, with the form of its state only."""
     twin = copy.copy(optimizer)
     twin.state = {parameter: dict(held) for parameter, held in optimizer.state.items()}  # type: ignore[assignment]
     groups = {id(held): group for group in optimizer.param_groups for held in group["params"]}
@@ -257,7 +256,7 @@ def _ready(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tens
 
 
 def _like(parameter: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same form and on the same device, without memory."""
+    """Return a tensor of the same form and device, without memory."""
     if parameter.is_meta:
         return torch.empty_like(parameter)
     with FakeTensorMode():

@@ -1,4 +1,4 @@
-"""A whole training step on every device: what `autopar.train_step` returns."""
+"""A whole training step on all devices, as returned by `autopar.train_step`."""
 
 from __future__ import annotations
 
@@ -33,32 +33,31 @@ from .updates import Signature
 
 
 class TrainStep(Recorded):
-    """`loss = step(inputs, *targets)`: forward, backward, the sum of gradients, clipping and the optimizer's update.
+    """`loss = step(inputs, *targets)`: forward, backward, sum of gradients, clipping and the optimizer's update.
 
-    It does what the plain loop does, `loss.backward(); clip; optimizer.step(); optimizer.zero_grad()`, and leaves
-    what that leaves: parameters, buffers and optimizer state in the user's own objects. A step that raises leaves
-    them, and each `.grad`, as they were; where the optimizer's own `step()` is what raises, it alone has parameters
-    and state, and may have updated some.
+    Equivalent to the plain loop, `loss.backward(); clip; optimizer.step(); optimizer.zero_grad()`: parameters, buffers
+    and optimizer state are updated in the user's own objects. A step that raises leaves them, and each `.grad`,
+    unchanged, unless the optimizer's own `step()` raises, which may have updated some of them.
 
-    inputs: what the model is called with; a tuple is spread over its arguments, a dict over its keywords.
-    targets: what the criterion is called with after the model's output.
+    inputs: arguments of the model; a tuple is spread over its arguments, a dict over its keywords.
+    targets: arguments of the criterion after the model's output.
     With `step_fn` it is `step(*batch)`, for `step_fn(model, *batch)`.
 
-    Returns what the criterion returns, detached, on the device of the first input: the loss, or a tuple that begins
-    with it, or a dict that has it under "loss"; the loss alone is differentiated.
+    Returns the criterion's result, detached, on the device of the first input: the loss, a tuple that begins with it,
+    or a dict with "loss"; only the loss is differentiated.
 
-    `torch.compile` captures model and loss as one graph, and again where what it took for fixed changes (modes of the
-    modules, dtypes, constants, what requires grad); from the second size of an axis on one graph serves all sizes. A
-    program is made for each set of sizes. The first call of each gives gradients, which are held against eager, and
-    lets the optimizer itself step; later ones are one program where the optimizer allows it.
+    `torch.compile` captures model and loss as one graph, and again when an assumption changes (module modes, dtypes,
+    constants, requires_grad); from the second size of an axis on, one graph serves all sizes. Each set of sizes has
+    its own program. The first call of each computes gradients, compares them with eager, and lets the optimizer itself
+    step; later calls are one program if the optimizer allows it.
 
-    Random numbers: a seed gives the same losses run after run, and the plain loop's on the CPU, its lanes and
-    stand-ins. Accelerators draw from their own generators, in the order of the program.
+    Random numbers: a seed gives the same losses in every run, equal to the plain loop's on the CPU, its lanes and
+    stand-ins. Accelerators draw from their own generators, in program order.
 
-    With a process group, gradients are averaged over its ranks once a step, before they are clipped; the loss is that
-    of this rank's own rows. Every rank takes the same number of steps; `accumulate` asks nothing of the others.
+    With a process group, gradients are averaged over its ranks once a step, before clipping; the loss is that of this
+    rank's rows. Every rank takes the same number of steps; `accumulate` does not communicate.
 
-    Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError and DifferenceError from it.
+    Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
     """
 
     def __init__(
@@ -82,8 +81,11 @@ class TrainStep(Recorded):
         self._adding = False
 
     def __call__(self, *batch: Any, accumulate: bool = False) -> Any:
-        """Take a step. With `accumulate` gradients are added to `.grad` and nothing is updated; the next step without
-        it uses them with its own, as `backward` twice before `optimizer.step()` does."""
+        """Take a step; return the loss.
+
+        With `accumulate`, add gradients to `.grad` and update nothing; the next step without it uses them too, like
+        two `backward` calls before `optimizer.step()`.
+        """
         adds = accumulate or self._adding
 
         def take(signature: Signature, args: Sequence[Any]) -> Any:
@@ -98,7 +100,7 @@ class TrainStep(Recorded):
             return self._called(batch, take)
 
     def _called(self, batch: tuple[Any, ...], take: Take) -> Any:
-        """The result of the loss function; its graph is served by `take`."""
+        """Return the result of the loss function, whose graph is served by `take`."""
         batch, name = self._arguments(batch), type(self.loss).__name__
         refused.text = ""
         try:
@@ -111,7 +113,7 @@ class TrainStep(Recorded):
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
 
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
-        """A step: in one program where it can be, else gradients, with those that wait in `.grad`, then torch's own
+        """Take a step in one program if possible; else compute gradients, add those in `.grad`, and call torch's
         clipping, scaler and optimizer."""
         waits = any(parameter.grad is not None for parameter in self._signatures.parameters())
         whole = self._whole(signature) if signature.checked and not waits else None
@@ -123,7 +125,7 @@ class TrainStep(Recorded):
         return result
 
     def _by_itself(self, signature: Signature, args: Sequence[Any], *, stale: bool) -> Any:
-        """A step of the optimizer's own; when it raises each `.grad` is what it was."""
+        """Take a step by the optimizer itself; if it raises, restore each `.grad`."""
         before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
         try:
             result = self._accumulated(signature, args, stale=stale, anew=True)
@@ -141,9 +143,10 @@ class TrainStep(Recorded):
         return result
 
     def _accumulated(self, signature: Signature, args: Sequence[Any], *, stale: bool, anew: bool) -> Any:
-        """The result of a call whose gradients are added to `.grad`: into a tensor that waits there, or `anew`.
+        """Return the result of a call whose gradients are added to `.grad`, to an existing tensor or to a new one
+        (`anew`).
 
-        Then the hooks that want a parameter are called, without gradients as autograd does.
+        Then calls the parameters' post-accumulate hooks, as autograd does.
         """
         if self.scaler is not None and self._scaling:
             # The backward starts from the scaler's scale.
@@ -170,7 +173,7 @@ class TrainStep(Recorded):
         return result
 
     def _whole(self, signature: Signature) -> Prepared | None:
-        """The program of the whole step, where the optimizer, the scaler and other ranks leave it to us."""
+        """Return the program of the whole step, if optimizer, scaler and process group allow one."""
         alone = not self._scaling and self.group is None
         return signature.whole(self.optimizer, self.clip_norm) if alone else None
 
@@ -195,7 +198,7 @@ class TrainStep(Recorded):
             scaler.update()
 
     def _arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a call; mappings that are no dict become one."""
+        """Return the arguments of a call; mappings that are not dicts become dicts."""
         if torch.is_inference_mode_enabled():
             raise CaptureError(
                 "a training step inside torch.inference_mode() cannot update anything; leave it"
@@ -209,7 +212,7 @@ class TrainStep(Recorded):
         )
 
     def _casting(self, batch: tuple[Any, ...]) -> AbstractContextManager[Any]:
-        """Autocast as asked for, on the device type of the first tensor."""
+        """Return the autocast context that was asked for, on the device type of the first tensor."""
         if self.autocast is None:
             return nullcontext()
         tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
@@ -218,7 +221,7 @@ class TrainStep(Recorded):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, every call accumulates: `with step.no_sync(): step(x, y)`."""
+        """Within the block, accumulate in every call: `with step.no_sync(): step(x, y)`."""
         outer, self._adding = self._adding, True
         try:
             yield
@@ -226,7 +229,7 @@ class TrainStep(Recorded):
             self._adding = outer
 
     def prepare(self, *batch: Any) -> None:
-        """Capture, plan and lower for the signature of these arguments without running."""
+        """Capture, plan and lower for these arguments without running."""
 
         def take(signature: Signature, _: Any) -> NoReturn:
             if not signature.checked:
@@ -239,20 +242,20 @@ class TrainStep(Recorded):
             self._called(batch, take)
 
     def ready(self) -> Signature:
-        """The signature of the last call; AutoparError when nothing has been planned."""
+        """Return the last signature. Raises AutoparError if nothing has been planned."""
         if self._signatures.latest is None:
             raise AutoparError("nothing is planned yet: take a step, or call step.prepare(x, y)")
         return self._signatures.latest
 
     @property
     def module(self) -> nn.Module:
-        """The plain model, always current."""
+        """The plain model, always up to date."""
         return self.loss.model
 
     @property
     def plan(self) -> Plan:
-        """The plan of the signature used last: of the whole step, or of the gradients where the optimizer steps by
-        itself. What caps are held against is said at `Plan.peaks`."""
+        """The plan of the last signature: of the whole step, or of the gradients if the optimizer steps by itself.
+        `Plan.peaks` explains how it is compared with caps."""
         return self._shown().plan
 
     @property
@@ -261,13 +264,13 @@ class TrainStep(Recorded):
         return self._shown().program
 
     def _shown(self) -> Prepared:
-        """The program that a step of the signature used last takes."""
+        """Return the program of a step with the last signature."""
         ready = self.ready()
         with self._lock:
             return self._whole(ready) or ready.overlapped
 
     def explain(self) -> str:
-        """As of a compiled model, and how the weights are updated and why."""
+        """Explain the plan, as for a compiled model, and how and why the weights are updated in that way."""
         from ..view import explain
 
         plan = self.plan
@@ -278,7 +281,7 @@ class TrainStep(Recorded):
         return explain(plan, measured, None, notes)
 
     def _updated(self) -> str:
-        """One sentence on how the weights are updated, and why so."""
+        """Return one sentence on how the weights are updated, and why."""
         kind = type(self.optimizer).__name__
         if self.group is not None:
             return f"updates: {kind}.step() after the gradients are averaged over {self.group}"
@@ -300,18 +303,21 @@ class TrainStep(Recorded):
         draw(self.plan, path)
 
     def refresh(self) -> None:
-        """Copy parameters to their devices again at the next call: needed after writes that leave no trace in a
+        """Copy parameters to their devices again at the next call. Needed only after writes that leave no trace in a
         tensor, through `.data` or a numpy view."""
         self._signatures.pool.forget()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the kernels of all steps so far are compiled and chosen, or for so many seconds each: the fastest
-        of those that are there serves."""
+        """Wait until the kernels of all steps so far are compiled and chosen.
+
+        `seconds` limits the wait for each program; after that, the fastest of the kernels ready so far is used.
+        """
         for executor in self._signatures.tuned():
             executor.wait(seconds)
 
     def close(self) -> None:
-        """Stop the worker threads of every plan, which the next call starts again, and the compiling of kernels."""
+        """Stop the worker threads of every plan and the compilation of kernels. The next call starts the threads
+        again."""
         self._signatures.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The programs of a training step for one set of sizes: one that gives gradients, one that takes the whole step."""
+"""The programs of a training step for one set of sizes: one computes gradients, one takes the whole step."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ from .losses import resident_tangent, trained
 log = logging.getLogger("autopar")
 
 Run = Callable[[Prepared, Sequence[Any]], list[Any]]
-"""Executes a program with tensors, recorded or not."""
+"""Runs a program on tensors, recorded or not."""
 
 
 class Signature:
     """The programs for calls of one graph of the loss with the same sizes.
 
-    `raw` is the joint graph as it was captured of `module`, whose arguments are `args`; `captured` is what is placed:
-    the gradient of the loss starts from state, which `start` holds, and only what is trained has a gradient. `weights`
-    are what of its state requires grad, by path. `checked` says whether its gradients have been held against eager.
-    Programs are placed as those of other sizes were, which `plans` keeps.
+    raw: joint graph as captured from `module`, whose arguments are `args`.
+    captured: the graph that is placed: the gradient of the loss is state, held by `start`, and only trained parameters
+    have gradients.
+    weights: state that requires grad, by path.
+    checked: gradients were compared with eager.
+    plans: placements of other sizes, which new programs follow.
     """
 
     def __init__(
@@ -70,19 +72,19 @@ class Signature:
 
     @cached_property
     def gradients(self) -> Prepared:
-        """The program that gives outputs and gradients, and leaves the weights alone."""
+        """The program that computes outputs and gradients, and does not change the weights."""
         return self._placed("gradients", self.captured)
 
     @cached_property
     def overlapped(self) -> Prepared:
-        """The program of the gradients for weights that an optimizer has stepped, sent while it computes."""
+        """The program of the gradients for updated weights, transferred while it computes."""
         weights = tuple(target for target, _ in self.captured.gradients)
         changing = replace(self.captured, graph=replace(self.captured.graph, changing=weights))
         return self._placed("overlapped", changing)
 
     def whole(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Prepared | None:
-        """The program of the whole step, made when it is first wanted; None, with a reason in `refusal`, where the
-        optimizer must step by itself."""
+        """Return the program of the whole step, made on first use; None, with a reason in `refusal`, if the optimizer
+        must step by itself."""
         self.refusal = self._too_big or optimizers.obstacle(optimizer, self._trained)
         if self.refusal:
             return None
@@ -100,7 +102,7 @@ class Signature:
     def taken(
         self, args: Sequence[Any], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer
     ) -> list[Any]:
-        """One whole step: the results of the graph."""
+        """Take one whole step; return the results of the graph."""
         found = run(whole, self.captured.flatten(args))
         optimizers.committed(optimizer, self._trained.values())
         return self._results(found)
@@ -122,17 +124,16 @@ class Signature:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters that have a gradient, in the order of `Captured.gradients`."""
+        """Parameters with a gradient, in the order of `Captured.gradients`."""
         return list(self._trained.values())
 
     def differentiated(
         self, args: Sequence[Any], run: Run, stale: bool = False
     ) -> tuple[list[Any], list[torch.Tensor]]:
-        """One forward and backward: the results of the graph, and the gradients, each in memory of its own. `stale`
-        says that all weights have changed since the call before.
+        """Run one forward and backward; return the results of the graph and the gradients, each in its own memory.
 
-        The first is held against eager, which does the same on snapshots before: DifferenceError, with buffers as
-        they were, when the two do not agree.
+        `stale`: all weights have changed since the last call. The first call is compared with eager, which runs first,
+        on snapshots: raises DifferenceError, with buffers restored, if they differ.
         """
         eager = None if self.checked else self._eager(args)
         program = self.overlapped if stale and self.checked else self.gradients
@@ -155,7 +156,7 @@ class Signature:
         return self._results(found[: self.count]), gradients
 
     def _results(self, outputs: Sequence[Any]) -> list[Any]:
-        """The results of Dynamo's graph, detached: a parameter may be among them."""
+        """Return the results of Dynamo's graph, detached, since they may include parameters."""
         found: list[Any] = self.captured.rebuild(
             [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
         )
@@ -163,7 +164,7 @@ class Signature:
 
     @contextmanager
     def undone(self, args: Sequence[Any]) -> Iterator[None]:
-        """Put back the buffers and arguments that a call has changed when what comes after it raises."""
+        """Restore buffers and arguments changed by a call if the block raises."""
         kept = Snapshot(self.captured, args) if self.captured.graph.mutated else None
         try:
             yield
@@ -172,7 +173,7 @@ class Signature:
                 raise
 
     def _eager(self, args: Sequence[Any]) -> Eager | None:
-        """Eager's answer to this call, None where it would be another one by the user's wish."""
+        """Return eager's result for this call; None if the user's options make it differ."""
         plan = self.gradients.plan
         if by_parts(plan, self.options.batch_norm) or drawn_elsewhere((plan,), self.captured):
             return None
@@ -185,7 +186,7 @@ class Signature:
 
     @cached_property
     def _shared(self) -> list[bool]:
-        """Of each gradient whether its memory may be that of something else too."""
+        """For each gradient whether it may share memory with anything else."""
         graph = self.captured.graph
         taken = {
             graph.value[name].storage for name in (*graph.inputs, *graph.state, *graph.outputs[: self.count])
@@ -199,7 +200,7 @@ class Signature:
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
-        """Executors of those of its programs that were called."""
+        """Executors of the programs that were called."""
         made = self.__dict__
         found = (made.get("gradients"), made.get("overlapped"), self._whole)
         return [prepared.executor for prepared in found if prepared is not None]
@@ -211,7 +212,7 @@ class Signature:
 
 
 def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient after the parameter's own hooks, called as autograd calls them."""
+    """Return the gradient after the parameter's own hooks, called as in autograd."""
     for hook in tuple((parameter._backward_hooks or {}).values()):
         changed = hook(gradient)
         gradient = gradient if changed is None else changed
@@ -219,7 +220,7 @@ def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def own(gradient: torch.Tensor, parameter: torch.Tensor, shared: bool) -> torch.Tensor:
-    """A gradient as autograd would leave it: nobody else's, and in memory as the parameter is."""
+    """Return a gradient as autograd would leave it: in its own memory, with the layout of the parameter."""
     if shared or gradient.stride() != parameter.stride():
         return torch.empty_like(parameter).copy_(gradient)
     return gradient

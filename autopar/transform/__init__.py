@@ -1,1 +1,1 @@
-"""Graph → graph: the batch split, sums and buckets, forward and backward divided, views."""
+"""Rewrites of graphs: the batch split, sums and buckets, the division into forward and backward, views."""

@@ -1,15 +1,15 @@
-"""Propagation of the batch axis: the axis each value holds the batch on, and the tasks worth cutting along it.
+"""Propagation of the batch axis: the axis of each value that holds the batch, and the tasks worth splitting along it.
 
-The analysis is a forward pass that follows one axis through the cuts the tasks allow, then passes that take
-back cuts with nothing to gain. It assigns at most one axis to a value; a task whose inputs disagree is cut the way
-that has the fewest bytes rejoined. Linear in tasks and cuts.
+A forward pass follows one axis through the cuts of the tasks; further passes remove cuts without a gain. It assigns at
+most one axis to a value; a task whose inputs disagree gets the cut with the fewest rejoined bytes. Linear in tasks and
+cuts.
 
-A view may merge the batch with axes before it: (length, batch, width) to (length × batch, width). The rows
-of a part are then strided in the merged axis, `outer` blocks of them; tasks that treat each row alike, and
-the view that takes the axes apart again, go on in parts. (DTensor calls this a strided shard.)
+A view may merge the batch with preceding axes: (length, batch, width) to (length × batch, width). The rows of a part
+are then strided in the merged axis, in `outer` blocks; tasks that treat all rows alike, and the view that separates
+the axes again, stay split. (DTensor calls this a strided shard.)
 
-A task that contracts the batch (the gradient of a weight) ends it: its parts are summands of a value that has
-no rows. The backward begins rows anew where it spreads such a value over the batch again.
+A task that contracts the batch (the gradient of a weight) ends it: its parts are summands of a value without rows.
+Rows begin anew where the backward broadcasts such a value over the batch.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from networkx.utils import UnionFind
 from ..ir.graph import DEFAULT, OWN, SUMMED, Argument, Cut, Graph, Task
 
 LIKE = frozenset(f"aten.new_{kind}.default" for kind in ("empty", "full", "ones", "zeros"))
-"""Targets to which any part of what they read says all, its dtype."""
+"""Targets that only read the dtype of their input, so that any part of it will do."""
 
 _FLOPS_A_BYTE = 32
-"""Operations that take as long as moving a byte between devices: enough to tell two axes of a batch apart."""
+"""FLOPs that take as long as transferring a byte between devices: precise enough to distinguish two candidate axes."""
 
 _RESHAPES = frozenset({"aten.reshape.default", "aten.view.default"})
 
 
 def at(argument: Argument | tuple[Argument, ...], path: tuple[int, ...]) -> Argument:
-    """The argument that a path names."""
+    """Return the argument that a path names."""
     for step in path:
         assert isinstance(argument, tuple)
         argument = argument[step]
@@ -41,12 +41,13 @@ def at(argument: Argument | tuple[Argument, ...], path: tuple[int, ...]) -> Argu
 
 
 class Flow:
-    """The batch of `rows` rows in a graph: `axis` of the values that hold it, `cuts` of the tasks to cut.
+    """The batch of `rows` rows in a graph: `axis` of the values that hold it, `cuts` of the tasks to split.
 
-    Inputs hold it on axis `first` where that has so many rows, else on the other of the first two. `parts` is how many
-    there will be: a sum has that many summands. `outer` counts the blocks of values whose batch lies within a merged
-    axis, where that is more than one; `own` are values that each part has for itself, `rooted` the tasks that a row of
-    the inputs reaches.
+    first: axis of the batch in inputs of that size; else the other of the first two.
+    parts: number of parts: a sum has that many summands.
+    outer: number of blocks, if more than one, of values whose batch is within a merged axis.
+    own: values that each part has for itself.
+    rooted: tasks that a row of the inputs reaches.
     """
 
     def __init__(self, graph: Graph, rows: int, first: int = 0, parts: int = 2) -> None:
@@ -67,11 +68,11 @@ class Flow:
         self.drop_idle()
 
     def bytes(self, names: Iterable[str]) -> int:
-        """Bytes of values together."""
+        """Return the total bytes of values."""
         return sum(self.graph.value[name].bytes for name in names)
 
     def follow(self) -> None:
-        """Choose a cut for each task that the batch reaches, or guess where its outputs hold the batch."""
+        """Choose a cut for each task that the batch reaches, or guess the batch axis of its outputs."""
         self.axis = dict(self.given)
         self.outer: dict[str, int] = {}
         self.own: set[str] = set()
@@ -107,7 +108,8 @@ class Flow:
                 self.cuts[task.name] = cut
 
     def guess(self, name: str) -> int | None:
-        """The axis on which an uncut task's output seems to hold the batch: cutting can begin again after it."""
+        """Guess the batch axis of an unsplit task's output, after which splitting can begin again; None if there is
+        none."""
         shape = self.graph.value[name].shape
         for axis, size in enumerate(shape):
             if size == self.rows:
@@ -115,10 +117,8 @@ class Flow:
         return next((axis for axis, size in enumerate(shape) if (axis, size) in self.sizes), None)
 
     def choose(self, task: Task) -> tuple[Cut | None, int]:
-        """The cut with the fewest bytes rejoined, then the most bytes cut; None when none is worth it.
-
-        With it, the number of blocks in which the rows of its outputs lie.
-        """
+        """Return the cut with the fewest rejoined bytes, then the most split bytes, and the number of blocks of its
+        outputs' rows; None if no cut is worth it."""
         if task.random == DEFAULT or task.home or task.name in self.refused:
             return None, 1
         best: tuple[tuple[int, int], Cut, int] | None = None
@@ -153,7 +153,7 @@ class Flow:
         return self.begun(task), 1
 
     def worth(self, task: Task, cut: Cut, joined: int, held: int) -> bool:
-        """True if a cut of `held` bytes into parts pays for the `joined` bytes that it needs whole."""
+        """Return True if a cut that splits `held` bytes is worth the `joined` bytes that it needs whole."""
         made = self.bytes(task.outputs)
         if SUMMED in cut.outputs and joined:
             return False
@@ -164,7 +164,8 @@ class Flow:
         return joined <= made
 
     def begun(self, task: Task) -> Cut | None:
-        """The cut of a backward task that makes rows out of what has none: a gradient spread over the batch."""
+        """Return the cut of a backward task that makes rows from a value without rows: a gradient broadcast over the
+        batch."""
         if task.phase != "backward":
             return None
         shapes = [self.graph.value[name].shape for name in task.outputs]
@@ -177,7 +178,7 @@ class Flow:
         return None
 
     def torn(self) -> set[str]:
-        """Tasks whose outputs each part has for itself though a reader, to whom that matters, stays whole."""
+        """Return tasks whose outputs each part has for itself although a reader that depends on it stays whole."""
         found = set()
         for task in self.graph.tasks if self.own else ():
             chosen = self.cuts.get(task.name)
@@ -189,18 +190,18 @@ class Flow:
         return found
 
     def rowwise(self, task: Task, cut: Cut) -> bool:
-        """True if a cut leaves each row to itself, so that any rows may make up a part."""
+        """Return True if a cut treats rows independently, so that a part may be any rows."""
         return len({self.graph.value[name].shape[axis] for name, axis in self.cut_axes(task, cut)}) == 1
 
     def cut_axes(self, task: Task, cut: Cut) -> Iterator[tuple[str, int]]:
-        """Values that a cut takes or makes in parts, with the axis."""
+        """Yield the values that a cut reads or makes in parts, with the axis."""
         pairs = (*zip(task.inputs, cut.inputs), *zip(task.outputs, cut.outputs))
         return ((name, axis) for name, axis in pairs if axis is not None and axis >= 0)
 
     def merged(self, task: Task) -> tuple[Cut | None, int]:
-        """The cut of a reshape that merges the batch with axes before it, or takes such axes apart.
+        """Return the cut of a reshape that merges the batch with preceding axes, or separates them.
 
-        In memory order the whole is (left, batch, right) before and after; only `left` is to be found again.
+        In memory order the whole is (left, batch, right) before and after; only `left` must be found again.
         """
         if task.target not in _RESHAPES or self.axis.get(task.inputs[0]) is None:
             return None, 1
@@ -218,7 +219,7 @@ class Flow:
         return None, 1
 
     def right(self, task: Task, cut: Cut) -> bool:
-        """True if parts have whole numbers of rows everywhere."""
+        """Return True if parts have whole numbers of rows everywhere."""
         for name, axis in self.cut_axes(task, cut):
             if self.graph.value[name].shape[axis] % self.rows:
                 return False
@@ -229,21 +230,21 @@ class Flow:
         return all(isinstance(size, int) and size % self.rows == 0 for size in sizes)
 
     def cut_reads(self, task: Task) -> list[str]:
-        """Values a cut task reads in the parts they hold the batch in."""
+        """Return values that a split task reads in parts."""
         pairs = zip(task.inputs, self.cuts[task.name].inputs)
         return [name for name, axis in pairs if axis is not None and axis == self.axis.get(name)]
 
     def cut_makes(self, axes: Callable[[int], bool]) -> list[str]:
-        """Outputs of the cut tasks on the axes that are asked for."""
+        """Return outputs of the split tasks on the given axes."""
         made = (zip(self.graph.task[name].outputs, cut.outputs) for name, cut in self.cuts.items())
         return [name for pairs in made for name, axis in pairs if axis is not None and axes(axis)]
 
     def trim_views(self) -> None:
-        """Views stay whole, as free as they are, unless what is cut is about them.
+        """Keep views whole, and thus free, unless adjacent tasks are split.
 
-        First from the inputs on: not where something else takes the same parts of what is viewed, so that what it
-        moves serves both. Then from the results back: not where something reads the view in parts. A view that leaves
-        less to move, or is of rows within a merged axis, stays cut too.
+        First from the inputs: not if another task takes the same parts of the viewed value, so that one transfer
+        serves both. Then from the results: not if a task reads the view in parts. A view that reduces the transferred
+        bytes, or is of rows within a merged axis, stays split.
         """
         computed = (self.graph.task[name] for name in self.cuts if not self.graph.task[name].free)
         parts = {name for task in computed for name in self.cut_reads(task)}
@@ -257,8 +258,8 @@ class Flow:
         near: Callable[[Task], Iterable[str]],
         far: Callable[[Task], Iterable[str]],
     ) -> None:
-        """Take back the cuts of views that have nothing of `parts` at their `near` end; what is at the `far` end of the
-        other cut tasks comes to be among `parts`."""
+        """Remove the cuts of views without any of `parts` at their `near` end; values at the `far` end of other split
+        tasks join `parts`."""
         for task in tasks:
             if task.name in self.cuts:
                 one, other = near(task), far(task)
@@ -269,7 +270,7 @@ class Flow:
                     parts.update(other)
 
     def drop_idle(self) -> None:
-        """Take back stretches of cut tasks that do no more than rejoining them, or adding up their parts, costs."""
+        """Remove runs of split tasks whose work is less than the cost of rejoining or summing their parts."""
         producer = self.graph.producer
         parts = {name for name in (*self.cut_makes(_is_axis), *self.own) if producer[name] in self.cuts}
         stretch = UnionFind(self.cuts)
@@ -289,11 +290,11 @@ class Flow:
         self.cuts = {name: cut for name, cut in self.cuts.items() if stretch[name] in keep}
 
     def touched(self, task: Task) -> int:
-        """Bytes that the parts of a cut task read and write in place of the whole."""
+        """Return the bytes that the parts of a split task read and write instead of the whole."""
         return 0 if task.free else self.bytes((*self.cut_reads(task), *task.outputs))
 
     def rejoined(self, phases: tuple[str, ...] = ("forward", "backward", "update")) -> dict[str, int]:
-        """Bytes of the values made in parts that a task of these phases, or the caller, needs whole."""
+        """Return the bytes of values made in parts that a task of these phases, or the caller, needs whole."""
         parts = set(self.cut_makes(_is_axis))
         whole: set[str] = set()
         for task in self.graph.tasks:
@@ -304,17 +305,16 @@ class Flow:
         return {name: self.bytes([name]) for name in whole}
 
     def summed(self) -> dict[str, int]:
-        """Bytes of the summands of each value that is summed, where something reads it."""
+        """Return the bytes of the summands of each summed value with a reader."""
         made = self.cut_makes(lambda axis: axis == SUMMED)
         wanted = (name for name in made if self.graph.readers[name] or name in self.graph.results)
         return {name: self.parts * self.bytes([name]) for name in wanted}
 
     @cached_property
     def work(self) -> int:
-        """Operations and bytes that are cut, less what rejoining takes, for comparing two flows.
+        """The split operations and bytes minus the cost of rejoining, to compare two flows.
 
-        Of the forward alone, and without what is summed, so that a graph has the same batch whether it is trained or
-        not.
+        Only of the forward, without sums, so that a graph has the same batch with and without training.
         """
         cut = (task for task in self.graph.tasks if task.phase == "forward" and task.name in self.cuts)
         kept = [task for task in cut if SUMMED not in self.cuts[task.name].outputs]

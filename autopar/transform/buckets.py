@@ -1,8 +1,8 @@
-"""Buckets of what is small: gradients of a split graph are summed in one piece, parameters updated by one task.
+"""Buckets of small tensors: gradients of a split graph are summed together, parameters updated by one task.
 
-As DistributedDataParallel does between processes (Li et al., "PyTorch Distributed: Experiences on Accelerating
-Data Parallel Training", VLDB 2020): gradients wait for their neighbours, in the order the backward makes them.
-Buckets of parameters, whose new values travel as one, are what multi-tensor kernels are to torch's optimizers.
+As in DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+VLDB 2020): gradients are grouped with their neighbours in the order of the backward. Buckets of parameters, whose new
+values are transferred together, correspond to multi-tensor kernels of torch's optimizers.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _SHAPED = "aten.reshape.default"
 _T = TypeVar("_T")
 
 BUCKET_BYTES = 1 << 20
-"""Bytes that a link moves in the time in which a copy only starts: 40 µs, hand-offs included, at 25 GB/s. Smaller
-buckets would mostly wait for copies to start, larger ones would begin later without being any cheaper."""
+"""Bytes that a link transfers during the latency of a copy: 40 µs, hand-offs included, at 25 GB/s. Smaller buckets
+would mostly wait for latency, larger ones would begin later without being cheaper."""
 FEW = 8
-"""Sums up to which each is left alone: they start while the backward runs, and hardly ever wait for each other."""
+"""Number of sums up to which none are grouped: they start while the backward runs, and rarely wait for each other."""
 
 
 def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
-    """The graph with small sums of gradients taken together, up to `nbytes` bytes in each sum.
+    """Group small sums of gradients, up to `nbytes` bytes in each group.
 
-    A sum is taken in when it is of the backward, below `nbytes`, over summands that the parts made, and when
-    only results depend on it: no part waits for it, so that waiting for its neighbours delays no one. Consecutive
-    ones of one type make bucket k: for part i `bucket<k>#cat<i>` copies the summands into one flat value, as
-    soon as the part has made the last, `bucket<k>#sum` adds these, and the sums are views of it under their old
-    names. Up to `FEW` such sums stay as they are. Sums that parts do wait for (a BatchNorm's) share a bucket where
-    one task of each part makes all summands. Every element is added in the order in which it was, so the values
-    are bit-equal. Linear in tasks but for sorting them.
+    A sum is grouped if it is of the backward, below `nbytes`, over summands made by the parts, and if only results
+    depend on it: no part waits for it, so that grouping delays no part. Consecutive ones of one dtype are bucket k:
+    for part i, `bucket<k>#cat<i>` copies the summands into one flat value as soon as the last one is made,
+    `bucket<k>#sum` adds these, and the sums are views of it under their old names. Up to `FEW` such sums stay as they
+    are. Sums that parts do wait for (a BatchNorm's) share a bucket if one task of each part makes all summands.
+    Elements are added in the same order as before, so that values are bitwise equal. Linear in tasks except for
+    sorting.
     """
     buckets = _gradients(graph, nbytes)
     if not buckets:
@@ -65,7 +65,7 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
 
 
 def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
-    """The sums of each bucket, two or more, in order."""
+    """Return the sums of each bucket, two or more, in order."""
     final, updated = _final(graph), _updated(graph)
     small: list[tuple[Hashable, int, Task]] = []
     twins: list[list[Task]] = []
@@ -86,7 +86,7 @@ def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
 
 
 def filled(items: Iterable[tuple[Hashable, int, _T]], nbytes: int) -> list[list[_T]]:
-    """Items, given with a key and their bytes, in buckets of one key and up to `nbytes` bytes, in order."""
+    """Group items (key, bytes) into buckets of one key and up to `nbytes` bytes, in order."""
     found: list[list[_T]] = []
     filling: dict[Hashable, list[_T]] = {}
     held: dict[Hashable, int] = {}
@@ -100,7 +100,8 @@ def filled(items: Iterable[tuple[Hashable, int, _T]], nbytes: int) -> list[list[
 
 
 def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The parts whose summands a small sum of the backward adds, and with its type the tasks that make them."""
+    """Return the parts whose summands a small sum of the backward adds, and, with the dtype, the tasks that make
+    them."""
     if task.target != SUM or task.phase != "backward" or task.after:
         return (), ()
     value, summands = graph.value[task.outputs[0]], _summands(task)
@@ -114,7 +115,7 @@ def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tup
 
 
 def _updated(graph: Graph) -> dict[str, str]:
-    """By value the task that updates several parameters and reads it, or views of it, as a gradient."""
+    """Return the task with several parameters that reads each value, or views of it, as a gradient."""
     found = {}
     for task in graph.tasks:
         if task.target in UPDATES and len(task.args) > 1:
@@ -135,7 +136,7 @@ def _summands(task: Task) -> tuple[str, ...]:
 
 
 def _final(graph: Graph) -> set[str]:
-    """Tasks that no part and no sum depends on."""
+    """Return tasks that no part and no sum depends on."""
     later: defaultdict[str, list[str]] = defaultdict(list)
     for task in graph.tasks:
         for name in task.after:
@@ -150,7 +151,7 @@ def _final(graph: Graph) -> set[str]:
 
 
 def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], list[Task]]:
-    """New values, and the tasks in the place of the sums of a bucket, in the user's code where the last of them is."""
+    """Return new values, and the tasks that replace the sums of a bucket, with the source location of the last one."""
     last, values, tasks = sums[-1], list[Value](), list[Task]()
     wholes = [graph.value[task.outputs[0]] for task in sums]
     counts = tuple(math.prod(value.shape) for value in wholes)
@@ -182,12 +183,12 @@ def grouped(
     nbytes: int = BUCKET_BYTES,
     few: int = FEW,
 ) -> Graph:
-    """The graph with updates of small parameters taken together, up to `nbytes` bytes of parameters in each task.
+    """Group updates of small parameters, up to `nbytes` bytes of parameters in each task.
 
-    Together are neighbours, in the order in which the backward makes their gradients, of one param group, dtype,
-    home (of `homes`) and pin (of `pins`, by task). `update bucket<k>` comes after the last of their gradients and
-    makes `flat` values: the new parameters, and each entry of the optimizer's state. A parameter of `nbytes` or
-    more is updated alone, and so are all where no more than `few` are small. Linear in tasks.
+    A group has neighbours, in the order in which the backward makes their gradients, of one param group, dtype, home
+    (by `homes`) and pin (by task, `pins`). `update bucket<k>` follows the last of their gradients and makes `flat`
+    values: the new parameters, and each entry of the optimizer state. Parameters of `nbytes` or more are updated
+    alone, and so are all if no more than `few` are small. Linear in tasks.
     """
     buckets = _parameters(graph, homes, pins, nbytes, few)
     if not buckets:
@@ -237,7 +238,7 @@ def grouped(
 def _parameters(
     graph: Graph, homes: Mapping[str, str], pins: Mapping[str, str], nbytes: int, few: int
 ) -> list[list[Task]]:
-    """The updates of each bucket, two or more, in order."""
+    """Return the updates of each bucket, two or more, in order."""
     small: list[tuple[Hashable, int, Task]] = []
     for task in graph.tasks:
         if task.target not in UPDATES or len(task.args) > 1 or task.after:
@@ -260,7 +261,7 @@ def _item(task: Task) -> tuple[Argument, ...]:
 
 
 def _whole(name: str, states: list[Value]) -> Value:
-    """The value that holds the new values of states."""
+    """Return the value that holds the new values of states."""
     first, length = states[0], sum(map(room, states))
     return Value(name, (length,), first.dtype, length * (first.bytes // math.prod(first.shape)), name)
 

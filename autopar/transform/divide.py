@@ -1,7 +1,7 @@
-"""A joint graph cut into the graph of the forward and the graph of the backward.
+"""Division of a joint graph into the graphs of forward and backward.
 
-What the backward reads of the forward is *saved*: made by the one, an input of the other. Who reads a view of a
-weight has one of its own (`views.own`), so that no copy of a weight is ever saved.
+The values that the backward reads from the forward are *saved*: outputs of one, inputs of the other. Each reader of a
+view of a weight has its own view (`views.own`), so that no copy of a weight is saved.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LOSS = "autopar.loss"
 class Halves:
     """The two graphs of a joint graph.
 
-    `forward.outputs` are the outputs of the call, `forward_outputs` of them, then `saved`. The inputs of `backward`
-    are `saved`, then the tangents; its outputs the gradients. `saved` may name inputs of the call.
+    `forward.outputs` are the `forward_outputs` outputs of the call, then `saved`. The inputs of `backward` are
+    `saved`, then the tangents; its outputs are the gradients. `saved` may include inputs of the call.
     """
 
     forward: Graph
@@ -37,9 +37,10 @@ class Halves:
 
 
 def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
-    """A joint graph in which the tangents are no inputs but made by a task that reads the outputs of the call.
+    """Return a joint graph whose tangents are made by a task that reads the outputs of the call, instead of being
+    inputs.
 
-    So a plan of the whole cannot begin the backward before the forward has answered.
+    So a plan of the whole cannot begin the backward before the forward has ended.
     """
     outputs = tuple(dict.fromkeys(graph.outputs[: len(graph.outputs) - gradients]))
     loss = Task(
@@ -67,9 +68,9 @@ def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
 
 
 def divide(graph: Graph, gradients: int) -> Halves:
-    """Cut a `closed` joint graph whose last outputs are so many `gradients`.
+    """Divide a `closed` joint graph whose last `gradients` outputs are the gradients.
 
-    A task is of the forward when an output of the call, an update or an effect needs it. Linear in tasks.
+    A task belongs to the forward if an output of the call, an update or an effect needs it. Linear in tasks.
     """
     tangents = next(task.outputs for task in graph.tasks if task.target == LOSS)
     count = len(graph.outputs) - gradients
@@ -109,11 +110,11 @@ def divide(graph: Graph, gradients: int) -> Halves:
 
 
 def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Graph:
-    """A backward graph in which only the `live` of its tangents exist.
+    """Return the backward graph for the `live` tangents only.
 
-    A gradient that none of them reaches is no output: eager has None there, not zeros. Zeros are not computed
-    with: a backward is linear in its tangents, so a task that reads nothing but dead ones gives nothing, and a
-    sum leaves a dead summand out. Where another task mixes both, the dead one is zeros of its shape.
+    A gradient that none of them reaches is no output: eager has None there, not zeros. Zeros are not computed: a
+    backward is linear in its tangents, so that a task that reads only dead ones is dropped, and so is a dead summand.
+    In other tasks, a dead input becomes zeros of its shape.
     """
     if all(name in live for name in tangents):
         return backward
@@ -145,7 +146,7 @@ def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Gr
 
 
 def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
-    """True if a task that adds gives its one summand that is left as it is."""
+    """Return True if an addition returns its only remaining summand unchanged."""
     if task.target != "aten.add.Tensor" or task.kwargs or len(left) != 1:
         return False
     summand, made = values[left[0]], values[task.outputs[0]]
@@ -153,18 +154,19 @@ def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
 
 
 def reached(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> tuple[bool, ...]:
-    """For each gradient whether one of the `live` tangents reaches it; one that is made of none is always there."""
+    """Return for each gradient whether a `live` tangent reaches it; True for one that depends on no tangent."""
     found, made_up = depending(backward, live), constants(backward, tangents)
     return tuple(name in found or name in made_up for name in backward.outputs)
 
 
 def constants(backward: Graph, tangents: Sequence[str]) -> set[str]:
-    """Gradients that depend on no tangent, as those that a custom backward makes up (of an auxiliary loss, say)."""
+    """Return gradients that depend on no tangent, such as those that a custom backward creates (for an auxiliary loss,
+    say)."""
     return {*backward.outputs} - depending(backward, tangents)
 
 
 def depending(graph: Graph, names: Iterable[str]) -> set[str]:
-    """These values, by name, and all that are made of them."""
+    """Return these values, by name, and all that depend on them."""
     found = {*names}
     for task in graph.tasks:
         if not found.isdisjoint(task.inputs):
@@ -175,7 +177,8 @@ def depending(graph: Graph, names: Iterable[str]) -> set[str]:
 def needed(
     tasks: Sequence[Task], values: Iterable[str], keep: Callable[[Task], bool] = lambda task: False
 ) -> list[Task]:
-    """Dead-code elimination: the tasks that make these values and those to `keep`, with all these read or follow."""
+    """Eliminate dead code: return the tasks that make these values, those to `keep`, and all that these read or
+    follow."""
     wanted = {*values}
     orders: set[str] = set()
     found: list[Task] = []
@@ -190,7 +193,7 @@ def needed(
 def _values(
     graph: Graph, given: Sequence[str], state: Sequence[str], tasks: Sequence[Task]
 ) -> tuple[Value, ...]:
-    """The values of a half: what it is given has memory of its own unless it shares that of another given one."""
+    """Return the values of a half: given ones have their own memory unless they share that of another given one."""
     owner: dict[str, str] = {}
     found: dict[str, Value] = {}
     for name in (*given, *state):
@@ -206,7 +209,7 @@ def _values(
 
 
 def _root(graph: Graph, value: Value, owner: dict[str, str], task: Task, found: dict[str, Value]) -> str:
-    """Whose memory a made value shares in its half."""
+    """Return the storage of a made value in its half."""
     if value.storage == value.name:
         return value.name
     if value.storage in found:
@@ -218,7 +221,7 @@ def _root(graph: Graph, value: Value, owner: dict[str, str], task: Task, found: 
 
 
 def _with_wholes(graph: Graph, names: Iterable[str]) -> set[str]:
-    """These values, and the states of which they are parts."""
+    """Return these values, and the states that contain them."""
     found = {*names}
     return found | {part.of for name in found if name in graph.value and (part := graph.value[name].slice)}
 
@@ -234,7 +237,7 @@ def _zeros(task: Task, name: str, value: Value) -> Task:
 def _pruned(
     backward: Graph, tasks: Sequence[Task], values: dict[str, Value], outputs: tuple[str, ...], dead: set[str]
 ) -> Graph:
-    """The graph with only the tasks that its outputs need, and the inputs and state that those read."""
+    """Return the graph with only the tasks that its outputs need, and the inputs and state that those read."""
     there = {task.name for task in needed([replace(task, after=()) for task in tasks], outputs)}
     kept = [
         replace(task, after=tuple(name for name in task.after if name in there))

@@ -1,4 +1,4 @@
-"""Stretches that are cut along features, followed through the backward and into the updates of their weights."""
+"""Feature splits propagated through the backward and into the updates of weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..ir.graph import SUMMED, UPDATES, Cut, Graph, Ref, Task
 
 
 def forward_of(graph: Graph) -> Graph:
-    """The forward of a joint graph, whose results are those of the call that it makes."""
+    """Return the forward of a joint graph, with the results of its call."""
     if all(task.phase == "forward" for task in graph.tasks):
         return graph
     tasks = [task for task in graph.tasks if task.phase == "forward"]
@@ -22,11 +22,11 @@ def forward_of(graph: Graph) -> Graph:
 
 
 def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, Cut]:
-    """The cuts of the tasks behind the forward that read what is in parts, by name; `axis` has what is, weights
-    included, and gets what these make.
+    """Return the cuts of tasks after the forward that read split values, by name.
 
-    A gradient of a weight in parts is in parts as the weight is, and so are its update and the optimizer's state. A
-    task that no cut lets through gets its inputs whole. Linear in tasks and cuts.
+    `axis` has the axes of split values, weights included, and gets those of the outputs. The gradient of a split
+    weight is split like the weight, and so are its update and optimizer state. A task without a matching cut gets
+    whole inputs. Linear in tasks and cuts.
     """
     found: dict[str, Cut] = {}
     for task in graph.tasks:
@@ -42,14 +42,14 @@ def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, C
 
 
 def updates_in_parts(graph: Graph, cuts: Mapping[str, Cut]) -> dict[str, str]:
-    """The state whose new value is made in parts, by that value."""
+    """Return the state whose new value is made in parts, by that value."""
     target = dict(graph.updates)
     tasks = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)
     return {made: target[made] for task in tasks for made in task.outputs}
 
 
 def _agreeing(graph: Graph, task: Task, parts: int, axis: Mapping[str, int]) -> Cut | None:
-    """The cut of a task that takes all that is in parts as it is, and fewest others in parts."""
+    """Return the cut of a task that uses all split inputs as they are, and splits the fewest others."""
     values = [graph.value[name] for name in (*task.inputs, *task.outputs)]
 
     def fits(cut: Cut) -> bool:
@@ -65,7 +65,8 @@ def _agreeing(graph: Graph, task: Task, parts: int, axis: Mapping[str, int]) -> 
 
 
 def _update(task: Task, axis: Mapping[str, int]) -> Cut | None:
-    """The cut of the update of one parameter whose gradient is in parts as it is itself; state is as the parameter."""
+    """Return the cut of the update of one parameter whose gradient is split like itself; its state is split
+    likewise."""
     item, *more = task.args
     assert isinstance(item, tuple)
     _, _, parameter, gradient, factor, *_ = item

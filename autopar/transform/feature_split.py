@@ -1,4 +1,4 @@
-"""Cut the large products of a graph along features, so that devices can share one layer."""
+"""Split large products of a graph along features, so that devices can share one layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .slices import with_slices
 from .split import cut_up
 
 LABEL = "features in "
-"""How `Graph.split` begins where features were cut, not the batch."""
+"""Prefix of `Graph.split` if features, not the batch, are split."""
 
 
 @dataclass
 class _Found:
-    """The tasks that are cut, along features; see `split.Cuts`."""
+    """Tasks split along features; see `split.Cuts`."""
 
     rows: int
     axis: dict[str, int] = field(default_factory=dict)
@@ -28,9 +28,11 @@ class _Found:
 
 
 def products(graph: Graph, parts: int) -> list[Stretch]:
-    """The stretches of a graph's forward that can be cut into so many parts, those that draw random numbers left out:
-    parts would draw other ones. Dropouts draw their masks whole, before (`row_sums.drawn`). Tables are not cut in what
-    is trained, or updates them."""
+    """Return stretches of the forward that can be split into `parts` parts, without those that draw random numbers.
+
+    Parts would draw other numbers; dropouts draw their whole masks beforehand (`row_sums.drawn`). Tables are not split
+    in training.
+    """
     trained = any(task.phase != "forward" for task in graph.tasks)
     forward = forward_of(drawn(graph))
     masks = {name for task in forward.tasks if task.random for name in task.outputs}
@@ -44,12 +46,12 @@ def products(graph: Graph, parts: int) -> list[Stretch]:
 
 
 def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
-    """The graph with those stretches in parts that begin with a `wanted` task; the graph itself where there is none.
+    """Split the stretches that begin with a `wanted` task; return the graph itself if there are none.
 
-    Columns take blocks of rows of their weights, rows blocks of columns, each a state of its own; the summands of rows
-    are added up, then their bias. Of a table cut by words each part looks up its own, and the rows are added up. What
-    follows in the backward is in parts too, and so are the updates of weights, of which the parts are then what is
-    updated. Parts are named as `split` names them.
+    Columns use blocks of rows of their weights, rows blocks of columns, each a state of its own; the summands of rows
+    are added, then their bias. Each part of a table split by words looks up its own words, and the results are added.
+    The rest of the backward and the updates of weights are split too; the updated states are then the parts. Parts are
+    named as in `split`.
     """
     chosen = [stretch for stretch in products(graph, parts) if stretch.tasks[0] in wanted]
     if not chosen or parts < 2:
@@ -76,7 +78,7 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
 
 
 def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
-    """The graph in which the parts of states take the parts of their new values, `apart` of the wholes."""
+    """Return the graph in which parts of states are updated by parts of their new values; `apart`: parts by whole."""
     pairs = tuple((f"{made}#{at}", f"{target}#{at}") for made, target in apart.items() for at in range(parts))
     targets = {target for _, target in pairs}
     carried = (name for name in graph.carried if name not in apart.values())
@@ -86,7 +88,7 @@ def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
 
 
 def _by_words(graph: Graph, lookups: Collection[str]) -> Graph:
-    """The graph with these lookups by a task that can also look up in a part of the table."""
+    """Replace lookups by tasks that also support a part of the table."""
 
     def words(task: Task) -> Task:
         table, indices = task.args[:2]
@@ -97,7 +99,7 @@ def _by_words(graph: Graph, lookups: Collection[str]) -> Graph:
 
 
 def _from_first(graph: Graph) -> Graph:
-    """The graph whose lookups in parts know where their part begins."""
+    """Pass the first row of each part to lookups in parts."""
 
     def placed(task: Task) -> Task:
         part = graph.value[task.inputs[0]].slice if task.target == WORDS else None
@@ -107,7 +109,7 @@ def _from_first(graph: Graph) -> Graph:
 
 
 def _biases_apart(graph: Graph, rows: Collection[str]) -> Graph:
-    """The graph with the biases of these linears added by tasks of their own."""
+    """Separate the biases of these linears into tasks of their own."""
     tasks: list[Task] = []
     values: list[Value] = list(graph.values)
     for task in graph.tasks:

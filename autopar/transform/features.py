@@ -21,16 +21,17 @@ _GROUP_NORM = "aten.group_norm."
 _BY_CHANNEL = (*CONVOLUTIONS, _GROUP_NORM, "aten._native_batch_norm_legit", "aten.batch_norm.")
 """Tasks whose weights and statistics have the channels of their input, or groups of them, along axis 0."""
 _DROPOUTS = ("aten.native_dropout.", "aten.dropout.", "aten.alpha_dropout.")
-"""Random, but each element by itself."""
+"""Random operators that treat elements independently."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Tasks by name: linears and convolutions cut by columns, those cut by rows, and what is between.
+    """Tasks by name: linears and convolutions split by columns, those split by rows, and tasks in between.
 
-    `passes` has the cut of each of `inner`. `axes` pairs each value that there is in parts, weights and biases
-    included, with its axis. `embeddings` are lookups in a table that is cut by rows. Where `refusal` is not empty,
-    nothing can be cut here, and it says why.
+    passes: cut of each of `inner`.
+    axes: (value, axis) of split values, weights and biases included.
+    embeddings: lookups in a table split by rows.
+    refusal: reason why nothing can be split here; empty if it can.
     """
 
     columns: tuple[str, ...] = ()
@@ -43,7 +44,7 @@ class Stretch:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """All of them."""
+        """All tasks of the stretch."""
         return (*self.embeddings, *self.columns, *self.inner, *self.rows)
 
 
@@ -55,13 +56,16 @@ def stretches(
     channels: bool = False,
     masks: Collection[str] = (),
 ) -> list[Stretch]:
-    """Disjoint stretches that can be cut into `parts` even parts, and, as refusals, why other products cannot.
+    """Return disjoint stretches that can be split into `parts` equal parts and, as refusals, why other products
+    cannot.
 
-    `learned` are the states that gradients are wanted of. With `channels` convolutions are products too, and those in
-    groups, batch and group norms are cut by channels with their weights. `masks` are there whole and may be cut as
-    their readers want them. A product that begins no pair is given once
-    more as a column alone, whose parts are joined, after the refusal. Each task is in one stretch that is no refusal at
-    most. Linear in tasks, for each product the stretch that it begins.
+    learned: states that need gradients.
+    channels: convolutions are products too; grouped ones, batch norms and group norms are split by channels with their
+    weights.
+    masks: whole values that may be split as their readers need.
+
+    A product that begins no pair also yields a stretch of one column, whose parts are joined, after the refusal. Each
+    task is in at most one stretch that is no refusal. Linear in tasks, for each product in the stretch that it begins.
     """
     found: list[Stretch] = []
     taken: set[str] = set()
@@ -87,8 +91,8 @@ def stretches(
 
 
 def narrowed(graph: Graph, stretch: Stretch, parts: int) -> Graph:
-    """The graph as one of `parts` processes has it, for its sizes and FLOPs to be read: values of the stretch in the
-    size of a part, tasks with their share of FLOPs. Arguments stay those of the whole, so it is not to be run."""
+    """Return the graph of one of `parts` processes, to read its sizes and FLOPs: values of the stretch in the size of
+    a part, tasks with their share of FLOPs. Arguments are those of the whole, so it cannot run."""
     axes = dict(stretch.axes)
 
     def part(value: Value) -> Value:
@@ -104,11 +108,11 @@ def narrowed(graph: Graph, stretch: Stretch, parts: int) -> Graph:
 
 
 class _Refused(Exception):
-    """The reason why a stretch ends where no row is."""
+    """The reason why a stretch ends without a row."""
 
 
 class _Growth:
-    """A stretch in the making, from one column on."""
+    """A stretch under construction, starting at one column."""
 
     def __init__(
         self,
@@ -128,7 +132,7 @@ class _Growth:
         self.todo: list[str] = []
 
     def grown(self, first: Task) -> Stretch:
-        """The stretch that a product begins, or why there is none."""
+        """Return the stretch that a product begins, or the reason why there is none."""
         try:
             self.column(first)
             while self.todo:
@@ -151,13 +155,13 @@ class _Growth:
         )
 
     def written_back(self, name: str) -> bool:
-        """True for the new value of a state that is in parts as well (running statistics), and nothing else."""
+        """Return True for a value that is only the new value of a split state (running statistics)."""
         targets = [target for made, target in self.graph.updates if made == name]
         parted = all(self.axis.get(target) == self.axis[name] for target in targets)
         return parted and name not in self.graph.outputs
 
     def column(self, task: Task) -> None:
-        """Cut a product by its outputs."""
+        """Split a product by its outputs."""
         if task.name not in self.columns:
             self.own(task)
             self.columns[task.name] = None
@@ -165,7 +169,7 @@ class _Growth:
             self.hold(made, _features(self.graph, task, made), task)
 
     def row(self, task: Task, given: str) -> None:
-        """Cut a product by what it sums over."""
+        """Split a product by its inputs."""
         if self.axis[given] != _features(self.graph, task, given):
             raise _Refused(f"{task.where} reads what would be cut along another axis than its features")
         if task.name not in self.rows:
@@ -173,7 +177,7 @@ class _Growth:
             self.rows[task.name] = None
 
     def own(self, task: Task) -> None:
-        """Refuse weights that are there for other tasks too."""
+        """Refuse weights that other tasks use too."""
         if task.name in self.taken:
             raise _Refused(f"{task.where} belongs to another pair")
         for weight in task.inputs[1:]:
@@ -182,7 +186,7 @@ class _Growth:
                 raise _Refused(f"its weight {weight!r} is read by {self.graph.task[other].where} too")
 
     def hold(self, name: str, axis: int, task: Task) -> None:
-        """Have a value in parts from now on."""
+        """Mark a value as split."""
         if self.axis.setdefault(name, axis) != axis:
             raise _Refused(f"{name!r} would be cut along two axes")
         shape = self.graph.value[name].shape
@@ -194,7 +198,7 @@ class _Growth:
         self.todo.append(name)
 
     def read(self, task: Task, given: str) -> None:
-        """A reader of a value in parts is a row, or passes the parts through."""
+        """Handle a reader of a split value: it is a row, or passes the parts through."""
         if task.name in self.inner:
             return
         if _is_product(self.graph, task, self.channels) and task.inputs[0] == given:
@@ -212,7 +216,7 @@ class _Growth:
             self.enter(task, self.cut(task, lambda cut: cut.inputs[place] == self.axis[given]))
 
     def cut(self, task: Task, fits: Callable[[Cut], bool]) -> Cut:
-        """The first way to cut a task along an axis that agrees with what is in parts already."""
+        """Return the first cut of a task along an axis that agrees with the split values."""
         groups = _groups(self.graph, task) if self.channels else 1
         by_groups = Cut((1, *(0 for _ in task.inputs[1:])), (1,))
         for cut in (*task.cuts, *([by_groups] if groups > 1 and groups % self.parts == 0 else [])):
@@ -228,7 +232,7 @@ class _Growth:
         raise _Refused(f"{task.where} does not let parts of the features through{why}")
 
     def enter(self, task: Task, cut: Cut) -> None:
-        """Cut a task between columns and rows; what it reads beside must be in parts too, or the same on all ranks."""
+        """Split a task between columns and rows; its other inputs must be split too, or equal on all ranks."""
         if task.name in self.taken:
             raise _Refused(f"{task.where} belongs to another pair")
         self.inner[task.name] = cut
@@ -245,7 +249,7 @@ class _Growth:
             self.hold(name, made, task)
 
     def want(self, name: str, axis: int, reader: Task) -> None:
-        """Have a value in parts that a task needs beside the one it was reached by."""
+        """Split a value that a task needs in addition to the one by which it was reached."""
         if self.axis.get(name) == axis:
             return
         if name in self.masks and name not in self.axis:
@@ -273,7 +277,7 @@ class _Growth:
             self.enter(task, self.cut(task, lambda cut: cut.outputs[place] == axis))
 
     def check(self) -> None:
-        """Refuse where there is no row, and where a task got in parts what it needs whole."""
+        """Refuse if there is no row, or if a task needs a split value whole."""
         if not self.rows:
             raise _Refused("nothing adds its parts up")
         graph = self.graph
@@ -287,12 +291,12 @@ class _Growth:
 
 
 def by_channel(task: Task) -> bool:
-    """True for a task that may be cut by channels together with its weights, where it is no product."""
+    """Return True for a task, other than a product, that may be split by channels together with its weights."""
     return task.target.startswith(_BY_CHANNEL)
 
 
 def _is_product(graph: Graph, task: Task, channels: bool) -> bool:
-    """True for a linear, and with `channels` for a convolution without groups of a batch, whose weight is state."""
+    """Return True for a linear, and with `channels` for an ungrouped convolution of a batch, whose weight is state."""
     if not channels or not task.target.startswith(CONVOLUTIONS):
         return _has_weight(graph, task)
     given = [graph.value[name] for name in task.inputs]
@@ -301,7 +305,7 @@ def _is_product(graph: Graph, task: Task, channels: bool) -> bool:
 
 
 def _groups(graph: Graph, task: Task) -> int:
-    """Groups that a convolution or a group norm has its channels in; 1 for all other tasks."""
+    """Return the groups of channels of a convolution or group norm; 1 for other tasks."""
     if task.target.startswith(_GROUP_NORM) and isinstance(task.args[1], int):
         return task.args[1]
     shapes = [graph.value[name].shape for name in task.inputs[:2]]
@@ -312,12 +316,12 @@ def _groups(graph: Graph, task: Task) -> int:
 
 
 def _features(graph: Graph, task: Task, name: str) -> int:
-    """The axis of the features in what a product reads or makes."""
+    """Return the axis of the features in a product's input or output."""
     return 1 if task.target.startswith(CONVOLUTIONS) else len(graph.value[name].shape) - 1
 
 
 def _has_weight(graph: Graph, task: Task) -> bool:
-    """True for a linear whose weight is state, and all that it reads beside its input."""
+    """Return True for a linear whose weight, and every input except the first, is state."""
     if task.target != LINEAR or len(task.inputs) < 2 or task.inputs[0] in graph.state:
         return False
     given = [graph.value[name] for name in task.inputs[1:]]
@@ -333,7 +337,7 @@ def _by_columns(task: Task) -> list[tuple[str, int]]:
 
 
 def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
-    """A product cut by its outputs, which are joined again at once."""
+    """Return a product split by its outputs, which are joined at once."""
     rows = graph.value[task.inputs[1]].shape[0]
     shared = [name for weight in task.inputs[1:] for name in graph.readers[weight] if name != task.name]
     if shared:
@@ -345,7 +349,7 @@ def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
 
 
 def _vocabulary(graph: Graph, table: str, parts: int) -> Stretch:
-    """Lookups in a table cut by its rows, and the linears whose weight it is (tied embeddings)."""
+    """Return lookups in a table split by rows, with the linears that share the table (tied embeddings)."""
     readers = [graph.task[name] for name in graph.readers[table]]
     lookups = tuple(task.name for task in readers if task.target == EMBEDDING and _looks_up(graph, task))
     heads = [task for task in readers if _has_weight(graph, task) and task.inputs[1:] == (table,)]

@@ -1,10 +1,10 @@
-"""Values that the backward reads are computed again there where that is cheaper than to hold them.
+"""Rematerialization: values that the backward reads are recomputed where that is cheaper than keeping them.
 
-`torch._functorch.partitioners.min_cut_rematerialization_partition` asks the same of a joint graph and takes a
-minimum cut, which costs more than linear time and fixes a choice of its own between memory and time. Here values
-are given up one by one, those first that free the most bytes for a byte computed again, until `budget` is met.
-Without budget, segments of the forward are computed again from checkpoints, matrix products and all: Chen, Xu,
-Zhang and Guestrin, "Training deep nets with sublinear memory cost", 2016.
+`torch._functorch.partitioners.min_cut_rematerialization_partition` solves this by a minimum cut, which takes more than
+linear time and fixes its own trade-off between memory and time. Here values are dropped one by one, by bytes freed for
+each byte recomputed, until `budget` is met. For a budget of 0, segments of the forward are recomputed from
+checkpoints, matrix products included: Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost",
+2016.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from itertools import accumulate, pairwise
 from ..ir.graph import Cut, Graph, Ref, Task
 
 _LONGEST = 64
-"""Tasks that may be computed again for one value: more would come alive at once, which frees nothing."""
+"""Limit on tasks recomputed for one value: more would have so many values alive at once that nothing is freed."""
 _COSTLY = ("aten.sort", "aten.topk", "aten.argsort", "aten.unique", "aten.nonzero")
 """Targets without FLOPs that take longer than moving their bytes."""
 
 
 def recomputed(graph: Graph, budget: float) -> Graph:
-    """The joint graph with cheap values of the forward computed again in the backward.
+    """Recompute cheap values of the forward in the backward of a joint graph.
 
-    `budget`, from 0 to 1, is the share of `saved_bytes` that may stay saved. Tasks without FLOPs (views,
-    elementwise, norms, softmaxes) are computed again from inputs, state, results of the call and saved values,
-    until no more than the budget is saved or no more is cheap; with a budget of 0 also tasks with FLOPs, from
-    checkpoints where all that passes is saved, so far apart that they and a segment are fewest bytes. Random
-    numbers are never drawn again, and tasks with effects never repeated. A task `t` comes again as `t#again` in
-    phase "backward", right before the first task that reads its values there, and `after` the one that makes the
-    gradient which that task needs. Values are bit-equal. Raises ValueError for a budget outside of 0 … 1.
+    `budget`, from 0 to 1: share of `saved_bytes` that may stay saved. Tasks without FLOPs (views, elementwise, norms,
+    softmaxes) are recomputed from inputs, state, results of the call and saved values, until the budget is met or
+    nothing cheap is left; with a budget of 0 also tasks with FLOPs, from checkpoints at which all passing values are
+    saved, spaced to minimise the bytes of checkpoints plus one segment. Random numbers are never drawn again, and
+    tasks with effects never repeated. A task `t` is repeated as `t#again` in phase "backward", right before the first
+    task that reads its values there, and `after` the one that makes the gradient needed by that task. Values are
+    bitwise equal. Raises ValueError for a budget outside of 0 … 1.
     """
     if not 0 <= budget <= 1:
         raise ValueError(f"budget={budget!r} is a share of the saved bytes: give a number from 0 to 1")
@@ -48,10 +48,8 @@ def recomputed(graph: Graph, budget: float) -> Graph:
 
 
 def saved(graph: Graph) -> tuple[str, ...]:
-    """Values made in the forward that are held for a later phase, each storage once, in order.
-
-    What the caller gets anyway is not counted.
-    """
+    """Return values of the forward kept for a later phase, each storage once, in order, without results of the
+    call."""
     later = {
         graph.value[name].storage for task in graph.tasks if task.phase != "forward" for name in task.inputs
     }
@@ -66,19 +64,20 @@ def saved(graph: Graph) -> tuple[str, ...]:
 
 
 def saved_bytes(graph: Graph) -> int:
-    """Bytes of the values that are held from the forward for a later phase."""
+    """Return the bytes of the values kept from the forward for a later phase."""
     return sum(graph.value[name].bytes for name in saved(graph))
 
 
 def _results(graph: Graph) -> set[str]:
-    """Storages that live to the end of the call."""
+    """Return storages that live to the end of the call."""
     return {graph.value[name].storage for name in graph.results}
 
 
 class _Choice:
-    """A choice of storages that stay saved (`kept`) and that are computed again (`gone`).
+    """Choice of storages that stay saved (`kept`) and that are recomputed (`gone`).
 
-    `bytes` are those of what stays, `largest` those of the largest segment.
+    bytes: of what stays saved.
+    largest: bytes of the largest segment.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -94,7 +93,7 @@ class _Choice:
         self.largest = 0
 
     def cheap(self, limit: float) -> None:
-        """Give up what is cheap to compute again, the best first, until `limit` bytes are saved."""
+        """Drop values that are cheap to recompute, the best first, until `limit` bytes are saved."""
         late = self.late()
         rated = []
         for order, name in enumerate(self.kept):
@@ -110,7 +109,7 @@ class _Choice:
                 self.drop(name)
 
     def segments(self) -> None:
-        """Give up all but the checkpoints, of what a segment between two of them can compute again."""
+        """Drop everything except checkpoints that a segment between two of them can recompute."""
         made = [self.place[self.graph.producer[name]] for name in self.kept]
         upto = [0, *accumulate(self.graph.value[name].bytes for name in self.kept)]
         places = [
@@ -139,7 +138,7 @@ class _Choice:
         self.largest = max(regained)
 
     def places(self) -> list[tuple[int, frozenset[str]]]:
-        """Tasks of the forward after which all that is still read is saved, each with what that is."""
+        """Return tasks of the forward after which everything still read is saved, each with these storages."""
         forward = [(place, task) for place, task in enumerate(self.graph.tasks) if task.phase == "forward"]
         last = {self.graph.value[name].storage: place for place, task in forward for name in task.inputs}
         ends: dict[int, list[str]] = {}
@@ -164,11 +163,11 @@ class _Choice:
         return found
 
     def ready(self, name: str) -> bool:
-        """True if a storage is there in the backward without being computed again."""
+        """Return True if a storage exists in the backward without recomputation."""
         return self.graph.value[name].kind != "made" or name in self.kept or name in self.results
 
     def again(self, name: str, *, costly: bool) -> list[Task] | None:
-        """The tasks that make a storage again from what is there; None where they may not, or are too many."""
+        """Return the tasks that recompute a storage; None if they may not be repeated, or are too many."""
         found: dict[str, Task] = {}
         pending = [name]
         while pending:
@@ -185,7 +184,7 @@ class _Choice:
         return list(found.values())
 
     def repeats(self, task: Task, costly: bool) -> bool:
-        """True if a task may be computed again: it has no effect, and no more FLOPs than allowed."""
+        """Return True if a task may be recomputed: it has no effects, and no more FLOPs than allowed."""
         if task.phase != "forward" or task.random or task.home or task.after:
             return False
         storages = {self.graph.value[name].storage for name in (*task.inputs, *task.outputs)}
@@ -196,10 +195,10 @@ class _Choice:
         )
 
     def anew(self, task: Task) -> Task:
-        """The task that is computed when a task comes again.
+        """Return the repeated form of a task.
 
-        A BatchNorm goes without its running statistics, which the forward has moved on; a dropout applies the
-        mask it has drawn.
+        A BatchNorm runs without its running statistics, which the forward has updated; a dropout applies the mask
+        drawn in the forward.
         """
         args = task.args
         if task.target == "aten._native_batch_norm_legit_functional.default" and len(args) == 8:
@@ -232,19 +231,19 @@ class _Choice:
         return task
 
     def touched(self, task: Task) -> int:
-        """Bytes a task reads and writes."""
+        """Return the bytes that a task reads and writes."""
         if task.free:
             return 0
         return sum(self.graph.value[name].bytes for name in (*task.inputs, *task.outputs))
 
     def drop(self, name: str) -> None:
-        """Give up a saved storage."""
+        """Drop a saved storage."""
         self.gone.add(name)
         del self.kept[name]
         self.bytes -= self.graph.value[name].bytes
 
     def rewritten(self) -> Graph:
-        """The graph with what was given up computed again where the backward reads it."""
+        """Return the graph with dropped values recomputed where the backward reads them."""
         graph = self.graph
         names: dict[str, str] = {}
         tasks: list[Task] = []
@@ -279,7 +278,7 @@ class _Choice:
         return dataclasses.replace(graph, values=tuple(values), tasks=tuple(tasks))
 
     def needed(self, reader: Task, names: dict[str, str]) -> list[Task]:
-        """The tasks to compute again before `reader`: what it reads and nobody has."""
+        """Return the tasks to repeat before `reader`: those whose values it reads and that are missing."""
         found: dict[str, Task] = {}
         pending = [reader]
         while pending:
@@ -294,7 +293,7 @@ class _Choice:
         return list(found.values())
 
     def late(self) -> set[str]:
-        """Storages whose first reader in the backward waits for another task of the backward."""
+        """Return storages whose first reader in the backward waits for another task of the backward."""
         found: dict[str, bool] = {}
         for task in self.graph.tasks:
             if task.phase != "forward":
@@ -303,16 +302,15 @@ class _Choice:
         return {name for name, late in found.items() if late}
 
     def anchor(self, task: Task) -> str | None:
-        """The last task of the backward whose values a task of the backward reads."""
+        """Return the last task of the backward whose values a task of the backward reads."""
         makers = (self.graph.producer.get(name, "") for name in task.inputs)
         found = [name for name in makers if name and self.graph.task[name].phase != "forward"]
         return max(found, key=self.place.__getitem__, default=None)
 
 
 def _evenly(places: list[tuple[int, int]], length: float) -> list[int]:
-    """Indices of places, (bytes before it, bytes that pass), about `length` bytes apart; of those at hand the one
-    that the fewest bytes pass.
-    """
+    """Return indices of places (bytes before it, bytes that pass), about `length` bytes apart, each with the fewest
+    passing bytes nearby."""
     chosen: list[int] = []
     start, index = 0, 0
     while index < len(places):

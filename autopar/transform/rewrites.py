@@ -1,4 +1,4 @@
-"""The same graph otherwise written: random numbers drawn where they are read, other names, sums as trees."""
+"""Equivalent rewrites of a graph: local random draws, renamed values, sums as trees."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ _ELEMENTWISE = frozenset({
     "aten.native_dropout.default", "aten.bernoulli.default", "aten.bernoulli.p", "aten.rand_like.default",
     "aten.randn_like.default", "autopar.bernoulli.default", "autopar.normal.default",
 })  # fmt: skip
-"""Operators that draw a number for each element of their one tensor."""
+"""Operators that draw a number for each element of their only tensor."""
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
 def local(graph: Graph) -> Graph:
-    """The graph with each random task free to run anywhere, drawing from the generator of the device it is put on.
-
-    Linear in tasks.
-    """
+    """Let each random task run anywhere and draw from the generator of its device. Linear in tasks."""
     drawing = {task.name for task in graph.tasks if task.random == DEFAULT}
     tasks = (_local(graph, task, drawing) if task.name in drawing else task for task in graph.tasks)
     return replace(graph, tasks=tuple(tasks))
@@ -31,7 +28,7 @@ def _local(graph: Graph, task: Task, drawing: Collection[str]) -> Task:
 
 
 def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
-    """The axes along which parts may draw for themselves."""
+    """Return the axes along which parts may draw independently."""
     shapes = [graph.value[name].shape for name in task.inputs]
     made = graph.value[task.outputs[0]].shape
     if task.target == _ATTENTION and len(shapes) <= 3 and all(s[:1] == made[:1] for s in shapes):
@@ -46,9 +43,9 @@ def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
 
 
 def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """The graph with other names for some values, and for tasks named after the one value they make.
+    """Rename values, and tasks that are named after their only output.
 
-    Names that are taken already stay as they are, so that the result has as many values as the graph.
+    Names already in use are kept, so that the number of values does not change.
     """
     taken = {*graph.value, *graph.task}
     wanted = {old: new for old, new in names.items() if old in graph.value and new not in taken}
@@ -94,23 +91,23 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 
 _LINKS = 3
-"""Additions from which a chain is worth a tree: three terms are as deep either way."""
+"""Least number of additions for which a chain becomes a tree: three terms have the same depth either way."""
 
 
 def reassociated(graph: Graph) -> Graph:
-    """The graph with each chain t = t + d₁, t = t + d₂, … as a balanced tree of pairwise additions.
+    """Rewrite each chain t = t + d₁, t = t + d₂, … as a balanced tree of pairwise additions.
 
-    A link of a chain is `aten.add.Tensor` of two values of one shape and type, without `alpha`, whose sum only
-    the next link of the same phase reads (gradients that are added up in the backward are such chains too).
-    With n terms the depth falls from n − 1 additions to ⌈log₂ n⌉. Terms are paired in order, as they come, so
-    that no more than ⌈log₂ n⌉ partial sums are held at a time, where a chain holds one.
+    A link of a chain is `aten.add.Tensor` of two values of one shape and dtype, without `alpha`, whose sum only the
+    next link of the same phase reads (sums of gradients in the backward are such chains too). With n terms the depth
+    falls from n − 1 additions to ⌈log₂ n⌉. Terms are paired in order, so that at most ⌈log₂ n⌉ partial sums are alive,
+    where a chain has one.
 
-    What changes in rounding: only the order of additions. A chain rounds a term up to n − 1 times, the tree
-    ⌈log₂ n⌉ times, so that the bound on the error of the sum falls from (n − 1) ε Σ|dᵢ| to ⌈log₂ n⌉ ε Σ|dᵢ|
-    (Higham, "The accuracy of floating point summation", 1993). The result is not bit-equal, and where terms
-    cancel it may differ in every digit that the cancellation leaves. Integers come out equal.
+    Only the order of additions, and so the rounding, changes. A chain rounds a term up to n − 1 times, the tree ⌈log₂
+    n⌉ times, so that the error bound of the sum falls from (n − 1) ε Σ|dᵢ| to ⌈log₂ n⌉ ε Σ|dᵢ| (Higham, "The accuracy
+    of floating point summation", 1993). The result is not bitwise equal, and after cancellation it may differ in every
+    remaining digit. Integers are equal.
 
-    The last sum keeps its name, those inside a chain go. Linear in tasks.
+    The last sum keeps its name, inner ones disappear. Linear in tasks.
     """
     chains = _chains(graph)
     if not chains:
@@ -126,9 +123,9 @@ def reassociated(graph: Graph) -> Graph:
 
 
 class _Tree:
-    """The additions of one chain, paired like the digits of a binary counter that counts the terms.
+    """The additions of one chain, paired like the digits of a binary counter of the terms.
 
-    `sums` are partial sums with the number of terms in each, fewer in each than in the one before.
+    `sums`: partial sums with their numbers of terms, in decreasing order.
     """
 
     def __init__(self, graph: Graph, chain: list[str]) -> None:
@@ -140,7 +137,7 @@ class _Tree:
         self.values: list[Value] = []
 
     def take(self, link: Task) -> list[Task]:
-        """Additions that are possible once the term of this link is there."""
+        """Return the additions that are possible once the term of this link exists."""
         for argument in link.args:
             assert isinstance(argument, Ref)
             if argument.value != self.before:
@@ -160,7 +157,7 @@ class _Tree:
 
 
 def _chains(graph: Graph) -> list[list[str]]:
-    """Chains of links long enough to gain, each in order."""
+    """Return chains of links long enough to gain, each in order."""
     waited = {name for task in graph.tasks for name in task.after}
     before: dict[str, str | None] = {}
     length: dict[str, int] = {}
@@ -196,7 +193,7 @@ def _chains(graph: Graph) -> list[list[str]]:
 
 
 def _adds(graph: Graph, task: Task) -> bool:
-    """True if a task adds two values of one kind, and does no more than that."""
+    """Return True if a task only adds two values of one kind."""
     if task.target != "aten.add.Tensor" or task.kwargs or task.after:
         return False
     if len(task.inputs) != 2 or len(task.args) != 2:

@@ -1,8 +1,8 @@
-"""Shares of the batch by speed and by room: a device that is full before the others gets fewer rows.
+"""Shares of the batch by speed and memory: a device that is full before the others gets fewer rows.
 
-The bytes of a device grow by about as much with each of its rows, from what it holds anyway (parameters, what it
-sums, joins or hands out). Two predictions for different shares give both figures for each device; what rows they
-leave room for is filled in proportion to speed. Each choice is predicted in turn, until one holds.
+The bytes of a device grow linearly with its rows, from a constant (parameters, sums, joined values). Two predictions
+for different shares determine both for each device; the rows that fit are then assigned in proportion to speed. Each
+choice is predicted in turn, until one fits.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TypeAlias
 from .split import allot
 
 TURNS = 6
-"""Predictions after which no shares are taken to fit."""
+"""Limit on predictions, after which no shares are assumed to fit."""
 
 Peaks: TypeAlias = Callable[[tuple[int, ...]], Sequence[int] | None]
-"""The peak bytes of each device for so many rows on each; None where rows cannot be placed so."""
+"""Returns the peak bytes of each device for the rows on each; None if these rows cannot be placed."""
 
 
 def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...] | None:
-    """Rows of each device in proportion to its speed, but never more than it has room for; None when that is too few.
+    """Assign rows in proportion to speed, limited by each device's room; None if that is too little.
 
-    What one device has no room for goes to the others in proportion again.
+    Rows without room on one device go to the others in proportion.
     """
     rows = [0] * len(speeds)
     full: set[int] = set()
@@ -49,9 +49,9 @@ def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tu
 def fitting(
     batch: int, speeds: Sequence[float], caps: Sequence[int | None], peaks: Peaks
 ) -> tuple[int, ...] | None:
-    """Rows of each device, in proportion to `speeds` (any unit) as far as `caps` (bytes, None: no limit) allow.
+    """Return rows of each device in proportion to `speeds` (any unit), as far as `caps` (bytes; None: no limit) allow.
 
-    None when no shares are found that hold by `peaks`, or when they do without one device being full.
+    None if no shares are found that fit by `peaks`, or if they fit without any device being full.
     """
     limits = [math.inf if cap is None else float(cap) for cap in caps]
     samples: list[dict[int, int]] = [{} for _ in speeds]
@@ -88,7 +88,7 @@ def _note(samples: list[dict[int, int]], rows: Sequence[int], found: Sequence[in
 
 
 def _room(known: dict[int, int], limit: float) -> float:
-    """Rows for which a device has room, by the line through the two predictions nearest to its limit."""
+    """Return the rows that fit on a device, by the line through the two predictions nearest to its limit."""
     if math.isinf(limit):
         return math.inf
     refused = min((count for count, peak in known.items() if peak > limit), default=math.inf)

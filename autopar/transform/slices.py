@@ -1,4 +1,4 @@
-"""Parts of weights as states of their own, so that a device holds what it reads and no more: `with_slices`."""
+"""Slices of weights as states of their own, so that a device only holds what it reads: `with_slices`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..ir.slices import Slice
 
 
 def with_slices(graph: Graph) -> Graph:
-    """The graph in which each part that is taken of a state is a state, kept, streamed or changing as the whole is.
+    """Return the graph in which each slice taken of a state is a state: resident, streamed or changing like the whole.
 
-    The whole stays among the states, read or not: it is what the user holds. Parts of what a call updates are taken
-    of the new value as before.
+    The whole stays a state, read or not, since the user holds it. Slices of updated state are taken of the new value,
+    as before.
     """
     values = dict(graph.value)
     parts: dict[str, list[str]] = {}

@@ -1,8 +1,7 @@
-"""Cut the batch of a graph into parts, so that devices can share what is otherwise one chain.
+"""Split the batch of a graph into parts, so that devices can share an otherwise sequential chain.
 
-A rewrite of graph to graph: each task that lets the rows of the batch pass through independently is replaced
-by one task for each part; a value is rejoined only where something needs it whole, once for all who do. Where
-a task contracts the batch, its parts are added up, from the first to the last.
+Each task that treats rows independently is replaced by one task for each part; a value is rejoined only where it is
+needed whole, once for all such readers. Where a task contracts the batch, its parts are summed in order.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from .batch_axis import LIKE, Flow
 
 
 def even(batch: int, parts: int) -> tuple[int, ...]:
-    """Rows of `parts` parts that differ by at most one; fewer parts when there are not enough rows."""
+    """Return rows of `parts` parts that differ by at most one; fewer parts if there are not enough rows."""
     return shares(batch, (1.0,) * parts)
 
 
 def shares(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Rows of each part in proportion to the weights; a part that would get no row is dropped."""
+    """Return rows of each part in proportion to the weights; a part without rows is dropped."""
     return tuple(rows for rows in allot(batch, weights) if rows)
 
 
 def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Rows for each weight, in proportion by largest remainders (the first of equals), zeros included.
+    """Assign rows to weights by the largest remainder method (the first of equals), zeros included.
 
     Raises PlanError for a batch below 1 and for weights that are negative, infinite or all zero.
     """
@@ -50,10 +49,10 @@ def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def batch_of(graph: Graph) -> int | None:
-    """The number of rows of the batch; None when no input of the forward has an axis.
+    """Return the number of rows of the batch; None if no input of the forward has an axis.
 
-    Of the sizes of the first two axes of these inputs, the one along which most work can be cut, the first axis
-    and then the most common size before others; the most common first axis when nothing can be cut.
+    Of the sizes of the first two axes of these inputs, the one along which most work can be split, with ties to the
+    first axis and then to the most common size; if nothing can be split, the most common first axis.
     """
     read = {name for task in graph.tasks if task.phase == "forward" for name in task.inputs}
     given = [name for name in graph.inputs if name in read or not graph.readers[name]]
@@ -69,7 +68,7 @@ def batch_of(graph: Graph) -> int | None:
 
 
 def _best(graph: Graph, rows: int, parts: int = 2) -> Flow:
-    """The flow of the first axis, or that of the second where it cuts more work."""
+    """Return the flow of the first axis, or that of the second if it splits more work."""
     both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
     found = (Flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,)))
     return max(found, key=lambda flow: _rating(graph, flow))
@@ -81,14 +80,11 @@ def _rating(graph: Graph, found: Flow) -> tuple[bool, bool, int]:
 
 
 def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
-    """The graph with its batch cut into parts of `sizes` rows; the graph itself when nothing is gained.
+    """Split the batch of the graph into parts of `sizes` rows; return the graph itself if nothing is gained.
 
-    A task `fc1` becomes `fc1#0`, `fc1#1`, … with `origin` `fc1` and `part` `rows 0–49`. Values cut this way
-    are `y#0`, `y#1`, …; the rejoined or summed value keeps the name `y`. Tasks with effects or without the batch
-    stay.
-
-    Raises PlanError when a size is below 1, when the sizes do not add up to the batch, and when the graph has
-    been split already.
+    A task `fc1` becomes `fc1#0`, `fc1#1`, … with `origin` `fc1` and `part` `rows 0–49`; values become `y#0`, `y#1`, …;
+    the rejoined or summed value keeps the name `y`. Tasks with effects or without the batch stay. Raises PlanError for
+    a size below 1, for sizes that do not sum to the batch, and if the graph is already split.
     """
     if graph.split:
         raise PlanError(
@@ -107,7 +103,7 @@ def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
 
 
 class Cuts(Protocol):
-    """The tasks to cut, along what: as in `Flow`, which is one."""
+    """Tasks to split, with their axes: as in `Flow`, which is one."""
 
     rows: int
     axis: dict[str, int]
@@ -118,13 +114,14 @@ class Cuts(Protocol):
 def cut_up(
     graph: Graph, found: Cuts, sizes: tuple[int, ...], *, label: str = "", noun: str = "rows"
 ) -> Graph:
-    """The graph with its tasks cut as `found`, into parts of `sizes` of `found.rows` equal pieces, called `noun`."""
+    """Return the graph with its tasks split as `found`, into parts of `sizes` of `found.rows` equal pieces, called
+    `noun`."""
     made = _Split(graph, found, sizes, noun).run()
     return dataclasses.replace(made, split=f"{label}{made.split}")
 
 
 class _Split:
-    """A split graph in the making, in capture order."""
+    """Builder of a split graph, in capture order."""
 
     def __init__(self, graph: Graph, found: Cuts, sizes: tuple[int, ...], noun: str) -> None:
         self.graph, self.flow, self.sizes, self.noun = graph, found, sizes, noun
@@ -154,7 +151,7 @@ class _Split:
         )
 
     def deliver(self) -> None:
-        """Rejoin those results that have been made."""
+        """Rejoin the results that have been made."""
         for name in self.results:
             if name in self.flow.axis and (name, self.flow.axis[name]) in self.parts:
                 producer = self.graph.producer.get(name)
@@ -162,7 +159,7 @@ class _Split:
                 self.whole(name)
 
     def keep(self, task: Task) -> None:
-        """A task that stays whole, after what rejoins its inputs."""
+        """Append a whole task, after the joins of its inputs."""
         names = {name: self.any(name) if task.target in LIKE else self.whole(name) for name in task.inputs}
         for name in task.outputs:
             value = self.graph.value[name]
@@ -170,7 +167,7 @@ class _Split:
         self.tasks.append(dataclasses.replace(task.reading(names), after=self.after(task)))
 
     def cut(self, task: Task, cut: Cut) -> None:
-        """One task for each part."""
+        """Append one task for each part."""
         reads = task.inputs
         given = [
             (self.whole(name),) * len(self.sizes) if axis is None else self.split(name, axis)
@@ -209,12 +206,13 @@ class _Split:
                 self.add(name, f"{name}#sum", SUM, (tuple(map(Ref, parts)),), name, free=False)
 
     def names(self, name: str, axis: int | None) -> tuple[str, ...]:
-        """Names of the parts of a value; of those that each part has for itself the first stands for the whole."""
+        """Return names of the parts of a value; for values that each part has for itself, the first stands for the
+        whole."""
         parts = [f"{name}#{index}" for index in range(len(self.sizes))]
         return (name, *parts[1:]) if axis == OWN else tuple(parts)
 
     def put(self, value: Value, name: str, axis: int | None, size: int, storage: str) -> None:
-        """Add the part of a value that has `size` rows of the batch on `axis`."""
+        """Add the part of a value with `size` rows of the batch on `axis`."""
         shape, nbytes = value.shape, value.bytes
         if axis is not None and axis >= 0:
             shape = (*shape[:axis], shape[axis] // self.flow.rows * size, *shape[axis + 1 :])
@@ -222,7 +220,7 @@ class _Split:
         self.values[name] = Value(name, shape, value.dtype, nbytes, storage)
 
     def storage(self, value: Value, name: str, given: dict[str, str]) -> str:
-        """Whose memory an output shares now: that of the input it shared memory with before, or its own."""
+        """Return the storage of a new output: that of the input with which it shared memory, or its own."""
         if value.storage != value.name:
             for before, now in given.items():
                 if self.graph.value[before].storage == value.storage:
@@ -230,12 +228,12 @@ class _Split:
         return name
 
     def any(self, name: str) -> str:
-        """The value, or a part of it where that is what there is."""
+        """Return the value, or one of its parts if there is no whole."""
         parts = self.parts.get((name, self.flow.axis.get(name, 0)))
         return parts[0] if parts and name not in self.values else self.whole(name)
 
     def whole(self, name: str) -> str:
-        """The value in one piece, rejoined by the first who asks."""
+        """Return the whole value, joined on first use."""
         if name not in self.values:
             axis, value = self.flow.axis[name], self.graph.value[name]
             parts, outer = self.parts[name, axis], self.flow.outer.get(name, 1)
@@ -247,7 +245,7 @@ class _Split:
         return name
 
     def join_blocks(self, value: Value, axis: int, outer: int, parts: tuple[str, ...]) -> None:
-        """Rejoin rows that lie in `outer` blocks of one axis: apart, joined, and merged again."""
+        """Join rows in `outer` blocks of one axis: separate the axes, join, and merge them again."""
         joined = f"{value.name}#blocks"
         for part in parts:
             shape = _apart(self.values[part].shape, axis, outer)
@@ -266,7 +264,7 @@ class _Split:
         )
 
     def split(self, name: str, axis: int) -> tuple[str, ...]:
-        """The parts of a value along an axis, taken from the whole by the first who asks."""
+        """Return the parts of a value along an axis, sliced from the whole on first use."""
         if axis == OWN:
             return self.parts.get((name, axis)) or (self.whole(name),) * len(self.sizes)
         if (name, axis) not in self.parts:
@@ -285,8 +283,7 @@ class _Split:
     def add(
         self, made: str, task: str, target: str, args: tuple[Argument, ...], value: str, *, free: bool
     ) -> None:
-        """Append a task of our own, placed in the user's code where the value it serves is made, in the phase of
-        who asks for it."""
+        """Append an inserted task with the source location of the value it serves and the phase of its reader."""
         producer = self.graph.producer.get(value)
         where = self.graph.task[producer] if producer else Task("", "")
         self.tasks.append(
@@ -303,9 +300,9 @@ class _Split:
         )
 
     def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
-        """The tasks it must follow, by the names their parts have now: a part follows the part it belongs to.
+        """Return the tasks it must follow, by the names of their parts: a part follows the same part.
 
-        Tasks in parts draw no random numbers in the order of the program, so that no part can disturb another.
+        Tasks in parts draw no random numbers in program order, so that parts are independent.
         """
         parts = range(len(self.sizes)) if part is None else (part,)
         cuts = self.flow.cuts
@@ -324,13 +321,13 @@ def _apart(shape: tuple[int, ...], axis: int, outer: int) -> tuple[int, ...]:
 
 
 def _order_apart(order: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """`Value.order` of what has two axes in the place of one."""
+    """Return `Value.order` of a value with two axes in place of one."""
     pairs = ((place, place + 1) if place == axis else (place + (place > axis),) for place in order)
     return tuple(chain.from_iterable(pairs))
 
 
 def _joined(parts: Sequence[str], axis: int, order: tuple[int, ...]) -> tuple[Argument, ...]:
-    """The arguments of a JOIN."""
+    """Return the arguments of a JOIN."""
     refs = tuple(map(Ref, parts))
     return (refs, axis, order) if order else (refs, axis)
 
@@ -340,7 +337,7 @@ def _share(amount: int, rows: int, batch: int) -> int:
 
 
 def _scaled(args: tuple[Argument, ...], path: tuple[int, ...], rows: int, batch: int) -> tuple[Argument, ...]:
-    """The arguments with the integer at `path` as large for `rows` rows as it was for the batch."""
+    """Scale the integer at `path` in the arguments from the batch to `rows` rows."""
     step, *rest = path
     old = args[step]
     new: Argument

@@ -1,7 +1,7 @@
-"""Views of weights in a joint graph: fewer of them, and each where it is read: `folded`, `own`.
+"""Views of weights in a joint graph: redundant ones folded (`folded`), the others duplicated for each reader (`own`).
 
-A differentiated `linear` transposes its weight, its transpose and its gradient, which costs nothing on one
-device. Among several, a view of a weight that two devices read would be made on one and sent to the other.
+A differentiated `linear` transposes its weight, its transpose and its gradient, which is free on one device. On
+several, a view read by two devices would be made on one and sent to the other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ T = "aten.t.default"
 _LINEAR = "aten.linear.default"
 
 NUMBER = 8
-"""Bytes up to which a value is a number."""
+"""Limit on the bytes of a value that counts as a number."""
 
 
 def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """The graph without transposes of transposes, and with `linear` where it multiplies by the transpose of state.
+    """Fold transposes of transposes, and multiplications by the transpose of state into `linear`.
 
-    Also the names that values have now, where they differ. Bit-equal: `linear` is the same product.
+    Return the graph, and new names of values where they differ. Bitwise equal: `linear` is the same product.
     """
     names: dict[str, str] = {}
     flipped: dict[str, str] = {}
@@ -43,8 +43,8 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def own(graph: Graph) -> Graph:
-    """The graph in which whoever reads a view of state, or a number made of it, has one for itself, of its own part of
-    the batch: to make it again costs less than to send it."""
+    """Give each reader of a view of state, or of a number made from it, its own in its part of the batch: recomputing
+    is cheaper than sending."""
     fixed = set(graph.state) - graph.mutated
     view: dict[str, Task] = {}
     given: set[str] = set()
@@ -53,7 +53,7 @@ def own(graph: Graph) -> Graph:
     tasks: list[Task] = []
 
     def mine(name: str, reader: Task) -> str:
-        """The reader's own view, made right before it with all it is a view of."""
+        """Return the reader's own view, made right before it with all that it is a view of."""
         chain = []
         while name in view:
             chain.append(view[name])
@@ -91,14 +91,14 @@ def own(graph: Graph) -> Graph:
 
 
 def _light(task: Task, graph: Graph) -> bool:
-    """True if a task of one input and one output does next to nothing, and nothing besides."""
+    """Return True if a task with one input and one output has negligible cost and no effects."""
     if len(task.outputs) != 1 or len(task.inputs) != 1 or task.after or task.random or task.home:
         return False
     return task.free or (task.phase != "update" and graph.value[task.outputs[0]].bytes <= NUMBER)
 
 
 def _linear(task: Task, flipped: dict[str, str], state: set[str], graph: Graph) -> Task | None:
-    """`linear` for `addmm(bias, x, t(weight))` and `mm(x, t(weight))`."""
+    """Return `linear` for `addmm(bias, x, t(weight))` and `mm(x, t(weight))`."""
     bias: tuple[Argument, ...]
     if task.target == "aten.addmm.default" and not task.kwargs and len(task.args) == 3:
         bias, (x, right) = task.args[:1], task.args[1:]

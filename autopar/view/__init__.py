@@ -1,4 +1,4 @@
-"""Plans and timelines → pictures, traces and text. Reads every noun, is read by none."""
+"""Pictures, traces and text of plans and timelines. Reads all data types; no room reads it."""
 
 from ..ir.machine import Machine
 from ..ir.pictures import register

@@ -1,4 +1,4 @@
-"""Files of plans and timelines: a registry of writers by suffix, and `draw` and `save_timeline`, which go by it."""
+"""Files of plans and timelines: a registry of writers by suffix, used by `draw` and `save_timeline`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .timeline import timeline_svg
 from .trace import trace_bytes
 
 Writer: TypeAlias = Callable[..., str | bytes]
-"""The contents of a file: `writer(plan, measured)`, where `measured` is a timeline or None, or `writer(timeline)`."""
+"""Returns the contents of a file: `writer(plan, measured)`, with a timeline or None, or `writer(timeline)`."""
 W = TypeVar("W", bound=Writer)
 
 _WRITERS: dict[type, dict[str, Writer]] = {Plan: {}, Timeline: {}}
 
 
 def writer(suffix: str, noun: type[Plan] | type[Timeline]) -> Callable[[W], W]:
-    """Register the decorated `Writer` for files of plans or of timelines that end in `suffix`, such as `.svg`."""
+    """Register the decorated `Writer` for files of plans or timelines with the suffix `suffix`, such as `.svg`."""
 
     def register(function: W) -> W:
         _WRITERS[noun][suffix] = function
@@ -34,24 +34,23 @@ def writer(suffix: str, noun: type[Plan] | type[Timeline]) -> Callable[[W], W]:
 
 
 def suffixes(noun: type[Plan] | type[Timeline]) -> tuple[str, ...]:
-    """The suffixes of files that plans or timelines can be written to."""
+    """Return the suffixes of files of plans or timelines."""
     return tuple(_WRITERS[noun])
 
 
 def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = None) -> None:
-    """Write the placed graph as `.html` `.svg` `.png` `.dot` or `.txt`; a measured `timeline` adds what it
-    measured.
+    """Write the placed graph as `.html` `.svg` `.png` `.dot` or `.txt`, with figures of a measured `timeline` if
+    given.
 
-    Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
+    Raises AutoparError for another suffix, or for `.png` without cairosvg.
     """
     _write(Path(path), "a plan", plan, timeline)
 
 
 def save_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Write a timeline for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg`
-    `.html` `.png`).
+    """Write a timeline for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg` `.html` `.png`).
 
-    Raises AutoparError for another suffix, or for `.png` when cairosvg is not installed.
+    Raises AutoparError for another suffix, or for `.png` without cairosvg.
     """
     _write(Path(path), "a timeline", timeline)
 
@@ -63,7 +62,7 @@ def _write(target: Path, what: str, noun: Plan | Timeline, *more: Timeline | Non
 
 
 def kind_of(target: Path, known: tuple[str, ...], what: str) -> str:
-    """The suffix of a file to be written; AutoparError when it is none of those known."""
+    """Return the suffix of an output file. Raises AutoparError if it is unknown."""
     name = target.name.lower()
     for kind in sorted(known, key=len, reverse=True):
         if name.endswith(kind):
@@ -84,9 +83,9 @@ writer(".png", Timeline)(lambda timeline: png(timeline_svg(timeline)))
 
 
 def png(svg: str) -> bytes:
-    """A picture as PNG, two pixels for each of the SVG's.
+    """Return a picture as PNG, with two pixels for each of the SVG's.
 
-    Raises AutoparError when cairosvg, or the cairo library of the system below it, is not installed.
+    Raises AutoparError without cairosvg or the system's cairo library.
     """
     try:
         import cairosvg

@@ -15,7 +15,7 @@ _AXIS = 10
 
 
 def dot_text(plan: Plan) -> str:
-    """The plan for graphviz: devices as clusters, their work as nodes, values as edges; the critical path in bold."""
+    """Return the plan in DOT: devices as clusters, tasks as nodes, values as edges, the critical path in bold."""
     costed, machine = plan.costed, plan.costed.machine
     look = shades((device.name, device.traits.host) for device in machine.devices)
     found = plan.critical
@@ -73,10 +73,10 @@ def _quote(text: str) -> str:
 
 
 def text_chart(plan: Plan) -> str:
-    """A swim-lane chart, time running down, of at most 100 columns and about 48 lines; `┃` is the critical path.
+    """Return a swim-lane chart, time downwards, of at most 100 columns and about 48 lines; `┃` is the critical path.
 
-    A line stands for one slice of time. A box shows the cluster that fills most of the slice, with `+2` when
-    it hides more; transfers are listed at the line in which they begin.
+    A line is one slice of time. A box shows the cluster that fills most of the slice, with `+2` for two hidden ones;
+    transfers are on the line of their start.
     """
     machine = plan.costed.machine
     title = f"{plan.costed.graph.name} by {plan.policy}" + (f"  [{machine.label}]" if machine.label else "")

@@ -1,8 +1,7 @@
 """A timeline as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-One process for each device, or for each rank of several, and one thread for each lane; a prediction beside a
-measurement has processes of its own, next to those it predicts. Spans of a thread are strictly nested: what only
-overlaps gets a second track.
+One process for each device, or for each rank of several, and one thread for each lane; a prediction has its own
+processes next to those it predicts. Spans of a thread are strictly nested; overlapping ones get a second track.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ _LANES = {"in": "copy in", "out": "copy out"}
 
 
 def trace_bytes(timeline: Timeline, *, compress: bool) -> bytes:
-    """The trace as JSON, gzipped without a clock time in it when `compress`, so that equal timelines are
-    equal bytes."""
+    """Return the trace as JSON, gzipped without a time stamp if `compress`, so that equal timelines give equal
+    bytes."""
     text = json.dumps(trace(timeline), ensure_ascii=False, separators=(",", ":")) + "\n"
     data = text.encode()
     return gzip.compress(data, 9, mtime=0) if compress else data
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """The trace as JSON data: times in microseconds with nanoseconds behind the point."""
+    """Return the trace as JSON data: times in microseconds, with nanoseconds as decimals."""
     events: list[Event] = []
     if timeline.predicted:
         _side(events, timeline, "measured", 0)
@@ -79,12 +78,12 @@ def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> No
 
 
 def _row(device: str) -> str:
-    """The process that a device is shown in: its rank where it is one of several, else itself."""
+    """Return the process that shows a device: its rank if it is one of several, else the device."""
     return device.partition("/")[0]
 
 
 def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[Event]:
-    """The name of a process or thread, and where it stands among the others."""
+    """Return the name of a process or thread, and its position."""
     common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
     return [
         {**common, "name": f"{what}_name", "args": {"name": name}},
@@ -112,8 +111,8 @@ def _slice(span: Span, pid: int, tid: int, start: int, end: int) -> Event:
 
 
 def _tracks(spans: list[Span]) -> list[list[tuple[int, int, Span]]]:
-    """The spans of a lane on as few tracks as keep each strictly nested; a task that outlasts its cluster is
-    clipped to it."""
+    """Return the spans of a lane on the fewest tracks with strict nesting; a task that outlasts its cluster is
+    clipped."""
     tracks: list[list[tuple[int, int, Span]]] = [[]]
     stacks: list[list[tuple[int, str]]] = [[]]
     ordered = sorted(spans, key=lambda span: (_ns(span.start), -_ns(span.end), bool(span.cluster)))
@@ -137,8 +136,8 @@ def _tracks(spans: list[Span]) -> list[list[tuple[int, int, Span]]]:
 
 
 def _flows(timeline: Timeline, at: dict[int, Event], offset: int) -> Iterator[Event]:
-    """Arrows from the work that made a value to its copy, and from the copy to the first work after it
-    arrived; `at` are the slices of the spans, by id."""
+    """Yield arrows from the producer of a value to its copy, and from the copy to its first reader after arrival;
+    `at`: slices of the spans, by `id`."""
     begun: dict[str, list[Span]] = {}
     for span in sorted(timeline.spans, key=lambda span: span.start):
         if span.kind == "compute" and not span.cluster:

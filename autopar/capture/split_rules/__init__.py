@@ -1,8 +1,8 @@
-"""Sharding rules by operator, at the ATen level: axes that may be cut, and how outputs rejoin.
+"""Split rules by ATen operator: axes that may be split, and how outputs rejoin.
 
-The rules answer what DTensor's operator strategies answer for shards (`torch.distributed.tensor._ops`), for
-parts of any proportion: a cut names one axis of each tensor, and part i of k takes the same share of each.
-An operator without a rule has no cut.
+The rules correspond to DTensor's operator strategies for shards (`torch.distributed.tensor._ops`), for parts of any
+proportion: a cut names one axis of each tensor, and part i of k takes the same share of each. An operator without a
+rule has no cut.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _TAGGED_BUT_SAFE = frozenset(
     | {"aten::_scaled_dot_product_flash_attention_for_cpu"}
     | {"aten::index", "aten::one_hot"}
 )
-"""Random or shaped by data with some arguments only; their rules look at the arguments."""
+"""Operators that are random or data-dependent only for some arguments, which their rules check."""
 
 
 def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> tuple[Cut, ...]:
-    """The ways in which `target(*args, **kwargs)` may be cut; empty where no rule proves one.
+    """Return the ways to split `target(*args, **kwargs)`; empty if no rule proves one.
 
-    Tensors, real or fake, stand where the call has them; only shapes and dtypes are read. `Cut.inputs` has
-    one axis for each distinct tensor object, in argument order, args before kwargs; `Cut.outputs` one for
-    each output (each item of a sequence). Random, in-place and data-dependent operators have no cut.
+    Only shapes and dtypes of the tensors, real or fake, are read. `Cut.inputs` has one axis for each distinct tensor
+    object, in argument order, args before kwargs; `Cut.outputs` one for each output (each item of a sequence). Random,
+    in-place and data-dependent operators have no cut.
     """
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return ()
@@ -59,7 +59,7 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
 
 
 def _distinct(arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """The tensors of the arguments by identity, each once, in order."""
+    """Return the tensors of the arguments by `id`, each once, in order."""
     found: dict[int, torch.Tensor] = {}
     for value in arguments:
         if isinstance(value, torch.Tensor):
@@ -70,7 +70,7 @@ def _distinct(arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
 
 
 def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterator[Cut]:
-    """The way as a Cut over distinct tensors: none where one tensor would be cut in two ways at once."""
+    """Yield the way as a Cut over distinct tensors: none if one tensor would be split in two ways at once."""
     axes: dict[int, int | None] = {}
     for name, item, tensor in call.tensors():
         given = way.inputs.get(name)

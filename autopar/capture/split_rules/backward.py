@@ -1,8 +1,8 @@
-"""Cuts of gradients: those of what came in keep its rows, those of weights are sums over rows.
+"""Cuts of backward operators: gradients of inputs keep their rows, those of weights are sums over rows.
 
-What stays whole in a joint graph (a composite) is cut forward as the aten operator is, backward by the same turned
-round: where rows of the outputs depend on the same rows of some inputs and on others whole, the gradients of the former
-have those rows, and to the gradients of the latter each part adds.
+A composite kept whole in a joint graph is split in the forward like its ATen operator, and in the backward by the
+transposed rule: if rows of the outputs depend on the same rows of some inputs and on others as a whole, the gradients
+of the former have those rows, and those of the latter are sums over the parts.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .registry import RULES, Call, Way, always, axis_of, kept, rule
 
 
 def _masked(call: Call, *outputs: int) -> tuple[int | None, ...]:
-    """The outputs' axes, None for those that the mask leaves out."""
+    """Return the outputs' axes, None for those that the mask leaves out."""
     return tuple(axis if wanted else None for axis, wanted in zip(outputs, call["output_mask"], strict=True))
 
 
 @rule("convolution_backward")
 def convolution_backward(call: Call) -> Iterator[Way]:
-    """The batch axis: rows for the input, sums for weight and bias."""
+    """Yield the batch axis: rows for the input, sums for weight and bias."""
     yield Way({"grad_output": 0, "input": 0}, _masked(call, 0, SUMMED, SUMMED))
 
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
 def layer_norm_backward(call: Call) -> Iterator[Way]:
-    """Axes before the normalised ones: rows for the input, sums for weight and bias."""
+    """Yield axes before the normalised ones: rows for the input, sums for weight and bias."""
     sums = (SUMMED,) * (len(call.outputs) - 1)
     for axis in range(call.rank("input") - len(call["normalized_shape"])):
         rows = dict.fromkeys(("grad_out", "input", "mean", "rstd"), axis)
@@ -37,14 +37,14 @@ def layer_norm_backward(call: Call) -> Iterator[Way]:
 
 @rule("native_group_norm_backward")
 def group_norm_backward(call: Call) -> Iterator[Way]:
-    """The batch axis, which is among the sizes."""
+    """Yield the batch axis, which is among the sizes."""
     rows = dict.fromkeys(("grad_out", "input", "mean", "rstd"), 0)
     yield Way(rows, _masked(call, 0, SUMMED, SUMMED), (("N",),))
 
 
 @rule("native_batch_norm_backward")
 def batch_norm_backward(call: Call) -> Iterator[Way]:
-    """In training the channels; in evaluation, which does not read the statistics of the call, every other axis."""
+    """Yield the channels in training; in evaluation, which does not read the call's statistics, every other axis."""
     if call["train"]:
         channels = dict.fromkeys(("weight", "running_mean", "running_var", "save_mean", "save_invstd"), 0)
         yield Way({"grad_out": 1, "input": 1, **channels}, _masked(call, 1, 0, 0))
@@ -57,14 +57,14 @@ def batch_norm_backward(call: Call) -> Iterator[Way]:
 
 @rule("_softmax_backward_data _log_softmax_backward_data glu_backward")
 def softmax_backward(call: Call) -> Iterator[Way]:
-    """Every axis but the one that adds up to one, or that holds gate and gated."""
+    """Yield every axis but the one that adds up to one, or that holds gate and gated."""
     name = "output" if "output" in call.arguments else "self"
     yield from kept(call, name, "grad_output", but=[axis_of(call["dim"], call.rank(name))])
 
 
 @rule("embedding_dense_backward")
 def embedding_backward(call: Call) -> Iterator[Way]:
-    """Axes of the indices add to the table, unless by how often an index occurs; or the features."""
+    """Yield axes of the indices add to the table, unless by how often an index occurs; or the features."""
     rank = call.rank("indices")
     if not call["scale_grad_by_freq"]:
         for axis in range(rank):
@@ -74,7 +74,7 @@ def embedding_backward(call: Call) -> Iterator[Way]:
 
 @rule("_cdist_backward")
 def cdist_backward(call: Call) -> Iterator[Way]:
-    """Batch axes and the points of the left; what those of the right add."""
+    """Yield batch axes and the points of the left; for those of the right, sums."""
     # The name that torch 2.14 gave the gradient, and the one before.
     grad = "grad_output" if call.is_tensor("grad_output") else "grad"
     rank = call.rank(grad)
@@ -89,7 +89,7 @@ def cdist_backward(call: Call) -> Iterator[Way]:
 
 @rule("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def grid_sampler_backward(call: Call) -> Iterator[Way]:
-    """The batch axis of images and grids."""
+    """Yield the batch axis of images and grids."""
     yield Way({"grad_output": 0, "input": 0, "grid": 0}, _masked(call, 0, 0))
 
 
@@ -108,7 +108,7 @@ rule(*(name.format(n=n) for n in (1, 2, 3) for name in _RESIZES.split()))(
 
 @rule("slice_backward", "select_backward", "unfold_backward")
 def along_backward(call: Call) -> Iterator[Way]:
-    """Every axis but the one it was taken along (all of it, when a slice took all there was)."""
+    """Yield every axis but the one it was taken along (all of it, when a slice took all there was)."""
     rank = call.output.dim()
     dim = axis_of(call["dim"], rank)
     gone = dim if call.name == "aten::select_backward" else rank
@@ -126,7 +126,7 @@ def along_backward(call: Call) -> Iterator[Way]:
 
 @rule("diagonal_backward")
 def diagonal_backward(call: Call) -> Iterator[Way]:
-    """Axes outside the plane, in order, in front of the diagonal."""
+    """Yield axes outside the plane, in order, in front of the diagonal."""
     rank = call.output.dim()
     plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
     for before, after in enumerate(axis for axis in range(rank) if axis not in plane):
@@ -163,13 +163,13 @@ class _Plain(Call):
 
 @rule(*(f"autopar::{name}" for name in _NAMES.split()))
 def forward(call: Call) -> Iterator[Way]:
-    """As the aten operator of that name."""
+    """Yield the cuts of the ATen operator of that name."""
     yield from _Plain(call).ways()
 
 
 @rule("autopar::embedding_bag")
 def bags(call: Call) -> Iterator[Way]:
-    """Bags that are rows, and the features."""
+    """Yield rows that are whole bags, and the features."""
     if call["offsets"] is None:
         yield Way({"indices": 0, "per_sample_weights": 0}, 0)
     yield Way({"weight": 1}, 1)
@@ -177,7 +177,7 @@ def bags(call: Call) -> Iterator[Way]:
 
 @rule(*(f"autopar::{name}_backward" for name in (*_NAMES.split(), "embedding_bag")))
 def backward(call: Call) -> Iterator[Way]:
-    """Every way forward, turned round."""
+    """Yield every way forward, turned round."""
     if call.get("scale_grad_by_freq"):
         return
     plain = _Plain(call)
@@ -195,6 +195,6 @@ def backward(call: Call) -> Iterator[Way]:
 
 
 def _axis(way: Way, name: str, index: int | None) -> int | None:
-    """The axis along which a way cuts one tensor among the arguments."""
+    """Return the axis along which a way splits one tensor argument."""
     given = way.inputs.get(name)
     return given if given is None or isinstance(given, int) else given[index or 0]

@@ -1,4 +1,4 @@
-"""Cuts of what multiplies: matrix products, convolutions, attention, recurrent cells, poolings."""
+"""Cuts of operators that multiply: matrix products, convolutions, attention, recurrent cells, poolings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .registry import Call, Way, aligned, always, broadcasting, kept, rule
 
 @rule("linear")
 def linear(call: Call) -> Iterator[Way]:
-    """Every axis of the input but the features, and the rows of the weight; without a bias the features add up."""
+    """Yield every axis of the input except the features, and the rows of the weight; without a bias, the features as
+    sums."""
     rank = call.rank("input")
     for axis in range(rank - 1):
         yield Way({"input": axis}, axis)
@@ -22,9 +23,9 @@ def linear(call: Call) -> Iterator[Way]:
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "linalg_matmul", "__rmatmul__")
 def matmul(call: Call) -> Iterator[Way]:
-    """Broadcast batch axes, rows of the left, columns of the right; what is added broadcasts.
+    """Yield broadcast batch axes, rows of the left, columns of the right; an added tensor broadcasts.
 
-    Where nothing is added, shares of the columns of the left and the rows of the right add up.
+    Without one, shares of the columns of the left and the rows of the right, as sums.
     """
     names = [name for name, _, _ in call.tensors()]
     added = names.pop(0) if len(names) == 3 else None
@@ -53,7 +54,7 @@ def matmul(call: Call) -> Iterator[Way]:
 
 @rule("einsum")
 def einsum(call: Call) -> Iterator[Way]:
-    """Each letter, wherever operands have it with its full size; those that the output lacks add up."""
+    """Yield each letter, wherever operands have it with its full size; those that the output lacks add up."""
     equation = call["equation"].replace(" ", "")
     if "->" not in equation or "." in equation:
         return
@@ -74,7 +75,7 @@ def einsum(call: Call) -> Iterator[Way]:
 
 @rule("bilinear")
 def bilinear(call: Call) -> Iterator[Way]:
-    """The axes in front of the features."""
+    """Yield the axes in front of the features."""
     yield from kept(call, "input1", "input2", but=[call.rank("input1") - 1])
 
 
@@ -84,7 +85,7 @@ rule("outer ger")(always(Way({"self": 0}, 0), Way({"vec2": 0}, 1)))
 
 @rule("cdist", "_cdist_forward", "_euclidean_dist")
 def cdist(call: Call) -> Iterator[Way]:
-    """Batch axes, and the points of either side."""
+    """Yield batch axes, and the points of either side."""
     rank = call.output.dim()
     for axis in range(rank - 2):
         shape = tuple(call.output.shape)
@@ -95,14 +96,14 @@ def cdist(call: Call) -> Iterator[Way]:
 
 @rule("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution")
 def convolution(call: Call) -> Iterator[Way]:
-    """The batch axis."""
+    """Yield the batch axis."""
     if call.rank("input") == call.rank("weight"):
         yield Way({"input": 0}, 0)
 
 
 @rule("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
 def attention(call: Call) -> Iterator[Way]:
-    """Batch, heads (grouped queries in proportion to their keys), and query rows unless causal."""
+    """Yield batch, heads (grouped queries in proportion to their keys), and query rows unless causal."""
     query, key, value, mask = call["query"], call["key"], call["value"], call["attn_mask"]
     if call["dropout_p"] != 0 or not query.dim() == key.dim() == value.dim():
         return
@@ -126,14 +127,14 @@ def attention(call: Call) -> Iterator[Way]:
 
 @rule("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 def fused_attention(call: Call) -> Iterator[Way]:
-    """The batch axis, where no mask says otherwise."""
+    """Yield the batch axis, where no mask says otherwise."""
     if call["mask"] is None and all(output.numel() for output in call.outputs):
         yield Way({"src": 0, "query": 0, "key": 0, "value": 0}, 0)
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
 def recurrent(call: Call) -> Iterator[Way]:
-    """The batch axis of a padded batch: of the input by `batch_first`, of the states the second."""
+    """Yield the batch axis of a padded batch: of the input by `batch_first`, of the states the second."""
     if not call.is_tensor("input") or call.rank("input") != 3 or (call["train"] and call["dropout"] != 0):
         return
     batch = 0 if call["batch_first"] else 1
@@ -143,7 +144,7 @@ def recurrent(call: Call) -> Iterator[Way]:
 
 @rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
 def cell(call: Call) -> Iterator[Way]:
-    """The batch axis."""
+    """Yield the batch axis."""
     if call.rank("input") == 2:
         yield Way({"input": 0, "hx": [0, 0] if isinstance(call["hx"], list | tuple) else 0}, 0)
 
@@ -162,7 +163,7 @@ _RESIZES = (
 
 @rule(*(name.format(n=n) for n in (1, 2, 3) for name in _POOLS.split()), _RESIZES)
 def pool(call: Call) -> Iterator[Way]:
-    """Batch and channels, backward too: each image plane by itself."""
+    """Yield batch and channels, backward too: each image plane by itself."""
     inner = int(next(digit for digit in call.name if digit.isdigit()))
     name = "self" if "self" in call.arguments else "input"
     rank = call.rank(name)
@@ -184,7 +185,7 @@ _MATRIX = (
 
 @rule(_MATRIX)
 def matrix(call: Call) -> Iterator[Way]:
-    """Batch axes of functions of a square matrix that have one value."""
+    """Yield batch axes of functions of a square matrix that have one value."""
     name, _, tensor = next(call.tensors())
     if sum(1 for _ in call.tensors()) == 1:
         yield from kept(call, name, but=range(tensor.dim() - 2, tensor.dim()))
@@ -192,7 +193,7 @@ def matrix(call: Call) -> Iterator[Way]:
 
 @rule("linalg_solve", "linalg_solve_ex", "linalg_solve_triangular", "cholesky_solve")
 def solve(call: Call) -> Iterator[Way]:
-    """Batch axes, where both sides are batches of matrices."""
+    """Yield batch axes, where both sides are batches of matrices."""
     names = [name for name, _, _ in call.tensors()]
     shape = tuple(call.output.shape)
     if all(call.rank(name) == len(shape) for name in names):

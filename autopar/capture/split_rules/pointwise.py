@@ -1,6 +1,6 @@
-"""Cuts of what computes each element from the elements that broadcast onto it, and of losses and their gradients.
+"""Cuts of elementwise operators with broadcasting, and of losses and their gradients.
 
-A loss keeps rows, or adds them up as summands. A mean is no sum of the means of its parts, so it has no cut.
+A loss keeps rows, or sums them. A mean is not the sum of the means of its parts, so it has no cut.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NONE, _MEAN, _SUM = range(3)
 
 @rule(_UNTAGGED)
 def pointwise(call: Call) -> Iterator[Way]:
-    """Every output axis, as far as each tensor has it."""
+    """Yield every output axis, as far as each tensor has it."""
     tensors = [tensor for _, _, tensor in call.tensors()]
     outputs = call.outputs
     if not tensors or not all(isinstance(output, torch.Tensor) for output in outputs):
@@ -50,7 +50,7 @@ def pointwise(call: Call) -> Iterator[Way]:
 
 @rule("dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout rrelu")
 def dropout(call: Call) -> Iterator[Way]:
-    """Only where it draws nothing."""
+    """Yield every axis if nothing is drawn, else none."""
     training = call["training" if "training" in call.arguments else "train"]
     if training is False or (call.name != "aten::native_dropout" and call.get("p") == 0):
         yield from pointwise(call)
@@ -61,7 +61,7 @@ def dropout(call: Call) -> Iterator[Way]:
     " binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss margin_ranking_loss"
 )
 def loss(call: Call) -> Iterator[Way]:
-    """Every axis of the elements that are compared."""
+    """Yield every axis of the elements that are compared."""
     if call["reduction"] == _NONE:
         yield from pointwise(call)
     elif call["reduction"] == _SUM:
@@ -75,14 +75,14 @@ def loss(call: Call) -> Iterator[Way]:
     " binary_cross_entropy_backward"
 )
 def loss_backward(call: Call) -> Iterator[Way]:
-    """Every axis; the gradient of a sum is one number for all elements, that of a mean knows their count."""
+    """Yield every axis; the gradient of a sum is one number for all elements, that of a mean knows their count."""
     if call["reduction"] != _MEAN:
         yield from pointwise(call)
 
 
 @rule("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss_forward", "nll_loss2d_forward")
 def class_loss(call: Call) -> Iterator[Way]:
-    """Every axis but the classes: they are axis 1 of the scores and absent in the target.
+    """Yield every axis but the classes: they are axis 1 of the scores and absent in the target.
 
     The weight of the targets is the second output of the native form, of no use where nothing is reduced.
     """
@@ -96,7 +96,7 @@ def class_loss(call: Call) -> Iterator[Way]:
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
 def class_loss_backward(call: Call) -> Iterator[Way]:
-    """Every axis but the classes; the gradient and the weight of the targets whole where they are of all."""
+    """Yield every axis but the classes; the gradient and the weight of the targets whole where they are of all."""
     if call.rank("self") < 2:
         return
     for axis in range(call.rank("target")):
@@ -111,7 +111,7 @@ def class_loss_backward(call: Call) -> Iterator[Way]:
 
 @rule("multi_margin_loss", "multilabel_margin_loss", "multilabel_margin_loss_forward")
 def margin_loss(call: Call) -> Iterator[Way]:
-    """The rows of a batch; the marks of the targets keep them in any case."""
+    """Yield the rows of a batch; the marks of the targets keep them in any case."""
     if call.rank("self") == 2 and call["reduction"] != _MEAN:
         first = 0 if call["reduction"] == _NONE else SUMMED
         yield Way({"self": 0, "target": 0}, (first, 0)[: len(call.outputs)])
@@ -119,7 +119,7 @@ def margin_loss(call: Call) -> Iterator[Way]:
 
 @rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 def margin_loss_backward(call: Call) -> Iterator[Way]:
-    """The rows of a batch."""
+    """Yield the rows of a batch."""
     if call.rank("self") == 2 and call["reduction"] != _MEAN:
         gradient = 0 if call["reduction"] == _NONE else None
         yield Way({"grad_output": gradient, "self": 0, "target": 0, "is_target": 0}, 0)

@@ -22,7 +22,7 @@ _REDUCING = (
 
 @rule(_SAME_SHAPE)
 def along(call: Call) -> Iterator[Way]:
-    """Scans, sorts and softmaxes keep the shape but for the axis they work along."""
+    """Yield every axis of scans, sorts and softmaxes except the one they work along."""
     dim = 0 if call.name == "aten::msort" else call.get("dim", -1)
     if isinstance(dim, int):
         yield from kept(call, "self", but=[axis_of(dim, call.rank("self"))])
@@ -30,7 +30,8 @@ def along(call: Call) -> Iterator[Way]:
 
 @rule(_REDUCING)
 def reduction(call: Call) -> Iterator[Way]:
-    """Axes that are not reduced, renumbered unless the reduced ones stay with size 1; of a sum the others too."""
+    """Yield axes that are not reduced, renumbered unless reduced ones stay with size 1; for a sum, also the reduced
+    axes."""
     if call.is_tensor("other"):
         yield from pointwise(call)
         return
@@ -49,14 +50,14 @@ def reduction(call: Call) -> Iterator[Way]:
 
 @rule("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")
 def layer_norm(call: Call) -> Iterator[Way]:
-    """Axes before the normalised ones; weight and bias whole."""
+    """Yield axes before the normalised ones; weight and bias whole."""
     rank = call.rank("input")
     yield from kept(call, "input", but=range(rank - len(call["normalized_shape"]), rank))
 
 
 @rule("group_norm", "native_group_norm", "instance_norm")
 def group_norm(call: Call) -> Iterator[Way]:
-    """The batch axis, with the batch among the sizes of the native form."""
+    """Yield the batch axis, with the batch among the sizes of the native form."""
     if call.name == "aten::instance_norm" and (not call["use_input_stats"] or call.is_tensor("running_mean")):
         return
     yield Way({"input": 0}, 0, (("N",),) if "N" in call.arguments else ())
@@ -67,7 +68,7 @@ def group_norm(call: Call) -> Iterator[Way]:
     " _native_batch_norm_legit _native_batch_norm_legit_functional"
 )
 def batch_norm(call: Call) -> Iterator[Way]:
-    """The channels, each with its own statistics; in evaluation every other axis as well, with the same
+    """Yield the channels, each with its own statistics; in evaluation every other axis as well, with the same
     statistics in each part. In training those need the whole batch.
     """
     training = call.get("training", False)
@@ -83,13 +84,13 @@ def batch_norm(call: Call) -> Iterator[Way]:
 
 @rule("prelu")
 def prelu(call: Call) -> Iterator[Way]:
-    """Every axis but the channels, which have their own slope each."""
+    """Yield every axis but the channels, which have their own slope each."""
     yield from kept(call, "self", but=[] if call["weight"].numel() == 1 else [1])
 
 
 @rule("cosine_similarity", "pairwise_distance", "linalg_cross", "linalg_vecdot")
 def along_pair(call: Call) -> Iterator[Way]:
-    """Axes of the broadcast pair outside the one it works along."""
+    """Yield axes of the broadcast pair outside the one it works along."""
     tensors = [tensor for _, _, tensor in call.tensors()]
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     dim = axis_of(call.get("dim", -1), len(shape))
@@ -101,7 +102,7 @@ def along_pair(call: Call) -> Iterator[Way]:
 
 @rule("quantile", "nanquantile")
 def quantile(call: Call) -> Iterator[Way]:
-    """With one quantile and one axis, a reduction."""
+    """Yield the axes of a reduction, for one quantile and one axis."""
     if call.get("dim") is not None and (not call.is_tensor("q") or call["q"].dim() == 0):
         yield from reduction(call)
 
@@ -111,7 +112,7 @@ def quantile(call: Call) -> Iterator[Way]:
     " fft_fftn fft_ifftn fft_rfftn fft_irfftn _fft_r2c _fft_c2c _fft_c2r fft_fftshift fft_ifftshift"
 )
 def fft(call: Call) -> Iterator[Way]:
-    """Axes that are not transformed."""
+    """Yield axes that are not transformed."""
     rank = call.rank("self")
     dim = call["dim"]
     if dim is None and call.get("s") is not None:
@@ -121,14 +122,14 @@ def fft(call: Call) -> Iterator[Way]:
 
 @rule("stft")
 def stft(call: Call) -> Iterator[Way]:
-    """The batch of signals."""
+    """Yield the batch of signals."""
     if call.rank("self") == 2:
         yield Way({"self": 0}, 0)
 
 
 @rule("bucketize", "isin")
 def lookup(call: Call) -> Iterator[Way]:
-    """Each element of the queries by itself; what it is looked up in is whole."""
+    """Yield each axis of the queries; the table is whole."""
     name = "self" if call.name == "aten::bucketize" else "elements"
     if call.is_tensor(name):
         yield from kept(call, name)
@@ -136,7 +137,7 @@ def lookup(call: Call) -> Iterator[Way]:
 
 @rule("searchsorted")
 def searchsorted(call: Call) -> Iterator[Way]:
-    """One sorted row for all queries: any axis; a row each: the axes in front."""
+    """Yield any axis for one sorted row; for a row each, the leading axes."""
     if not call.is_tensor("self"):
         return
     flat = call.rank("sorted_sequence") == 1

@@ -1,4 +1,4 @@
-"""One call of an operator as the cut rules see it, and the register the rules write themselves into."""
+"""An operator call as the split rules see it, and the register of the rules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to cut a call, in the operator's own words.
+    """One way to split a call, in terms of the operator's schema.
 
-    `inputs` gives the axis of each argument that is cut, by schema name, a sequence of axes for a list of
-    tensors; what it lacks is needed whole. `outputs` is the axis of each output, one number for all of them;
-    `SUMMED` where parts make summands, and in either `OWN`, as in `Cut`.
-    `scale` names the integer arguments that shrink: `("size", 0)`, or `("N",)` for a bare integer.
+    inputs: axis of each split argument by schema name, a sequence of axes for a list of tensors; others are needed
+    whole.
+    outputs: axis of each output, or one number for all; `SUMMED` for summands; in either `OWN`, as in `Cut`.
+    scale: integer arguments that shrink: `("size", 0)`, or `("N",)` for a bare integer.
     """
 
     inputs: Mapping[str, int | Sequence[int | None] | None]
@@ -27,11 +27,11 @@ class Way:
 Rule: TypeAlias = "Callable[[Call], Iterator[Way]]"
 
 RULES: dict[str, Rule] = {}
-"""Rules by the operator's name without its overload: `aten::linear`."""
+"""Rules by operator name without overload: `aten::linear`."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the decorated rule for these `aten` operators, of which a text may name several."""
+    """Register the decorated rule for these `aten` operators; a text may name several."""
 
     def register(function: Rule) -> Rule:
         for name in " ".join(names).split():
@@ -42,18 +42,18 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def always(*ways: Way) -> Rule:
-    """The rule of operators that may be cut in these ways whatever their arguments."""
+    """Return the rule of operators with these ways for any arguments."""
     return lambda call: iter(ways)
 
 
 class Call:
-    """An operator with its arguments by schema name, defaults filled in, and its outputs in a row.
+    """An operator call with arguments by schema name, defaults filled in, and its outputs in a tuple.
 
     Attributes:
-        name: the operator without overload, `aten::sum`.
-        arguments: argument by schema name.
-        position: index into the positional arguments, for those that were given by position.
-        outputs: the output, or each item when the operator returns several.
+        name: operator without overload, `aten::sum`.
+        arguments: arguments by schema name.
+        position: index of each positional argument.
+        outputs: the output, or each item if the operator returns several.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class Call:
         return self.arguments[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The argument, or the default where this overload has none of that name."""
+        """Return the argument, or the default if this overload lacks it."""
         return self.arguments.get(name, default)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor argument."""
+        """Return the shape of a tensor argument."""
         return tuple(self.arguments[name].shape)
 
     def rank(self, name: str) -> int:
-        """Number of axes of a tensor argument."""
+        """Return the number of axes of a tensor argument."""
         return self.arguments[name].dim()
 
     def is_tensor(self, name: str) -> bool:
-        """True if this overload has the argument and was given a tensor for it."""
+        """Return True if this overload has the argument and it is a tensor."""
         return isinstance(self.arguments.get(name), torch.Tensor)
 
     @property
@@ -96,7 +96,7 @@ class Call:
         return self.outputs[0]
 
     def tensors(self) -> Iterator[tuple[str, int | None, torch.Tensor]]:
-        """Each tensor argument as (schema name, index in its list or None, tensor)."""
+        """Yield each tensor argument as (schema name, index in its list or None, tensor)."""
         for name, value in self.arguments.items():
             if isinstance(value, torch.Tensor):
                 yield name, None, value
@@ -109,9 +109,10 @@ class Call:
 def kept(
     call: Call, *names: str, but: Container[int] = (), gone: Sequence[int] | frozenset[int] = ()
 ) -> Iterator[Way]:
-    """A way for each axis of these tensors, which run side by side, `but` some; outputs lack the axes that are `gone`.
+    """Yield a way for each axis of these tensors, which are split together, except `but`; outputs lack the axes
+    `gone`.
 
-    A name that the call has no tensor for stands for nothing.
+    A name without a tensor in the call is ignored.
     """
     for axis in range(call.rank(names[0])):
         if axis not in but:
@@ -119,25 +120,25 @@ def kept(
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """The axis counted from the front."""
+    """Return the axis counted from the front."""
     return dim + rank if dim < 0 else dim
 
 
 def axes_of(dims: int | Sequence[int] | None, rank: int) -> frozenset[int]:
-    """The axes counted from the front; none given, or an empty list, means all of them (as in reductions)."""
+    """Return the axes counted from the front; none, or an empty list, means all (as in reductions)."""
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         return frozenset(range(rank))
     return frozenset(axis_of(dim, rank) for dim in ([dims] if isinstance(dims, int) else dims))
 
 
 def aligned(tensor: torch.Tensor, axis: int, shape: Sequence[int]) -> int | None:
-    """Axis of a tensor that broadcasts into axis `axis` of `shape`; None where it is needed whole."""
+    """Return the axis of a tensor that broadcasts to axis `axis` of `shape`; None if it is needed whole."""
     own = axis - (len(shape) - tensor.dim())
     return own if own >= 0 and tensor.shape[own] == shape[axis] and shape[axis] != 1 else None
 
 
 def broadcasting(call: Call, axis: int, shape: Sequence[int]) -> dict[str, Any]:
-    """Axes of all tensor arguments of a call that broadcasts them to `shape`."""
+    """Return axes of all tensor arguments of a call that broadcasts them to `shape`."""
     found: dict[str, Any] = {}
     for name, index, tensor in call.tensors():
         own = aligned(tensor, axis, shape)

@@ -1,4 +1,4 @@
-"""Cuts of what moves elements without computing: views, joins, splits, paddings, reads and writes at positions."""
+"""Cuts of operators that move elements without computing: views, joins, splits, paddings, indexed reads and writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import Call, Way, aligned, axes_of, axis_of, kept, rule
 
 @rule("view reshape _unsafe_view _reshape_alias flatten unflatten view_as reshape_as ravel")
 def reshape(call: Call) -> Iterator[Way]:
-    """Axis i before and axis j after with equal products of the sizes to their left.
+    """Yield axis i before and axis j after with equal products of the sizes to their left.
 
     The elements of a share of either axis are then the same block of each row, so a part of the one is a
     part of the other, in the same proportion.
@@ -35,7 +35,7 @@ def reshape(call: Call) -> Iterator[Way]:
 
 @rule("expand", "broadcast_to", "expand_as", "expand_copy")
 def expand(call: Call) -> Iterator[Way]:
-    """Every axis: cut in the input as well, or in the size alone where the input repeats along it."""
+    """Yield every axis: cut in the input as well, or in the size alone where the input repeats along it."""
     tensor, shape = call["self"], tuple(call.output.shape)
     for axis in range(len(shape)):
         scaled = "size" in call.arguments and call["size"][axis] != -1
@@ -45,7 +45,7 @@ def expand(call: Call) -> Iterator[Way]:
 
 @rule("repeat", "tile")
 def repeat(call: Call) -> Iterator[Way]:
-    """Axes that are repeated once."""
+    """Yield axes that are repeated once."""
     name = "repeats" if "repeats" in call.arguments else "dims"
     shape = tuple(call.output.shape)
     times = (1,) * (len(shape) - len(call[name])) + tuple(call[name])
@@ -56,7 +56,7 @@ def repeat(call: Call) -> Iterator[Way]:
 
 @rule("repeat_interleave")
 def repeat_interleave(call: Call) -> Iterator[Way]:
-    """A fixed number of repeats keeps each row's copies together, so any axis may be cut."""
+    """Yield every axis for a fixed number of repeats, which keeps each row's copies together."""
     if (
         isinstance(call.get("repeats"), int)
         and call.get("dim") is not None
@@ -70,7 +70,7 @@ def repeat_interleave(call: Call) -> Iterator[Way]:
     " mH adjoint matrix_H"
 )
 def permute(call: Call) -> Iterator[Way]:
-    """Every axis, where it goes."""
+    """Yield every axis, where it goes."""
     rank = call.rank("self")
     order = list(range(rank))
     if "dims" in call.arguments:
@@ -99,7 +99,7 @@ def _moved(source: int | Sequence[int], destination: int | Sequence[int], rank: 
 
 @rule("unsqueeze", "unsqueeze_copy")
 def unsqueeze(call: Call) -> Iterator[Way]:
-    """Axes after the new one move up by one."""
+    """Yield axes after the new one move up by one."""
     rank = call.rank("self")
     new = axis_of(call["dim"], rank + 1)
     for axis in range(rank):
@@ -108,7 +108,7 @@ def unsqueeze(call: Call) -> Iterator[Way]:
 
 @rule("squeeze", "squeeze_copy")
 def squeeze(call: Call) -> Iterator[Way]:
-    """Axes that stay; without `dim` only where no part could be squeezed that the whole is not: never."""
+    """Yield axes that stay; without `dim` only where no part could be squeezed that the whole is not: never."""
     if "dim" not in call.arguments:
         return
     shape = call.shape("self")
@@ -118,13 +118,13 @@ def squeeze(call: Call) -> Iterator[Way]:
 
 @rule("view_as_real", "view_as_complex", "view_as_real_copy", "view_as_complex_copy")
 def complex_view(call: Call) -> Iterator[Way]:
-    """Every axis but the pair (real, imaginary)."""
+    """Yield every axis but the pair (real, imaginary)."""
     yield from kept(call, "self", but=range(call.output.dim(), call.rank("self")))
 
 
 @rule("cat", "concat", "concatenate")
 def cat(call: Call) -> Iterator[Way]:
-    """Every axis but the one that grows."""
+    """Yield every axis but the one that grows."""
     rank = call.output.dim()
     if all(tensor.dim() == rank for tensor in call["tensors"]):
         for axis in range(rank):
@@ -134,7 +134,7 @@ def cat(call: Call) -> Iterator[Way]:
 
 @rule("stack")
 def stack(call: Call) -> Iterator[Way]:
-    """Every axis; those after the new one move up by one."""
+    """Yield every axis; those after the new one move up by one."""
     rank = call.output.dim()
     new = axis_of(call["dim"], rank)
     for axis in range(rank - 1):
@@ -146,14 +146,14 @@ def stack(call: Call) -> Iterator[Way]:
     " split_copy split_with_sizes_copy"
 )
 def split(call: Call) -> Iterator[Way]:
-    """Every axis but the one that is split."""
+    """Yield every axis but the one that is split."""
     if not call.is_tensor("tensor_indices_or_sections"):
         yield from kept(call, "self", but=[axis_of(call["dim"], call.rank("self"))])
 
 
 @rule("unbind", "unbind_copy", "select", "select_copy")
 def select(call: Call) -> Iterator[Way]:
-    """Every axis but the one that goes."""
+    """Yield every axis but the one that goes."""
     if isinstance(call.get("dim"), int):
         gone = [axis_of(call["dim"], call.rank("self"))]
         yield from kept(call, "self", but=gone, gone=gone)
@@ -164,7 +164,7 @@ def select(call: Call) -> Iterator[Way]:
     " rot90 fliplr flipud diff"
 )
 def along(call: Call) -> Iterator[Way]:
-    """Every axis but those the operator works along (all of it, when a slice takes all there is)."""
+    """Yield every axis but those the operator works along (all of it, when a slice takes all there is)."""
     rank = call.rank("self")
     if call.name in ("aten::fliplr", "aten::flipud"):
         busy = frozenset({1 if call.name == "aten::fliplr" else 0})
@@ -193,7 +193,7 @@ def _takes_all(call: Call) -> bool:
     " replication_pad2d replication_pad3d _pad_circular _pad_enum"
 )
 def pad(call: Call) -> Iterator[Way]:
-    """Axes before the padded ones, and padded ones whose padding is zero when it is a constant."""
+    """Yield axes before the padded ones, and padded ones whose padding is zero when it is a constant."""
     rank, sizes = call.rank("self"), tuple(call["pad" if "pad" in call.arguments else "padding"])
     constant = call.name == "aten::constant_pad_nd" or call.get("mode") == "constant"
     for axis in range(rank):
@@ -204,7 +204,7 @@ def pad(call: Call) -> Iterator[Way]:
 
 @rule("tril", "triu", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im")
 def leading(call: Call) -> Iterator[Way]:
-    """The batch axes in front of the plane, cube or image it works on."""
+    """Yield the batch axes in front of the plane, cube or image it works on."""
     rank = call.rank("self")
     inner = {"aten::tril": 2, "aten::triu": 2, "aten::col2im": 2, "aten::channel_shuffle": rank - 1}
     yield from kept(call, "self", but=range(rank - inner.get(call.name, 3), rank))
@@ -212,7 +212,7 @@ def leading(call: Call) -> Iterator[Way]:
 
 @rule("diagonal", "diagonal_copy", "linalg_diagonal")
 def diagonal(call: Call) -> Iterator[Way]:
-    """Axes outside the plane, in order, in front of the diagonal."""
+    """Yield axes outside the plane, in order, in front of the diagonal."""
     name = "self" if "self" in call.arguments else "A"
     plane = [axis_of(call[dim], call.rank(name)) for dim in ("dim1", "dim2")]
     yield from kept(call, name, but=plane, gone=plane)
@@ -220,7 +220,7 @@ def diagonal(call: Call) -> Iterator[Way]:
 
 @rule("diag_embed")
 def diag_embed(call: Call) -> Iterator[Way]:
-    """Axes before the diagonal, in order, round the plane it becomes."""
+    """Yield axes before the diagonal, in order, round the plane it becomes."""
     rank = call.output.dim()
     plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
     rest = (axis for axis in range(rank) if axis not in plane)
@@ -230,14 +230,14 @@ def diag_embed(call: Call) -> Iterator[Way]:
 
 @rule("zeros", "ones", "full")
 def filled(call: Call) -> Iterator[Way]:
-    """Every axis, by its size."""
+    """Yield every axis, by its size."""
     for axis in range(call.output.dim()):
         yield Way({}, axis, (("size", axis),))
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty")
 def new(call: Call) -> Iterator[Way]:
-    """The input gives only its kind, so any axis of it, or none, goes with any axis of the same size."""
+    """Yield the input gives only its kind, so any axis of it, or none, goes with any axis of the same size."""
     yield from filled(call)
     for before, size in enumerate(call.shape("self")):
         for after, other in enumerate(call.output.shape):
@@ -247,14 +247,14 @@ def new(call: Call) -> Iterator[Way]:
 
 @rule("one_hot")
 def one_hot(call: Call) -> Iterator[Way]:
-    """Every axis, when the number of classes is given."""
+    """Yield every axis, when the number of classes is given."""
     if call["num_classes"] > 0:
         yield from kept(call, "self")
 
 
 @rule("_assert_tensor_metadata")
 def metadata(call: Call) -> Iterator[Way]:
-    """Every axis, its size with it; strides differ between a part and a whole."""
+    """Yield every axis, its size with it; strides differ between a part and a whole."""
     if call.get("stride") is not None:
         return
     name = next(name for name, _, _ in call.tensors())
@@ -264,7 +264,7 @@ def metadata(call: Call) -> Iterator[Way]:
 
 @rule("embedding")
 def embedding(call: Call) -> Iterator[Way]:
-    """Every axis of the indices; the table whole, or cut by features."""
+    """Yield every axis of the indices; the table whole, or cut by features."""
     rank = call.rank("indices")
     for axis in range(rank):
         yield Way({"indices": axis}, axis)
@@ -273,7 +273,7 @@ def embedding(call: Call) -> Iterator[Way]:
 
 @rule("gather", "take_along_dim")
 def gather(call: Call) -> Iterator[Way]:
-    """Axes along which self and index run side by side."""
+    """Yield axes along which self and index run side by side."""
     index = "index" if "index" in call.arguments else "indices"
     if not isinstance(call.get("dim"), int) or call.rank("self") != call.rank(index):
         return
@@ -287,7 +287,7 @@ def gather(call: Call) -> Iterator[Way]:
 
 @rule("scatter", "scatter_add", "scatter_reduce")
 def scatter(call: Call) -> Iterator[Way]:
-    """Axes along which self, index and source run side by side."""
+    """Yield axes along which self, index and source run side by side."""
     rank = call.rank("self")
     tensors = {name: tensor for name, _, tensor in call.tensors() if tensor.dim()}
     if call.rank("index") != rank:
@@ -302,7 +302,7 @@ def scatter(call: Call) -> Iterator[Way]:
 
 @rule("index_select", "index_add", "index_copy", "index_fill", "index_reduce")
 def index_select(call: Call) -> Iterator[Way]:
-    """Every axis but the indexed one; there, a selection may be cut by its index."""
+    """Yield every axis but the indexed one; there, a selection may be cut by its index."""
     rank = call.rank("self")
     if rank == 0:
         return
@@ -319,7 +319,7 @@ def index_select(call: Call) -> Iterator[Way]:
 
 @rule("index", "_unsafe_index", "index_put", "_unsafe_index_put")
 def index(call: Call) -> Iterator[Way]:
-    """Axes that no tensor indexes pass through; of a read, also the axes of the indices.
+    """Yield axes that no tensor indexes pass through; of a read, also the axes of the indices.
 
     The axes of the indices stand where the first of them stood when they are neighbours, else in front.
     """

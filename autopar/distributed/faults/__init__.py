@@ -1,1 +1,1 @@
-"""Ends, checkpoints and timelines of jobs: what a fault leaves, and what is seen of it."""
+"""Fault tolerance and observation of jobs: heartbeats, checkpoints and merged timelines."""

@@ -1,7 +1,8 @@
-"""Checkpoints that are complete or not there, by `torch.distributed.checkpoint`.
+"""Atomic checkpoints by `torch.distributed.checkpoint`: each is complete or absent.
 
-All ranks write into a directory beside, every file is flushed to the disk, and then rank 0 renames it: the name is the
-promise. What a crash leaves is a directory that no one reads, which the next checkpoint removes.
+All ranks write into a temporary directory, every file is flushed to disk, and then rank 0 renames the directory: a
+checkpoint under its final name is complete. A crash leaves a directory that is never read and that the next checkpoint
+removes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..messages import Group, broadcast, gather, rank_of, size_of
 from . import flat_state
 
 KEEP = 2
-"""Complete checkpoints that are kept."""
+"""Default number of complete checkpoints to keep."""
 
 _NAME = re.compile(r"step-(\d+)")
 _STEP = "step"
@@ -36,14 +37,14 @@ def save(
 ) -> Path:
     """Write a checkpoint of step `state["step"]` under the directory `path`, then delete all but the last `keep`.
 
-    Every rank of the group calls it with its own `state`, and `path` is one directory that all of them see. `state`
-    holds by name: modules, or lists of those of several stages (DDP and compiled ones as the plain ones they wrap);
-    optimizers of their parameters; what has `state_dict()` and `load_state_dict()`; tensors, numbers, text, lists and
-    dicts. Ranks hold the same parameters or others, by their module paths; what several ranks have under one name is
-    read from the lowest of them. The state of torch's random generators is saved for each rank.
+    Every rank of the group calls it with its own `state`; all ranks see the same directory `path`. `state` holds by
+    name: modules, or lists of modules (DDP and compiled ones count as the modules they wrap); optimizers of their
+    parameters; objects with `state_dict()` and `load_state_dict()`; tensors, numbers, text, lists and dicts. Ranks may
+    hold the same or different parameters, by module path; a name on several ranks is saved by the lowest of them. The
+    state of torch's random generators is saved for each rank.
 
     Returns the directory of the checkpoint once it is complete on every rank. Raises RunError on every rank, with
-    nothing changed, where one cannot write, and for a step before the last that is there.
+    nothing changed, if one rank cannot write, and for a step older than the last checkpoint.
     """
     root, step = Path(path), state.get(_STEP)
     if not isinstance(step, int) or step < 0:
@@ -68,13 +69,13 @@ def save(
 def load_latest(
     path: str | PathLike[str], state: MutableMapping[str, Any], *, group: Group = None
 ) -> int | None:
-    """Load the last complete checkpoint under `path` into `state` and return its step; None where there is none.
+    """Load the last complete checkpoint under `path` into `state` and return its step; None if there is none.
 
-    `state` is as `save` takes it, without the step. Modules, optimizers and what has `load_state_dict()` are loaded in
-    place, other values are replaced in `state`. Each rank reads what it holds, by module path, whichever ranks wrote
-    it: their number may differ. Generators of torch go on where they were, on ranks that were there.
+    `state` is as for `save`, without the step. Modules, optimizers and objects with `load_state_dict()` are loaded in
+    place; other values are replaced in `state`. Each rank reads what it holds, by module path, whichever rank wrote
+    it, so the number of ranks may differ. Torch's generators are restored on ranks that existed when saving.
 
-    Raises RunError on every rank where one cannot read what it holds, naming it.
+    Raises RunError on every rank, naming the value, if one rank cannot read what it holds.
     """
     latest = _everywhere(lambda: str(next(reversed(_complete(Path(path))), "")), group, first=True)
     if not latest:
@@ -119,7 +120,7 @@ def _restored(latest: Path, state: MutableMapping[str, Any], group: Group) -> in
 
 
 def _random() -> dict[str, torch.Tensor]:
-    """The states of the generators of the CPU and of the current accelerator."""
+    """Return the states of the generators of the CPU and of the current accelerator."""
     states = {"cpu": torch.get_rng_state()}
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is not None and hasattr(module := torch.get_device_module(kind.type), "get_rng_state"):
@@ -128,7 +129,7 @@ def _random() -> dict[str, torch.Tensor]:
 
 
 def _complete(root: Path) -> list[Path]:
-    """The complete checkpoints in a directory, by step."""
+    """Return the complete checkpoints in a directory, sorted by step."""
     found = [entry for entry in root.iterdir() if _NAME.fullmatch(entry.name)] if root.is_dir() else []
     return sorted(found, key=_step)
 
@@ -139,7 +140,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def _draft(root: Path, step: int) -> str:
-    """A new directory to write into; what earlier crashes have left is removed."""
+    """Create a temporary directory to write into; remove those left by crashes. Return its name."""
     root.mkdir(parents=True, exist_ok=True)
     last = max(map(_step, _complete(root)), default=-1)
     if step <= last:
@@ -166,7 +167,7 @@ def _commit(draft: Path, final: Path, keep: int) -> str:
 
 
 def _flush(directory: Path) -> None:
-    """Have the names in a directory on the disk."""
+    """Flush a directory's entries to disk."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -179,8 +180,10 @@ def _failures(error: dcp.api.CheckpointException) -> str:
 
 
 def _everywhere(work: Callable[[], Any], group: Group, first: bool = False) -> Any:
-    """The result of `work`, done by every rank, or by the first alone whose result all get; where it raises on one,
-    all raise RunError with its rank and its words."""
+    """Call `work` on every rank, or with `first` on rank 0 alone, whose result all ranks get; return the result.
+
+    If it raises on one rank, all ranks raise RunError with that rank and its message.
+    """
     result, fault = None, None
     if not first or rank_of(group) == 0:
         try:

@@ -1,7 +1,7 @@
-"""What a rank trains as tensors by name, so that any rank can read what another wrote.
+"""Training state as tensors by name, so that any rank can read what another rank wrote.
 
-Parameters and buffers go by their module path, what an optimizer knows of a parameter by that parameter's path, and
-what is no tensor is JSON in a tensor of bytes. Equal names on several ranks are replicas of one thing.
+Parameters and buffers are named by module path, optimizer state by the path of its parameter; what is not a tensor is
+JSON in a tensor of bytes. Equal names on several ranks are replicas of the same tensor.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from ...errors import RunError
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 Shapes: TypeAlias = Mapping[str, tuple[torch.Size, torch.dtype]]
-"""Sizes and dtypes of saved tensors by name."""
+"""Shapes and dtypes of saved tensors by name."""
 Read: TypeAlias = Callable[[Tensors], None]
-"""Fills tensors, by name, with what was saved."""
+"""Function that fills tensors, by name, with saved data."""
 
 _TEXT = ":json"
 
 
 def saved(state: Mapping[str, Any]) -> Tensors:
-    """The tensors of modules (or lists of them, or what `autopar.distribute` returns), optimizers, what has
-    `state_dict()`, and plain values, by name.
+    """Return the tensors of a training state by name.
 
-    Raises RunError for what is neither tensor nor JSON, and for a parameter of an optimizer that no module here has.
+    `state` holds modules (or lists of them, or a job of `autopar.distribute`), optimizers, objects with
+    `state_dict()`, and plain values. Raises RunError for values that are neither tensors nor JSON, and for an
+    optimizer's parameter that is in none of these modules.
     """
     tensors: Tensors = {}
     names = _parameters(state)
@@ -51,9 +52,9 @@ def saved(state: Mapping[str, Any]) -> Tensors:
 
 
 def restore(state: dict[str, Any], shapes: Shapes, read: Read) -> None:
-    """Put saved tensors back into what `state` holds, in place; its plain values are replaced by the saved ones.
+    """Load saved tensors into what `state` holds, in place; plain values are replaced.
 
-    Raises RunError for what was not saved, or was with another shape.
+    Raises RunError for what was not saved, or was saved with another shape.
     """
     names = _parameters(state)
     targets: Tensors = {}
@@ -95,8 +96,8 @@ def restore(state: dict[str, Any], shapes: Shapes, read: Read) -> None:
 def _loaded(
     likes: Mapping[str, torch.Tensor | None], targets: Tensors, shapes: Shapes, read: Read
 ) -> dict[str, Any]:
-    """Saved values by name, read together with the tensors in `targets`; their tensors of the size of the one in
-    `likes` are sharded as it is."""
+    """Return saved values by name, read together with the tensors in `targets`; tensors of the shape of one in `likes`
+    are sharded like it."""
     texts = {
         name + _TEXT: _empty(_there(name + _TEXT, shapes), shapes) for name in likes if name not in shapes
     }
@@ -114,7 +115,7 @@ def _loaded(
 
 
 def _modules(value: Any) -> list[Any]:
-    """The modules that a value is or lists, without what wraps them for running; none where it is something else."""
+    """Return the modules that a value is or lists, without wrappers; none for other values."""
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
     if not listed or not all(hasattr(module, "named_parameters") for module in listed):
         return []
@@ -133,7 +134,7 @@ def _plain(module: Any) -> Any:
 
 
 def _parameters(state: Mapping[str, Any]) -> dict[int, list[str]]:
-    """All names of each parameter, by its identity: its own, then those it is tied under."""
+    """Return all names of each parameter by `id`: its own first, then those it is tied under."""
     names: dict[int, list[str]] = {}
     for key, value in state.items():
         for module in _modules(value):
@@ -153,13 +154,13 @@ def _parameters(state: Mapping[str, Any]) -> dict[int, list[str]]:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for parameters that are one; shards lie in the memory of their local tensor."""
+    """Return a key that is equal for tensors in the same memory; for shards, that of their local tensor."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, dict[str, Any]]]:
-    """Each parameter of an optimizer with the options of its group, but for empty ones."""
+    """Return each non-empty parameter of an optimizer with the options of its group."""
     return [
         (parameter, {name: value for name, value in group.items() if name not in ("params", "param_names")})
         for group in optimizer.param_groups
@@ -178,7 +179,8 @@ def _paths(key: str, parameter: torch.Tensor, names: Mapping[int, list[str]]) ->
 
 
 def _fill(optimizer: torch.optim.Optimizer, loaded: list[Any]) -> None:
-    """Give an optimizer what was saved of its parameters, in their order; options of a group are those of its first."""
+    """Load saved state into an optimizer, in the order of its parameters; a group takes the options of its first
+    parameter."""
     found, rest, number = optimizer.state_dict(), iter(loaded), 0
     for group, kept in zip(optimizer.param_groups, found["param_groups"]):
         full = [parameter.numel() > 0 for parameter in group["params"]]
@@ -202,7 +204,7 @@ def _store(name: str, value: Any, tensors: Tensors) -> None:
 
 
 def _there(name: str, shapes: Shapes, own: torch.Tensor | None = None) -> str:
-    """The name, or RunError where nothing was saved under it or another shape."""
+    """Return the name. Raises RunError if nothing, or another shape, was saved under it."""
     said = name.removesuffix(_TEXT)
     if name not in shapes:
         raise RunError(f"nothing was saved as {said}: the checkpoint is of another model; give another path")
@@ -222,7 +224,7 @@ def _empty(name: str, shapes: Shapes, like: torch.Tensor | None = None) -> torch
 
 
 def _packed(name: str, value: Any, tensors: Tensors) -> Any:
-    """A value as JSON data that refers to tensors by their names."""
+    """Return a value as JSON data that refers to tensors by name; collect these in `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors[name] = value.detach()
         return {"tensor": name}
@@ -240,7 +242,7 @@ def _packed(name: str, value: Any, tensors: Tensors) -> Any:
 
 
 def _refs(data: Any) -> Iterator[str]:
-    """The names of the tensors in a value."""
+    """Yield the names of the tensors in a value."""
     if isinstance(data, list):
         for item in data:
             yield from _refs(item)

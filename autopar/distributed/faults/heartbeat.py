@@ -1,9 +1,9 @@
-"""Heartbeats: a rank that dies, stops or hangs ends the job on every rank, in bounded time, by its name.
+"""Heartbeats: a rank that dies, stops or hangs ends the job on every rank, in bounded time, with its name.
 
-Each rank writes a beat into the job's store every second and reads that of the next rank, so that the load grows with
-the number of ranks and not its square; between any set of dead ranks and the living there is one that looks. What it
-finds goes into the store, and all read it. A second thread sees to it that the process ends even where the first waits
-for a store that has gone, or the main thread for a collective that no one will complete.
+Each rank writes a beat into the job's store every second and reads that of the next rank, so that the load is linear
+in the number of ranks; next to any set of dead ranks there is a living one that watches. A fault is written to the
+store, and all ranks read it. A second thread ends the process even if the first one waits for a lost store, or the
+main thread for a collective that no rank will complete.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from ..messages import Group, rank_of, size_of
 log = logging.getLogger("autopar")
 
 EXIT_CODE = 70
-"""Of a process that could not be ended by an error in its main thread."""
+"""Exit code of a process that an error in its main thread could not end."""
 
 _LOST = re.compile(
     r"gloo|NCCL|closed by peer|reset by peer|Broken pipe|[Tt]imed out|TCPStore|remote process exited",
     re.ASCII,
 )
-"""Texts of errors by which a collective says that another rank has gone."""
+"""Error texts by which a collective reports that another rank is gone."""
 
 _guards = 0
 
 
 class Guard:
-    """The watch over the ranks of a group; `guarded` makes and ends it.
+    """The watch over the ranks of a group, started and stopped by `guarded`.
 
-    `fault` is a sentence about the rank that has failed, empty while none has.
+    `fault`: a sentence about the failed rank; empty while there is none.
     """
 
     def __init__(self, group: Group, timeout_s: float, step_timeout_s: float | None, grace_s: float) -> None:
@@ -75,9 +75,9 @@ class Guard:
         ]
 
     def step(self, number: int | None = None) -> None:
-        """Say that a step begins (`number`, else one more than the last).
+        """Note the start of a step (`number`; default: the last one plus 1).
 
-        Raises RunError that names the rank that has failed, where one has.
+        Raises RunError that names the failed rank, if there is one.
         """
         if self.fault:
             raise RunError(self.fault)
@@ -86,7 +86,7 @@ class Guard:
         self.last_step, self._stepped = number, self._awake
 
     def start(self) -> None:
-        """Begin to beat and to watch, when rank 0 has."""
+        """Wait for rank 0 to start, then begin to beat and to watch."""
         self._write()
         self._first = json.loads(self._store.get(f"{self._at}/0"))
         self._store.set_timeout(timedelta(seconds=self.timeout_s))
@@ -94,9 +94,9 @@ class Guard:
             thread.start()
 
     def leave(self) -> None:
-        """Stop watching: this rank is done. Rank 0 waits for the others, which may need the store that it holds.
+        """Stop watching: this rank is done. Rank 0, whose process may hold the store, waits for the others.
 
-        Raises RunError where another rank fails until then.
+        Raises RunError if another rank fails until then.
         """
         try:
             self._left.set()
@@ -113,7 +113,8 @@ class Guard:
             self._end()
 
     def failed(self, error: BaseException) -> None:
-        """Tell the others of an error of this rank; where it comes of another's, raise RunError that names that one."""
+        """Report an error of this rank to the others; if another rank caused it, raise RunError that names that
+        rank."""
         try:
             if not self.fault and _LOST.search(str(error)):
                 until = self._awake + self.timeout_s + 3 * self._interval
@@ -132,7 +133,7 @@ class Guard:
             self._end()
 
     def _let_hear(self) -> None:
-        """As the rank that may hold the store, give the others time to read the fault in it."""
+        """Give the others time to read the fault from the store if this rank may hold it."""
         others = self.size - (self._failed.get("by") != self._failed.get("rank"))
         until = self._awake + 3 * self._interval
         while self.rank == 0 and self._awake < until and self._store.add(f"{self._at}/heard", 0) < others:
@@ -167,7 +168,7 @@ class Guard:
                 return
 
     def _beat(self) -> None:
-        """Write, and read what the next rank wrote."""
+        """Loop: write the own beat, read that of the next rank."""
         if not self._left.is_set():
             self._write()
         if self._store.check([f"{self._at}/fault"]):
@@ -195,7 +196,8 @@ class Guard:
             self._accuse(record, f"{known}, for {self.timeout_s:g} s")
 
     def _judge_self(self) -> None:
-        """Name this rank where its main thread makes no progress; one that waits for others lets them speak first."""
+        """Report this rank if its main thread makes no progress; if that waits for other ranks, let them report
+        first."""
         if self.step_timeout_s is None or self._left.is_set():
             return
         still = self._awake - self._stepped
@@ -207,7 +209,7 @@ class Guard:
             self._accuse(self._record(), f"{verb} at {where}, for {still:.0f} s")
 
     def _lose(self, what: str, sign: str) -> None:
-        """Name the process that holds the store, which does not answer: torchrun's where it has one, else rank 0."""
+        """Report the process that holds the store and does not answer: torchrun if there is one, else rank 0."""
         if _shared_store():
             holder = f"torchrun on {os.environ.get('MASTER_ADDR')}"
         else:
@@ -235,7 +237,7 @@ class Guard:
         self.fault = self._failed["text"]
 
     def _watches(self) -> None:
-        """Count the seconds awake, and end the process where the main thread does not."""
+        """Loop: count the seconds awake, and end the process if its main thread does not end."""
         before, until = time.monotonic(), None
         while not self._stop.wait(self._interval / 4):
             now = time.monotonic()
@@ -250,7 +252,7 @@ class Guard:
                 _exit(self.fault)
 
     def _end_failed(self) -> None:
-        """End the rank that has failed where that is here: this process, or another of this host that hangs."""
+        """Kill the failed rank if it is on this host: this process, or another one that hangs."""
         if self._failed.get("rank") == self.rank:
             if not self._left.is_set():
                 _exit(self.fault)
@@ -272,15 +274,15 @@ def guarded(
                 guard.step(step)
                 ...
 
-    Seconds: a rank that has not beaten for `timeout_s` is stopped or dead. A thread beats, so that a rank in a long
-    step or compilation does, unless it holds the lock of the interpreter (GIL) all that time. With `step_timeout_s` a
-    rank whose main thread has not come to its next `guard.step()` for so long is taken as hung. Then on every rank
-    RunError names it, from the next `guard.step()` or from the collective that fails; a rank whose main thread has not
-    left the block `grace_s` later ends with the sentence on stderr and exit code 70. So the job ends within
-    `timeout_s + grace_s` and two seconds everywhere. A rank that is stopped is killed by those of its own host.
+    A rank without a beat for `timeout_s` seconds is stopped or dead. A thread beats, so that a rank in a long step or
+    compilation also does, unless it holds the GIL all that time. With `step_timeout_s`, a rank whose main thread does
+    not reach its next `guard.step()` in that time is hung. Then every rank raises RunError that names it, from the
+    next `guard.step()` or from the collective that fails. A rank whose main thread has not left the block `grace_s`
+    seconds later ends with that sentence on stderr and exit code 70. So the job ends everywhere within `timeout_s +
+    grace_s + 2` seconds. A stopped rank is killed by the ranks of its own host.
 
-    A rank that raises in the block tells the others, which end likewise. Nothing listens: ranks meet in the store that
-    the job has.
+    A rank that raises in the block reports it to the others, which end likewise. No port is opened: ranks use the
+    store of the job.
     """
     if min(timeout_s, grace_s) <= 0 or (step_timeout_s is not None and step_timeout_s <= 0):
         raise RunError(
@@ -308,12 +310,12 @@ def guarded(
 
 
 def _shared_store() -> bool:
-    """True where torchrun holds the store, and not rank 0."""
+    """Return True if torchrun, not rank 0, holds the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _position(frame: FrameType | None) -> tuple[str, bool]:
-    """The line of the user's that a thread is at, and if it waits there for other ranks."""
+    """Return the line of the user's code that a thread is at, and whether it waits there for other ranks."""
     if frame is None:
         return "its end", False
     file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Timelines of all ranks as one, on the clock of rank 0."""
+"""Timelines of all ranks merged into one, on the clock of rank 0."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from ...system.text import seconds
 from ..messages import Group, device_of, gather, rank_of, size_of
 
 ROUNDS = 16
-"""Exchanges of clocks between rank 0 and each other rank."""
+"""Clock exchanges between rank 0 and each other rank."""
 DRIFT = 1e-4
-"""Seconds by which two clocks may part in a second: twice the 50 ppm that crystals of computers keep."""
+"""Seconds per second by which two clocks may drift apart: twice the 50 ppm tolerance of computer crystals."""
 
 
 def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | None:
-    """The calls of all ranks on one clock, on rank 0; None on the others. Every rank of the group must call it.
+    """Merge the calls of all ranks on one clock; return the timeline on rank 0, None on others. Every rank must call
+    it.
 
         with fast.record() as recording:
             fast(x)
@@ -31,12 +32,11 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
         if together:
             together.save("trace.json")
 
-    Each rank gives the measured timelines of its own calls. Devices are named `rank 2 (host1)/cpu`, and second 0 is the
-    start of the first call of all. The title says within how many seconds the clocks agree: half the round trip of the
-    quickest exchange, and what two clocks part in the time since the first call. A backward that was recorded with its
-    forward follows it at once.
+    Each rank passes the measured timelines of its own calls. Devices are named `rank 2 (host1)/cpu`; second 0 is the
+    start of the first call of all. The title gives the uncertainty of the clocks in seconds: half the shortest round
+    trip plus the drift since the first call. A backward recorded with its forward follows it immediately.
 
-    Raises RunError on every rank where a timeline is a prediction, and where no rank has any.
+    Raises RunError on every rank if a timeline is a prediction, or if no rank has any.
     """
     own = list(timelines)
     offset, error = clock_offset(group)
@@ -67,10 +67,11 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
 
 
 def clock_offset(group: Group = None, rounds: int = ROUNDS) -> tuple[float, float]:
-    """Seconds to add to this rank's `time.perf_counter` for that of rank 0, and by how many they may be wrong.
+    """Estimate the clock offset to rank 0 by Cristian's algorithm; return (offset, error bound) in seconds.
 
-    Every rank of the group must call it. Of `rounds` exchanges the one with the shortest round trip counts, whose half
-    bounds the error (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989).
+    The offset is to be added to this rank's `time.perf_counter`. Every rank of the group must call it. Of `rounds`
+    exchanges the one with the shortest round trip counts, and half of that trip bounds the error (F. Cristian,
+    "Probabilistic clock synchronization", Distributed Computing 3, 1989).
     """
     device, rank = device_of(group) if dist.is_initialized() else torch.device("cpu"), rank_of(group)
     best = (0.0, float("inf") if rank else 0.0)
@@ -97,7 +98,7 @@ def clock_offset(group: Group = None, rounds: int = ROUNDS) -> tuple[float, floa
 
 
 def _joined(calls: list[list[Timeline]], heads: list[dict[str, object]]) -> Timeline:
-    """Timelines by rank as one, each shifted by its clock."""
+    """Join the timelines of all ranks, each shifted by its clock offset."""
     names = [f"rank {rank} ({head['host']})" for rank, head in enumerate(heads)]
     offsets = [float(str(head["offset"])) for head in heads]
     first = min(call.began + offset for given, offset in zip(calls, offsets) for call in given)

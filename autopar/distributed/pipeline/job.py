@@ -1,4 +1,4 @@
-"""A model over several processes: what `autopar.distribute` returns, run by `torch.distributed.pipelining`."""
+"""A model over several processes, as returned by `autopar.distribute` and run by `torch.distributed.pipelining`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Place = Callable[[nn.Module], nn.Module]
 
 
 class _InOnePiece(torch.autograd.Function):
-    """The same tensor, whose gradient lies in one piece, as it must to be sent."""
+    """Identity whose gradient is contiguous, as sending requires."""
 
     @staticmethod
     def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
@@ -49,8 +49,11 @@ class _InOnePiece(torch.autograd.Function):
 
 
 class _Entry(nn.Module):
-    """A stage as `PipelineStage` calls it. `apart`: what it returns is a copy, which nothing keeps for the backward.
-    torch detaches that in place where it computes gradients of inputs and of weights apart."""
+    """A stage as called by `PipelineStage`.
+
+    `apart`: return a copy of the output that the backward does not keep, because torch detaches outputs in place when
+    it computes gradients of inputs and weights separately.
+    """
 
     def __init__(self, stage: nn.Module, apart: bool) -> None:
         super().__init__()
@@ -64,7 +67,7 @@ class _Entry(nn.Module):
 
 
 class _Stage(pipelining.PipelineStage):
-    """A stage that notes when it computes, and begins sums of gradients that are final."""
+    """A `PipelineStage` that records when it computes, and starts the sums of gradients that are final."""
 
     spans: list[Span]
     sums: Sums
@@ -95,12 +98,12 @@ class _Stage(pipelining.PipelineStage):
 
 
 class Distributed:
-    """The stages of a model that this process has, and steps that all processes of the job take together.
+    """The stages of a model in this process, and the steps that all processes of the job take together.
 
-    `job.step(*inputs, target=…)` is forward, backward and the sum of gradients; `job(*inputs)` the forward alone.
-    Every process is called with the whole batch, of which each replica takes its rows. Parameters are the model's own
-    objects: `torch.optim.SGD(job.parameters())` steps those of this process. Where the plan shards them over replicas,
-    they are DTensors, which the model then has in their place, as `fully_shard` leaves it.
+    `job.step(*inputs, target=…)` runs forward, backward and the sum of gradients; `job(*inputs)` only the forward.
+    Every process gets the whole batch, and each replica takes its rows. Parameters are the model's own objects:
+    `torch.optim.SGD(job.parameters())` updates those of this process. If the plan shards them over replicas, they are
+    replaced in the model by DTensors, as by `fully_shard`.
     """
 
     def __init__(
@@ -155,11 +158,11 @@ class Distributed:
         return kind(given, self.plan.micro_batches, loss_fn=loss, scale_grads=False)
 
     def step(self, *args: Any, target: Any = (), **kwargs: Any) -> torch.Tensor:
-        """Add the gradients of a batch to `.grad`, and return its mean loss, a scalar that is the same everywhere.
+        """Add the gradients of a batch to `.grad`; return its mean loss, a scalar that is equal in all processes.
 
-        `target` is what `loss(outputs, target)` is called with, a tuple being spread; its tensors have the batch's
-        rows along their first axis. The loss must be a mean over rows, so that those of micro-batches average to it.
-        Raises PlanError for a batch of another size, and where no `loss` was given.
+        `target` is passed to `loss(outputs, target)`, a tuple as several arguments; the first axis of its tensors is
+        the batch. The loss must be a mean over rows, so that the losses of micro-batches average to it. Raises
+        PlanError for a batch of another size, and if no `loss` was given.
         """
         if self.loss is None:
             raise PlanError(
@@ -194,7 +197,8 @@ class Distributed:
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for the rows of this replica, in the process of its last stage; None elsewhere."""
+        """Return the model's output for the rows of this replica in the process of its last stage; None in the
+        others."""
         if not self.stages:
             return None
         if self._serving is None:
@@ -207,13 +211,13 @@ class Distributed:
         return self._last.answer(found) if self._has_last else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of this process's stages, each once; an empty one where the plan leaves it idle, as optimizers
-        want one at least."""
+        """Yield the parameters of this process's stages, each once; an empty one if the plan leaves the process idle,
+        because optimizers need at least one."""
         found = [parameter for _, parameter in self.named_parameters()]
         return iter(found or [self._empty])
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(path in the model, parameter) of this process's stages, each once."""
+        """Yield (path in the model, parameter) of this process's stages, each once."""
         seen = set()
         for module in self.stages.values():
             for name, parameter in module.named_parameters():
@@ -222,7 +226,7 @@ class Distributed:
                     yield module.paths[name][0], parameter
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of this process's stages under all their paths in the model."""
+        """Return parameters and buffers of this process's stages under all their paths in the model."""
         return {
             path: tensor
             for module in self.stages.values()
@@ -231,8 +235,7 @@ class Distributed:
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy what a state dict of the whole model, or of this process's stages, has of them. RunError names what it
-        lacks."""
+        """Load from a state dict of the whole model, or of this process's stages. RunError names what is missing."""
         for path, tensor in self.state_dict().items():
             if path not in state:
                 raise RunError(
@@ -242,20 +245,19 @@ class Distributed:
 
     @property
     def timeline(self) -> Timeline:
-        """The last step as this process saw it: `0F2` is the forward of stage 0 for micro-batch 2, B its backward, W
-        the gradients of its weights where they are computed apart. On an accelerator these are the seconds of
-        launching."""
+        """The last step in this process. `0F2` is the forward of stage 0 for micro-batch 2, B its backward, W its
+        weight gradients if computed separately. On an accelerator, seconds of launching."""
         began, ended = self._took
         spans = tuple(replace(s, start=s.start - began, end=s.end - began) for s in self._spans)
         return Timeline(self.plan.model, (f"{self._device}/0",), spans, ended - began, began=began)
 
     def explain(self) -> str:
-        """The plan: stages, replicas, who waits for whom, the links, and what else was tried."""
+        """Return the report of the plan: stages, waits, links, and the other plans that were considered."""
         return explained(self.plan)
 
     @property
     def predicted(self) -> Timeline:
-        """The predicted step of the first replica, to be saved as a picture or for Perfetto."""
+        """The predicted step of the first replica, to save as a picture or for Perfetto."""
         return predicted(self.plan)
 
     @property
@@ -263,13 +265,13 @@ class Distributed:
         return len(self.plan.stages) - 1 in self.stages
 
     def _scaled(self, output: Any, mark: torch.Tensor) -> torch.Tensor:
-        """The share of one micro-batch in the mean loss of all of them."""
+        """Return the loss of one micro-batch scaled to its share of the mean."""
         assert self.loss is not None
         found = self.loss(self._last.answer(output), *self._targets[int(mark)])
         return found / (self.plan.micro_batches * self.plan.replicas)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The rows of this replica of the model's inputs that its stages need, by name."""
+        """Return this replica's rows of the inputs that its stages need, by name."""
         leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
         if len(leaves) != len(self._names):
             raise PlanError(
@@ -281,7 +283,7 @@ class Distributed:
         return {name: self._rows(leaf) for name, leaf in given.items()}
 
     def _rows(self, given: Any) -> Any:
-        """The rows of this replica of all tensors, on its device."""
+        """Return this replica's rows of all tensors, on its device."""
         batch, share = self.plan.batch, self.plan.batch // self.plan.replicas
 
         def own(leaf: Any) -> Any:
@@ -297,7 +299,7 @@ class Distributed:
         return pytree.tree_map(own, given)
 
     def _chunks(self, given: Any) -> list[Any]:
-        """The same for each micro-batch."""
+        """Return this replica's rows, split into micro-batches."""
         leaves, spec = pytree.tree_flatten(given)
         count = self.plan.micro_batches
         cut = [leaf.chunk(count) if isinstance(leaf, torch.Tensor) else [leaf] * count for leaf in leaves]
@@ -305,13 +307,13 @@ class Distributed:
 
 
 def _grid(plan: Distribution, ranks: Sequence[int]) -> list[list[int]]:
-    """The rank of each process of each replica."""
+    """Return the rank of each process of each replica."""
     number = {host.name: rank for host, rank in zip(plan.hosts.hosts, ranks)}
     return [[number[name] for name in row] for row in plan.ranks]
 
 
 def _groups(grid: Sequence[Sequence[int]]) -> list[dist.ProcessGroup]:
-    """A group for each replica's chain; every process makes all of them, as torch asks."""
+    """Create a group for each replica's stages; every process creates all of them, as torch requires."""
     return [dist.new_group(list(row)) for row in grid]
 
 
@@ -322,8 +324,11 @@ def _shared(
     position: int,
     whole: set[str] | None,
 ) -> list[Shared]:
-    """What this process shares with others: each parameter with all that hold it, in any stage or replica; those that
-    replicas share out, all but the paths in `whole` where it is given, with the other stages of its replica."""
+    """Return what this process shares with others: each parameter with all its holders, in any stage or replica.
+
+    If `whole` is given, parameters are sharded over replicas, except the paths in `whole`: they are shared only with
+    other stages of the same replica.
+    """
     holders: dict[str, set[int]] = {}
     own: dict[str, nn.Parameter] = {}
     for number, module in modules.items():

@@ -1,4 +1,4 @@
-"""Measured units: seconds of forward and backward of each on this process's device, and the bytes it keeps."""
+"""Measured units: seconds of the forward and backward of each on this process's device, and the bytes it saves."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .stages import StageModule, located
 from .units import Units
 
 ROUNDS = 5
-"""Times that each unit is run; the shortest counts, as others may disturb any of them."""
+"""Runs of each unit; the shortest counts, since disturbances only lengthen a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of a unit for so many rows: seconds, and bytes that its forward keeps for the backward."""
+    """Seconds of a unit for a given number of rows, and bytes that its forward saves for the backward."""
 
     forward_s: float
     backward_s: float
@@ -33,11 +33,11 @@ class Times:
 
 
 def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> list[Times]:
-    """Times of all units for inputs of `units.rows` rows, in their order; gradients too if `trained`.
+    """Time all units for inputs of `units.rows` rows, with gradients if `trained`; return their times in order.
 
-    Each unit runs `ROUNDS` times on what the ones before it made, which is then in the caches as it is not in a step.
-    So all are lengthened alike to what the model takes as a whole, unless it has no room on the device. Buffers and
-    random numbers are as before in the end.
+    Each unit runs `ROUNDS` times on the outputs of the previous units, which are then in the caches, unlike in a step.
+    Therefore all times are scaled by the same factor to the time of the whole model, unless that does not fit on the
+    device. Buffers and random generators are restored.
     """
     with _as_before(units.model, device), torch.set_grad_enabled(trained):
         found = list(_times(units, inputs, device, trained))
@@ -54,7 +54,7 @@ def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: 
 
 
 def _whole(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> tuple[float, float]:
-    """Median seconds of a forward of all units, and of its backward."""
+    """Return the median seconds of a forward of all units, and of its backward."""
     stage = StageModule(units, 0, len(units.nodes), device)
     given = {node.name: value for node, value in zip(units.inputs, inputs)}
     state = {
@@ -89,7 +89,7 @@ def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: b
 
 
 class _Unit:
-    """A unit to be run by itself: its `own` values from outside it start a graph of their own."""
+    """A unit that runs alone: its `own` inputs are the start of an autograd graph."""
 
     def __init__(self, nodes: Sequence[fx.Node], values: dict[fx.Node, Any], device: torch.device) -> None:
         self.nodes, self.values, self.device = nodes, values, device
@@ -98,8 +98,8 @@ class _Unit:
         self.saved: list[torch.Tensor] = []
 
     def timed(self, kept: dict[int, torch.Tensor], asked: float | None) -> Times:
-        """Times of the unit, whose values are entered; `asked` are the seconds of asking for gradients, None: none
-        is asked for."""
+        """Return the times of the unit, and enter its values in `kept`; `asked`: overhead of an autograd call in
+        seconds, None: no gradients."""
         forward, backward = [], [0.0]
         for turn in range(ROUNDS):
             local = dict(self.own)
@@ -129,7 +129,7 @@ class _Unit:
 
 
 def _asked(device: torch.device) -> float:
-    """Seconds of asking autograd for gradients, which a backward as a whole does once."""
+    """Return the fixed seconds of an autograd call, which a whole backward spends once."""
     given = torch.ones(1, device=device, requires_grad=True)
     calls = [partial(torch.autograd.grad, given.view(1), given) for _ in range(ROUNDS)]
     return min(_seconds(call, device) for call in calls)
@@ -141,7 +141,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device) ->
 
 
 def _leaf(value: Any, device: torch.device) -> Any:
-    """The same tensor on the device, as the start of a graph of its own; parameters that are there as they are."""
+    """Return the tensor on the device as a new leaf; parameters that are already there unchanged."""
     if not isinstance(value, torch.Tensor) or (isinstance(value, nn.Parameter) and value.device == device):
         return value
     return value.detach().to(device).requires_grad_(value.requires_grad)

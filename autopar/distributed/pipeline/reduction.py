@@ -1,4 +1,4 @@
-"""Sums over processes: gradients of replicas, and of parameters that several stages share."""
+"""Sums over processes of gradients of replicas, and of parameters shared by several stages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """Parameters that several processes hold: all of `group` sum their gradients, in this order. `whole`: each process
-    of the group has every stage of its replica that uses them."""
+    """Parameters held by several processes, whose gradients all of `group` sum in this order.
+
+    `whole`: each process of the group has every stage of its replica that uses them.
+    """
 
     parameters: tuple[nn.Parameter, ...]
     group: dist.ProcessGroup
@@ -29,7 +31,7 @@ class Shared:
 
 @dataclass(eq=False)
 class _Bucket:
-    """Gradients that are summed in one message. `missing` are those that are not final yet, by id."""
+    """Gradients that are summed in one message. `missing`: ids of those that are not final yet."""
 
     parameters: list[nn.Parameter]
     group: dist.ProcessGroup
@@ -39,7 +41,7 @@ class _Bucket:
 
     @torch.no_grad()
     def start(self) -> None:
-        """Send. A parameter without a gradient here counts as zeros."""
+        """Start the all-reduce. A parameter without a gradient counts as zeros."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -48,7 +50,7 @@ class _Bucket:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait, and write the sums into the gradients."""
+        """Wait for the all-reduce, and write the sums into the gradients."""
         self.work.wait()
         gradients = [_local(p.grad) for p in self.parameters if p.grad is not None]
         sizes = [gradient.numel() for gradient in gradients]
@@ -58,11 +60,11 @@ class _Bucket:
 
 
 class Sums:
-    """The sums of the gradients of one step after another, begun while the backward goes on.
+    """Sums of gradients that overlap with the backward, step after step.
 
-    A gradient is final in the last backward of the only stage that uses its parameter. Buckets are filled from the last
-    stage's last parameter on and begin in that order, the same in all processes of a group; those of parameters that
-    several stages use come after all others. Every process must have the same parameters require grad.
+    A gradient is final after the last backward of the only stage that uses its parameter. Buckets are filled from the
+    last parameter of the last stage backwards and start in that order, the same in all processes of a group; buckets
+    of parameters used by several stages come last. All processes must agree on which parameters require grad.
     """
 
     def __init__(self, shared: Sequence[Shared], stages: Mapping[int, nn.Module], passes: int) -> None:
@@ -83,14 +85,14 @@ class Sums:
         }
 
     def begin(self) -> None:
-        """Await `passes` backwards of each stage, after which its gradients are final."""
+        """Start a step with `passes` backwards of each stage, after which its gradients are final."""
         self._left = Counter(dict.fromkeys(self._own, self._passes))
         for bucket in (bucket for queue in self._early for bucket in queue):
             bucket.missing, bucket.work = {id(p) for p in bucket.parameters}, None
 
     @contextmanager
     def backward(self, stage: int) -> Iterator[None]:
-        """Around each backward that adds to the gradients of a stage's parameters."""
+        """Wrap each backward that adds to the gradients of a stage's parameters."""
         self._left[stage] -= 1
         own = self._own[stage] if not self._left[stage] else []
         hooks = [parameter.register_post_accumulate_grad_hook(self._final) for parameter in own]
@@ -104,7 +106,7 @@ class Sums:
             self._final(parameter)
 
     def finish(self) -> None:
-        """Begin what is left, and wait for all."""
+        """Start the remaining sums, and wait for all."""
         late = [bucket for queue in self._early for bucket in queue if bucket.work is None] + self._late
         for bucket in late:
             bucket.start()
@@ -120,12 +122,12 @@ class Sums:
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
-    """What this process has of a gradient, in the same memory."""
+    """Return this process's part of a gradient, in the same memory."""
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _buckets(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[_Bucket]:
-    """Parameters of one dtype and device each, in order, up to so many bytes."""
+    """Group parameters of equal dtype and device, in order, into buckets of limited bytes."""
     found: list[_Bucket] = []
     size = 0
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""The report of a distribution: its stages, who waits for whom, the links, and what else was tried."""
+"""The report of a distribution: stages, waits, links, and the other plans that were considered."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from ...planner.pipelines.forecast import grid_of, predicted, waits
 from ...system.text import seconds, size, table
 
 GATHERS = 3
-"""Times that a sharded stage's parameters move in a micro-batch: gathered for the forward and for the backward, and
+"""Transfers of a sharded stage's parameters for each micro-batch: gathered for the forward and for the backward, and
 their gradients scattered."""
 
 
 def explained(plan: Distribution) -> str:
-    """Tables of the plan: stages, what each process of a replica does and waits for, links, and the other plans."""
+    """Return tables of the plan: stages, work and waits of each process of a replica, links, and the other plans."""
     parts = [str(plan)]
     timeline = predicted(plan)
     apart = waits(plan, timeline.spans)

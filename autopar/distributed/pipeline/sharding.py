@@ -21,10 +21,10 @@ from .units import Units
 
 
 class ShardedStage(nn.Module):
-    """A stage as a `StageModule` for each group of units, whose parameters are gathered while it runs.
+    """A stage of one `StageModule` for each group of units, whose parameters are gathered while the group runs.
 
-    It is called as a `StageModule` is. A parameter that several groups use is one of the stage itself, which gathers
-    it for the whole of its forward and of its backward.
+    It is called like a `StageModule`. A parameter used by several groups belongs to the stage itself, which gathers it
+    for its whole forward and its whole backward.
     """
 
     def __init__(self, units: Units, stage: Stage, device: torch.device) -> None:
@@ -43,15 +43,15 @@ class ShardedStage(nn.Module):
         self.train(units.model.training)
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
-        """What the groups make of it, one after the other."""
+        """Run the groups in order."""
         for group in self._order:
             received = group(*received, **{name: inputs[name] for name in group.needs})
         return received
 
     def shard(self, model: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> None:
-        """Keep this process's rows alone of each parameter that is not in `whole`, as a DTensor, here and in the model.
+        """Keep only this process's rows of each parameter that is not in `whole`, as a DTensor, here and in the model.
 
-        Gradients are summed over the mesh, and not divided.
+        Gradients are summed over the mesh, not averaged.
         """
         several = {*self.several}
         for module, others in (*((group, several) for group in self.groups), (self, set[nn.Parameter]())):
@@ -68,7 +68,7 @@ class ShardedStage(nn.Module):
 
 
 def owned(outputs: Any) -> Any:
-    """What a sharded stage returns, without views, whose hooks are lost where they are written in place."""
+    """Return the outputs of a sharded stage without views, whose hooks are lost when they are written in place."""
     return tuple(out.clone() if out._base is not None else out for out in outputs)
 
 
@@ -79,10 +79,10 @@ def sharded(
     device: torch.device,
     model: nn.Module,
 ) -> set[str]:
-    """Shard the stages of this process, and return the paths of the parameters that each replica keeps whole.
+    """Shard the stages of this process; return the paths of the parameters that each replica keeps whole.
 
-    Those are parameters of several stages of one process, which `fully_shard` cannot gather for both; those that it
-    takes not at all; and those of another dtype than most, which it cannot send in one message with others.
+    Kept whole are parameters shared by several stages of one process, which `fully_shard` cannot gather for both;
+    those it does not support; and those of another dtype than most, which cannot be sent in one message with others.
     """
     if device.index is not None:
         torch.accelerator.set_device_index(device.index)
@@ -115,7 +115,7 @@ def sharded(
 
 
 def rows_as(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor as this process's rows of it, where `like` is sharded."""
+    """Return this process's rows of a whole tensor if `like` is sharded, else the tensor."""
     if isinstance(like, DTensor) and not isinstance(given, DTensor):
         return distribute_tensor(given, like.device_mesh, like.placements, src_data_rank=None)
     return given

@@ -1,4 +1,4 @@
-"""Stages of a model as modules: what each process of a pipeline runs."""
+"""The stages of a model as modules, one or more for each process of a pipeline."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from .units import Units, writes
 class StageModule(fx.GraphModule):
     """Consecutive units of a model: `stage(*received, **inputs)`.
 
-    `received` are the tensors that the stage before sends, none for the first; `inputs` the model's own inputs by
-    name, of which it takes those in `needs`. It returns a tuple of what it sends on, values for later stages among
-    it, or, the last, of the tensors that the model returns (`answer`). Parameters and buffers are the model's own
-    objects under the model's own paths, of which `paths` has the others: the state dicts of all stages together are
-    that of the model.
+    received: the tensors from the previous stage; none for the first.
+    inputs: the model's inputs by name, of which it takes those in `needs`.
+
+    Returns a tuple of the tensors to send on, values for later stages included; for the last stage, the tensors in the
+    model's output (`answer`). Parameters and buffers are the model's own objects under the model's own paths (`paths`
+    has their other paths): the state dicts of all stages together are that of the model.
     """
 
     needs: tuple[str, ...]
@@ -60,7 +61,7 @@ class StageModule(fx.GraphModule):
         self.train(units.model.training)
 
     def answer(self, output: Any) -> Any:
-        """What the model returns, made of what the last stage does."""
+        """Return the model's output, made of the output of the last stage."""
         leaves = list(self._leaves)
         for at, leaf in zip(
             self._tensors, output if isinstance(output, (tuple, list)) else (output,), strict=True
@@ -72,8 +73,10 @@ class StageModule(fx.GraphModule):
 def _given(
     graph: fx.Graph, received: tuple[fx.Node, ...], needs: tuple[str, ...], units: Units, copied: bool
 ) -> dict[fx.Node, fx.Node]:
-    """The nodes that read what a stage is called with. `copied`: what it receives may be written in place, which
-    autograd refuses for the views that it gets."""
+    """Return the nodes for what the stage receives, by the nodes they replace.
+
+    `copied`: copy it first, because it may be written in place, which autograd refuses for views.
+    """
     made: dict[fx.Node, fx.Node] = {}
     tensors, inputs = graph.placeholder("*received"), graph.placeholder("**inputs")
     for at, node in enumerate(received):
@@ -87,7 +90,7 @@ def _given(
 
 
 def _in_place(node: fx.Node) -> bool:
-    """True if an operator writes what another has made."""
+    """Return True if an operator writes to a value made by another one."""
     return writes(node) and any(source.op == "call_function" for source in node.all_input_nodes)
 
 
@@ -104,5 +107,5 @@ def _own(root: nn.Module, path: str, tensor: torch.Tensor) -> None:
 
 
 def located(arguments: Any, device: torch.device) -> Any:
-    """Arguments of a call with this device in the place of the one it was captured on."""
+    """Return the arguments with `device` in place of the device of capture."""
     return map_aggregate(arguments, lambda leaf: device if isinstance(leaf, torch.device) else leaf)

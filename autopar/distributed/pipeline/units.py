@@ -17,11 +17,12 @@ from ...errors import CaptureError
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A captured model as a chain: unit i is `nodes[i]`, an operator with all that only names a part of its result.
+    """A captured model as a chain: unit i is `nodes[i]`, an operator and the nodes that select parts of its result.
 
-    `anywhere` are nodes that any stage computes for itself: what depends on inputs and buffers alone and needs no
-    gradient, such as masks and positions. `inputs` are the model's own inputs, by the names of their nodes. `rows` is
-    the size of their first axis, that of one micro-batch.
+    anywhere: nodes that every stage computes for itself: they depend only on inputs and buffers and need no gradient,
+    such as masks and positions.
+    inputs: the model's inputs, by node name.
+    rows: size of their first axis, that of one micro-batch.
     """
 
     model: nn.Module
@@ -35,12 +36,12 @@ class Units:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the units, that of the operator each begins with."""
+        """Names of the units, each that of its first operator."""
         return tuple(nodes[0].name for nodes in self.nodes)
 
     @cached_property
     def output(self) -> fx.Node:
-        """The node that returns."""
+        """The output node."""
         return next(node for node in reversed(self.graph.graph.nodes) if node.op == "output")
 
     @cached_property
@@ -56,8 +57,8 @@ class Units:
         return [tuple(nodes) for nodes in sent]
 
     def crossing(self, cut: int) -> tuple[fx.Node, ...]:
-        """The tensors that are made before unit `cut` and read by it or later ones, in order; what the model returns
-        is read at its end."""
+        """Return, in order, the tensors made before unit `cut` and read by it or later; the model's outputs are read
+        at its end."""
         return self._crossing[cut]
 
     def _place(self, user: fx.Node) -> int:
@@ -67,8 +68,8 @@ class Units:
         return self.unit[user]
 
     def needed(self, nodes: Sequence[fx.Node], given: Sequence[fx.Node]) -> list[fx.Node]:
-        """What `nodes` read, by way of what any stage computes for itself, of inputs and state that is not `given`; in
-        order."""
+        """Return, in order, the inputs and state that `nodes` read, directly or through nodes of `anywhere`, except
+        those in `given`."""
         have, found = set(given), set[fx.Node]()
         waiting = [source for node in nodes for source in node.all_input_nodes]
         while waiting:
@@ -80,7 +81,7 @@ class Units:
         return [node for node in self.graph.graph.nodes if node in found]
 
     def tensor(self, node: fx.Node) -> torch.Tensor:
-        """The parameter, buffer or constant that a node reads, the model's own object where it has one."""
+        """Return the parameter, buffer or constant of a node: the model's own object if it has one."""
         name = str(node.target)
         owner, _, last = name.rpartition(".")
         for root in (self.model, self.graph):
@@ -94,14 +95,14 @@ class Units:
 
     @cached_property
     def paths(self) -> dict[int, list[str]]:
-        """All paths of each parameter and buffer of the model in its state dict, by the id of the tensor."""
+        """All state dict paths of each parameter and buffer of the model, by `id` of the tensor."""
         found: dict[int, list[str]] = {}
         for path, tensor in self.model.state_dict(keep_vars=True).items():
             found.setdefault(id(tensor), []).append(path)
         return found
 
     def state(self, nodes: Sequence[fx.Node]) -> Iterator[tuple[str, torch.Tensor]]:
-        """(path, tensor) of what some nodes read of the model's parameters, buffers and constants, each path once."""
+        """Yield (path, tensor) of the parameters, buffers and constants that nodes read, each path once."""
         seen = set()
         for node in nodes:
             for source in node.all_input_nodes:
@@ -111,7 +112,7 @@ class Units:
 
 
 def rows_of(batch: Any) -> int:
-    """The size of the first axis of all tensors in the inputs of a model. Raises CaptureError where they differ."""
+    """Return the size of the first axis of all tensors in the inputs. Raises CaptureError if they differ."""
     leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     if not leaves or any(leaf.dim() == 0 or leaf.shape[0] != leaves[0].shape[0] for leaf in leaves):
         raise CaptureError(
@@ -125,8 +126,8 @@ def rows_of(batch: Any) -> int:
 def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Units:
     """Capture a model as a chain, for inputs of the size of one micro-batch.
 
-    Sizes are fixed to those of the inputs. Raises CaptureError where `torch.export` cannot capture the model as one
-    graph, and says what it says.
+    Sizes are fixed to those of the inputs. Raises CaptureError, with the message of `torch.export`, if the model
+    cannot be captured as one graph.
     """
     rows = rows_of((tuple(args), dict(kwargs)))
     name = type(model).__name__
@@ -163,7 +164,7 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
 
 
 def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
-    """Operators that read inputs, buffers and constants alone, are cheap to compute again and write nothing."""
+    """Return operators that read only inputs, buffers and constants, are cheap to recompute and write nothing."""
     parameters = {name for name, _ in graph.named_parameters(remove_duplicate=False)}
     written = {
         source
@@ -193,7 +194,7 @@ def _floating(node: fx.Node) -> bool:
 
 
 def writes(node: fx.Node) -> bool:
-    """True if an operator writes what it is given."""
+    """Return True if an operator writes to its inputs."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 

@@ -1,4 +1,4 @@
-"""Answers of a model on its examples, for a rewrite of it to be held against: outputs and gradients, in evaluation."""
+"""Outputs and gradients of a model on its examples, in evaluation mode, to compare a rewritten model with."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from .plan import in_mode
 from .random_numbers import undrawn
 
 _ROUNDINGS = 10.0
-"""Limits of one operator that sums in another order may add up to, over the layers of a model."""
+"""Factor on the tolerance of one operator that sums in another order, for errors accumulated over all layers."""
 _MOST = 0.05
 _SMALL = 1e-2
 _GRADIENT = "gradient of "
 
 
 class Answers:
-    """What a model answers now; `differ` says whether it answers something else later. All ranks of a group call it."""
+    """The outputs and gradients of a model at construction; `differ` compares later ones. All ranks of a group call
+    it."""
 
     def __init__(
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], group: dist.ProcessGroup
@@ -33,7 +34,7 @@ class Answers:
         self.plain = self._ask()
 
     def differ(self) -> str:
-        """The first difference or error, the same on all ranks; "" where there is none."""
+        """Return the first difference or error, the same on all ranks; "" if there is none."""
         try:
             why = self._first(self._ask())
         except Exception as error:
@@ -70,7 +71,7 @@ class Answers:
         return tree_leaves(self.model(*tree_map(_own, self.args), **tree_map(_own, self.kwargs)))
 
     def _gradients(self, made: Sequence[Any]) -> dict[str, Any]:
-        """Gradients of all parameters for weights of each output that are all different."""
+        """Return the gradients of all parameters, for output weights that are all different."""
         outputs = [leaf for leaf in made if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if not outputs or not named:

@@ -1,7 +1,7 @@
-"""Convolutions and norms by channels over ranks, for which `torch.distributed.tensor.parallel` has no style.
+"""Convolutions and norms split by channels over ranks, for which `torch.distributed.tensor.parallel` has no style.
 
-Weights are DTensors, so that optimizers and checkpoints take them as those of linears; what is computed are local
-tensors, for DTensor's convolution is split along space, not channels.
+Weights are DTensors, so that optimizers and checkpoints handle them like those of linears; the computation uses local
+tensors, because DTensor splits a convolution along space, not channels.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Role: TypeAlias = Literal["column", "joined", "inner", "row"]
 class ByChannels(ParallelStyle):
     """Split a convolution, a batch norm or a group norm by channels, in place.
 
-    A `column` has a part of its outputs of all inputs, `joined` too, which gives all ranks the whole at once; `inner`
-    has its channels, or groups of them, of inputs and outputs; a `row` adds up the parts of what it sums over.
+    `column`: part of the outputs, from all inputs; `joined`: the same, then gathered on all ranks; `inner`: part of
+    the channels, or groups, of inputs and outputs; `row`: part of the inputs, with an all-reduce of the outputs.
     """
 
     def __init__(self, role: Role) -> None:
@@ -49,7 +49,7 @@ class ByChannels(ParallelStyle):
 def _forward(
     module: nn.Module, given: torch.Tensor, *, role: Role, mesh: DeviceMesh, part: dict[str, int]
 ) -> Any:
-    """The module's own forward, with this rank's part of its weights and buffers in their place."""
+    """Run the module's forward with this rank's part of its weights and buffers."""
     weights = {name: _local(tensor) for name, tensor in module._parameters.items()}
     bias = weights.get("bias")
     if role == "row":

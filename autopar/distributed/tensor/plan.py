@@ -1,4 +1,4 @@
-"""Which layers of a model are split over ranks by columns and rows: found in its graph, priced by the cost model."""
+"""The choice of layers to split over ranks by columns and rows: found in the graph, priced by the cost model."""
 
 from __future__ import annotations
 
@@ -30,18 +30,22 @@ from .channels import CONVOLUTIONS
 from .ring import all_gather_s
 
 _TRAINED = 3
-"""Products of a layer in a training step, for one in its forward: those of both gradients are as large."""
+"""Products of a layer in a training step for each in its forward: the two gradients have one each."""
 
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Modules by path that are split together, or why they are not.
+    """Modules by path that are split together, or the reason why not.
 
-    `columns` are linears and convolutions split by their outputs, `rows` by what they sum over, `embeddings` by their
-    vocabulary; a column without a row is joined at once. Between columns and rows lie `channels`, norms and grouped
-    convolutions that are split by channels, and `dropouts`. In seconds of a step (a forward
-    where nothing is trained): `whole_s` on one rank, `part_s` of one rank's part, `network_s` of what ranks exchange.
-    `form` is what lies between a column and a row: `local` tensors of a part's size, or a `dtensor`.
+    columns: linears and convolutions split by their outputs; without a row, joined at once.
+    rows: linears and convolutions split by their inputs.
+    embeddings: split by their vocabulary.
+    channels: norms and grouped convolutions between columns and rows, split by channels.
+    dropouts: dropouts between columns and rows.
+    whole_s: seconds of a step (or a forward) on one rank.
+    part_s: seconds of one rank's part.
+    network_s: seconds of communication.
+    form: values between a column and a row: `local` tensors of a part's size, or a `dtensor`.
     """
 
     columns: tuple[str, ...]
@@ -63,22 +67,22 @@ class TensorGroup:
 
     @property
     def gain_s(self) -> float:
-        """Seconds that a split saves each rank in a step, as predicted; below 0 where it costs more."""
+        """Predicted seconds that the split saves each rank in a step; negative if it costs more."""
         return self.whole_s - self.part_s - self.network_s
 
     @property
     def title(self) -> str:
-        """Its modules in a phrase: `mlp.up, mlp.gate → mlp.down`."""
+        """The modules as text: `mlp.up, mlp.gate → mlp.down`."""
         left = ", ".join((*self.embeddings, *self.columns))
         return f"{left} → {', '.join(self.rows)}" if self.rows else left
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tensor split of a model over `ranks` processes: its groups, those that stay whole among them.
+    """A tensor-parallel split of a model over `ranks` processes: its groups, including those that stay whole.
 
-    `whole_s` are the predicted seconds of a step on one rank (forward and backward where `training`), without the
-    optimizer's update. `dispatch_s` are those of the host for each split layer, forward, and backward again.
+    whole_s: predicted seconds of a step on one rank (forward and backward if `training`), without the update.
+    dispatch_s: seconds of the host for each split layer in the forward, and again in the backward.
     """
 
     model: str
@@ -100,7 +104,7 @@ class TensorPlan:
         return self.whole_s - sum(group.gain_s for group in self.split)
 
     def explain(self) -> str:
-        """The decision for each group of layers, with the seconds that it was made by."""
+        """Return the decision for each group of layers, with the predicted seconds."""
         rows: list[tuple[str, ...]] = [("layers", "like it", "one rank", "part", "network", "decision")]
         for group, alike in _alike(self.groups):
             priced = group.whole_s > 0
@@ -134,16 +138,16 @@ def tensor_plan(
     example_kwargs: Mapping[str, Any] | None = None,
     training: bool | None = None,
 ) -> TensorPlan:
-    """The tensor split of a model over `ranks` alike devices that is predicted to pay; nothing is run or changed.
+    """Plan a tensor-parallel split over `ranks` equal devices where it is predicted to be faster; run and change
+    nothing.
 
-    Each rank computes on the first accelerator of `machine`, its CPU where it has none, and all exchange over `link`
-    in rings (`autopar.ir.device.Link`: seconds and bytes per second). `dispatch_s` are seconds of the host for each
-    split layer forward, and backward again, that nothing hides. On a
-    machine that is here operations are timed, about a second once. Tensors may be on the meta device where the machine
-    is declared. `training` None: as `model.training` says; the shapes are those of the examples. A group of layers is
-    split where that saves 3 % of its seconds or more.
+    Each rank computes on the first accelerator of `machine`, or else its CPU; ranks communicate over `link` in rings
+    (`autopar.ir.device.Link`: seconds, bytes per second). `dispatch_s`: exposed seconds of the host for each split
+    layer in the forward, and again in the backward. On a machine that is here, operations are timed once, about 1 s.
+    For a declared machine, tensors may be on the meta device. `training` None: as in `model.training`. Shapes are
+    those of the examples. A group of layers is split if that saves at least 3 % of its seconds.
 
-    Raises CaptureError where the model is not one graph, PlanError for fewer than two ranks.
+    Raises CaptureError if the model is not one graph, PlanError for fewer than two ranks.
     """
     if ranks < 2:
         raise PlanError(
@@ -177,7 +181,7 @@ def tensor_plan(
 
 
 class _Price:
-    """Seconds of stretches whole and in parts, on one device over one link."""
+    """Seconds of stretches of tasks, whole and split, on one device and one link."""
 
     def __init__(
         self,
@@ -195,7 +199,7 @@ class _Price:
         self.estimator = Estimator(machine, self.device)
 
     def seconds(self, tasks: Iterable[str], graph: Graph | None = None) -> float:
-        """Seconds of tasks in a step, by the sizes that a graph gives their values."""
+        """Return the seconds of tasks in a step, for the sizes of values in `graph`."""
         at, total = graph or self.graph, 0.0
         for name in tasks:
             task = at.task[name]
@@ -211,7 +215,7 @@ class _Price:
         return total
 
     def group(self, stretch: Stretch, wrong: str) -> TensorGroup:
-        """A stretch as modules, priced unless it is refused."""
+        """Return a stretch as a group of modules, priced unless refused for the reason `wrong`."""
         graph = self.graph
         modules = {name: graph.task[name].module for name in stretch.tasks}
         named = TensorGroup(
@@ -238,7 +242,7 @@ class _Price:
         return replace(named, whole_s=whole, part_s=part, network_s=network, split=pays, why=why)
 
     def exchanged(self, stretch: Stretch) -> Iterator[float]:
-        """Seconds of each collective of a step, and of the dispatch of the layers."""
+        """Yield the seconds of each collective of a step, and of the dispatch of its layers."""
         inner = sum(by_channel(self.graph.task[name]) for name in stretch.inner)
         layers = len(stretch.rows) + len(stretch.columns) + len(stretch.embeddings) + inner
         yield self.dispatch_s * layers * (2 if self.training else 1)
@@ -255,7 +259,7 @@ class _Price:
 
 
 def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
-    """Why a stretch of tasks is no group of modules that can be split; "" where it is one."""
+    """Return the reason why a stretch of tasks is not a group of modules that can be split; "" if it is."""
     if stretch.refusal:
         return stretch.refusal
     graph = captured.graph
@@ -287,7 +291,7 @@ def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
 
 
 def _wrong_channels(model: nn.Module, captured: Captured, task: Task) -> str:
-    """Why the module of a task cannot be split by channels; "" where it can."""
+    """Return the reason why the module of a task cannot be split by channels; "" if it can."""
     module = model.get_submodule(task.module)
     own = [id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())]
     states = [captured.state[name] for name in task.inputs if captured.graph.value[name].kind == "state"]
@@ -303,7 +307,7 @@ def _wrong_channels(model: nn.Module, captured: Captured, task: Task) -> str:
 
 
 def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """True where a call of the module is that of this class, as written."""
+    """Return True if a call of the module runs the forward of `kind` unchanged."""
     return type(module).forward is kind.forward and "forward" not in vars(module)
 
 
@@ -324,7 +328,7 @@ def _special(module: nn.Embedding) -> bool:
 
 
 def _alike(groups: Sequence[TensorGroup]) -> Iterator[tuple[TensorGroup, int]]:
-    """The first of groups that differ in numbers within their paths alone, and how many there are."""
+    """Yield the first of groups that differ only in numbers within their paths, and their count."""
 
     def key(group: TensorGroup) -> tuple[str, bool]:
         names = [
@@ -340,7 +344,7 @@ def _alike(groups: Sequence[TensorGroup]) -> Iterator[tuple[TensorGroup, int]]:
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """The model in training or evaluation for a while; each module as it was afterwards."""
+    """Within the block, put the model in training or evaluation mode; then restore the mode of each module."""
     before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:

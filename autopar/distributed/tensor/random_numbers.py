@@ -1,7 +1,8 @@
-"""Random numbers of a tensor split: the same on all ranks where all have the whole, of its own where each has a part.
+"""Random numbers under tensor parallelism: equal on all ranks for whole values, different for parts.
 
-A rank's own numbers follow from those of the common generator, so that what is computed again (activation
-checkpointing) draws the same once more."""
+A rank's own numbers derive from the common generator, so that recomputation (activation checkpointing) draws the same
+ones again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 
 
 def draw_apart(module: nn.Module, rank: int) -> None:
-    """Let a dropout module draw numbers of each rank's own; the common generator moves on by one number."""
+    """Make a dropout module draw different numbers on each rank; the common generator advances by one number."""
     before: list[list[torch.Tensor]] = []
 
     def begin(module: nn.Module, args: Any) -> None:
@@ -41,8 +42,10 @@ def draw_apart(module: nn.Module, rank: int) -> None:
 
 
 def agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Give all ranks the generators of the first, and look before each forward in training whether they agree still;
-    models without dropout are left as they are."""
+    """Broadcast the generators of rank 0, and check before each forward in training that they still agree.
+
+    Models without dropout are left unchanged.
+    """
     if not any(isinstance(module, _DROPOUTS) and module.p for module in model.modules()):
         return
     states = _states(device)
@@ -70,7 +73,7 @@ def agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.de
 
 @contextmanager
 def undrawn(device: torch.device) -> Iterator[None]:
-    """Generators as they were before, afterwards."""
+    """Restore the states of the generators at the end of the block."""
     before = _states(device)
     try:
         yield
@@ -79,7 +82,7 @@ def undrawn(device: torch.device) -> Iterator[None]:
 
 
 def _states(device: torch.device) -> list[torch.Tensor]:
-    """The state of the CPU's generator, and of that of an accelerator."""
+    """Return the generator states of the CPU and of an accelerator."""
     apart = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
     return [torch.get_rng_state(), *apart]
 

@@ -1,4 +1,4 @@
-"""Seconds of collectives over the ranks of one tensor split, and the link that they go by: declared or measured."""
+"""Cost of collectives over the ranks of one tensor-parallel group, and its link, declared or measured."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from ...planner.pipelines.grid import all_reduce_s
 Network: TypeAlias = "Hosts | Link | str | None"
 
 _SMALL, _LARGE = 16, 1 << 20
-"""Features of a rank of the pair whose dispatch is timed, and elements of the message whose rate is."""
+"""Features per rank of the layers whose dispatch is timed, and elements of the message whose bandwidth is measured."""
 _TIMES = 9
 
 
 def all_gather_s(link: Link, ranks: int, nbytes: float) -> float:
-    """Seconds until each rank has all `nbytes`, of which each made an even share, in a ring."""
+    """Return the seconds of a ring all-gather after which each rank has all `nbytes`, an equal share of them from
+    each."""
     return (ranks - 1) * (link.latency_s + nbytes / ranks / link.bytes_per_s)
 
 
 def slowest_link(network: Hosts | Link | str, ranks: int) -> Link:
-    """The slowest link of a ring over ranks, which are dealt out to the hosts in order, evenly.
+    """Return the slowest link of a ring over ranks that are assigned to the hosts in order, evenly.
 
-    A `Link` stands for itself; a text is read by `Hosts.declare`. Raises DeviceError for anything else.
+    A `Link` is returned as it is; text is read by `Hosts.declare`. Raises DeviceError for anything else.
     """
     if isinstance(network, Link):
         return network
@@ -51,7 +52,7 @@ def slowest_link(network: Hosts | Link | str, ranks: int) -> Link:
 
 
 def _within(host: Host) -> Link:
-    """A link between two devices of a host, by way of its memory where they are its CPU."""
+    """Return the link between two devices of a host, through its memory if they are its CPU."""
     names = compute_devices(host.machine)
     if len(names) > 1:
         way = host.machine.route(names[0], names[1])
@@ -62,9 +63,11 @@ def _within(host: Host) -> Link:
 
 
 def measured_link(mesh: DeviceMesh) -> Link:
-    """The link that makes `all_reduce_s` what sums of one element and of 4 MiB take a group; all ranks must call it.
+    """Return a link for which `all_reduce_s` fits measured all-reduces of one element and of 4 MiB; all ranks must
+    call it.
 
-    Collectives, not messages between two as `distributed/network` measures: all ranks of one host send at once.
+    Collectives are measured, unlike the pairwise messages of `distributed/network`, because all ranks of a host send
+    at once.
     """
     ranks, group = mesh.size(), mesh.get_group()
     message = torch.zeros(_LARGE, device=mesh.device_type)
@@ -81,8 +84,8 @@ def measured_link(mesh: DeviceMesh) -> Link:
 
 
 def measured_dispatch(mesh: DeviceMesh) -> float:
-    """Seconds of the host that a split layer takes in a forward, and in a backward again, beyond the plain one and its
-    collective: DTensor's dispatch; all ranks must call it."""
+    """Return the host's seconds of DTensor dispatch for a split layer in the forward, and again in the backward,
+    beyond the plain layer and its collective; all ranks must call it."""
     device, group, features = mesh.device_type, mesh.get_group(), mesh.size() * _SMALL
     plain, pair = _pair(device, features), _pair(device, features)
     parallelize_module(pair, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})

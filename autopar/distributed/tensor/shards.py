@@ -1,4 +1,4 @@
-"""Layers of a model split by `parallelize_module`, so that the split can be taken back."""
+"""Layers of a model split by `parallelize_module`, with undo."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _HOOKS = (
 
 
 class Shards:
-    """The groups of a model that are split, with what their modules were before."""
+    """The split groups of a model, with the original state of their modules."""
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
         self.model, self.mesh = model, mesh
         self.before: dict[nn.Module, dict[str, Any]] = {}
 
     def split(self, group: TensorGroup) -> None:
-        """Split the modules of a group. Weights that several of them share stay shared."""
+        """Split the modules of a group; weights that several of them share stay shared."""
         styles: dict[str, ParallelStyle] = {}
         for path in group.columns:
             if self._convolves(path):
@@ -66,7 +66,7 @@ class Shards:
             draw_apart(module, self.mesh.get_local_rank())
 
     def undo(self) -> None:
-        """Make all modules what they were."""
+        """Restore all modules."""
         for module, state in self.before.items():
             for name, value in state.items():
                 getattr(module, name).clear()
@@ -80,14 +80,14 @@ class Shards:
         return isinstance(self.model.get_submodule(path), CONVOLUTIONS)
 
     def _keep(self, module: nn.Module) -> dict[str, nn.Parameter | None]:
-        """Note a module's parameters and hooks; its parameters."""
+        """Save a module's parameters and hooks; return its parameters."""
         state = {name: dict(getattr(module, name)) for name in ("_parameters", "_buffers", *_HOOKS)}
         self.before.setdefault(module, state)
         return state["_parameters"]
 
 
 def _attend_by_heads() -> None:
-    """Tell DTensor that attention on the CPU may be cut by heads, which it knows of CUDA's kernels alone."""
+    """Register attention on the CPU as splittable by heads in DTensor, which knows only CUDA's kernels."""
     aten = torch.ops.aten
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default

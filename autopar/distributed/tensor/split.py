@@ -1,4 +1,4 @@
-"""Split the layers of a model over the ranks of a group where that pays, by `torch.distributed.tensor.parallel`."""
+"""Tensor parallelism where it is predicted to be faster, by `torch.distributed.tensor.parallel`."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def tensor_parallel(
     machine: Machine | None = None,
     training: bool | None = None,
 ) -> TensorPlan:
-    """Split those layers of a model over the ranks of a group for which that is predicted to pay, in place.
+    """Split layers of a model over the ranks of a group, in place, where that is predicted to be faster.
 
-    Call it on all ranks, with models of one shape and the same examples, before the optimizer is built. Rank 0 plans
-    (`tensor_plan`), its weights and buffers become those of all ranks, and pairs of linears, attention heads and
-    vocabularies are handed to `parallelize_module` as `ColwiseParallel` and `RowwiseParallel`. Split weights are
-    DTensors from then on. Each kind of group is tried on the examples first, in evaluation: forward and gradients must
-    be those of the plain model, within rounding; a group that gives other answers, or raises, stays whole, and the plan
-    says so.
+    Call it on all ranks, with models of the same shape and the same examples, before the optimizer is built. Rank 0
+    plans (`tensor_plan`), its weights and buffers are broadcast, and pairs of linears, attention heads and
+    vocabularies are passed to `parallelize_module` as `ColwiseParallel` and `RowwiseParallel`. Split weights become
+    DTensors. Each kind of group is first tried on the examples in evaluation mode: outputs and gradients must equal
+    those of the plain model within rounding; a group that differs or raises stays whole, as the plan notes.
 
+    model: the model, whose weights are replaced in place.
     group: a `DeviceMesh` of one dimension or a process group; None: all ranks.
-    network: `Hosts`, a text for `Hosts.declare`, or a `Link` (seconds, bytes per second) that the exchange is priced
-    with; None: measured over the group.
-    machine: one that the compute of a rank is priced for; None: the device that the model of rank 0 is on, measured.
-    training: price a training step, not a forward; None: as `model.training` says.
+    network: `Hosts`, text for `Hosts.declare`, or a `Link` (seconds, bytes per second) to price communication; None:
+    measured over the group.
+    machine: a machine to price the compute of a rank; None: the device of rank 0's model, measured.
+    training: price a training step, not a forward; None: as in `model.training`.
 
-    Each step gives all ranks the same batch. Dropout draws the same masks on all ranks where all have the whole, and
-    masks of its own on each rank where it has a part; ranks whose generators differ are refused when training begins a
-    forward. `print` what comes back for the decision. Raises PlanError, DeviceError or CaptureError, on all ranks.
+    Each step gives all ranks the same batch. Dropout draws the same masks on all ranks for whole values, and different
+    masks for parts; a training forward raises if generators differ. Print the result for the decisions. Raises
+    PlanError, DeviceError or CaptureError, on all ranks.
     """
     mesh = _mesh(model, group)
     kwargs = dict(example_kwargs or {})
@@ -88,9 +88,9 @@ def tensor_parallel(
 def clip_grad_norm_(
     parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
 ) -> torch.Tensor:
-    """Scale gradients so that their global norm is `max_norm` at most; returns the norm before, the same on all ranks.
+    """Scale gradients so that their global norm is at most `max_norm`; return the original norm, equal on all ranks.
 
-    As `torch.nn.utils.clip_grad_norm_`, which takes no gradients of which some are DTensors and others are not.
+    Like `torch.nn.utils.clip_grad_norm_`, which does not accept a mix of DTensors and tensors.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms = [torch.linalg.vector_norm(gradient, norm_type) for gradient in gradients]
@@ -136,7 +136,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _share(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give all ranks the weights and buffers of the first."""
+    """Broadcast the weights and buffers of rank 0."""
     group = mesh.get_group()
     first = dist.get_global_rank(group, 0)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def _share(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _agreed(mesh: DeviceMesh, planned: Callable[[], TensorPlan]) -> TensorPlan:
-    """The plan of the first rank, on all of them; its error on all of them where there is none."""
+    """Return the plan of rank 0, or raise its error, on all ranks."""
     group, told = mesh.get_group(), [""]
     error: AutoparError | None = None
     if mesh.get_local_rank() == 0:
@@ -170,7 +170,7 @@ def _agreed(mesh: DeviceMesh, planned: Callable[[], TensorPlan]) -> TensorPlan:
 def _applied(
     model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TensorPlan:
-    """The model split by a plan; groups that were tried and give other answers are whole in the one that comes back."""
+    """Split the model by a plan; return the plan with the groups that failed their trial as whole."""
     answers = Answers(model, args, kwargs, mesh.get_group())
     forms: dict[str, tuple[str, str]] = {}
     decided = []
@@ -195,7 +195,7 @@ def _applied(
 
 
 def _tried(model: nn.Module, mesh: DeviceMesh, group: TensorGroup, answers: Answers) -> tuple[str, str]:
-    """The form in which a group gives the answers of the plain model, or "" and why it does in none."""
+    """Return the form in which a group reproduces the plain model's outputs, or "" and the reason if none does."""
     reasons = []
     linear = not group.channels and not any(
         isinstance(model.get_submodule(path), CONVOLUTIONS) for path in group.modules
@@ -212,7 +212,7 @@ def _tried(model: nn.Module, mesh: DeviceMesh, group: TensorGroup, answers: Answ
 
 
 def _kind(model: nn.Module, group: TensorGroup) -> str:
-    """A text that groups have in common whose code is the same: classes and shapes of all modules about them."""
+    """Return a text that is equal for groups with the same code: classes and shapes of all their modules."""
     found = []
     for path in group.modules:
         module, owner = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])

@@ -1,1 +1,1 @@
-"""Chips, buses, and machines that are declared or stood in for."""
+"""Chips, buses, and declared or emulated machines."""

@@ -1,5 +1,5 @@
-"""Declared buses, and networks between hosts: what the datasheets promise in one direction (of one port), and the share
-of it that copies reach."""
+"""Declared buses and networks: datasheet bandwidth in one direction (of one port), and the share that copies
+achieve."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ...errors import DeviceError
 T = TypeVar("T")
 
 REACHED = 0.8
-"""Share of a bus that large pinned copies reach: protocol headers and credits take the rest (PCIe 3 to 5
-cards commonly measure 0.78 to 0.87 of the encoded rate, NVLink about 0.8); and of a port that large messages reach."""
+"""Achieved share of a bus for large pinned copies, after protocol headers and credits (PCIe 3 to 5 cards commonly
+measure 0.78 to 0.87 of the encoded rate, NVLink about 0.8); and of a port for large messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """A way between two devices, or a network port: datasheet bytes per second in one direction, and the latency of one
-    copy, or of a message from its send to its receipt.
+    """A bus between two devices, or a network port.
 
-    No datasheet gives a latency; `latency_s` is what an asynchronous copy of a few bytes commonly takes, call
-    included. `peer` marks a bus between accelerators.
+    Datasheet bytes per second in one direction. No datasheet gives a latency: `latency_s` is the common seconds of an
+    asynchronous copy of a few bytes, call included, or of a message from send to receipt. `peer`: between
+    accelerators.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Bus:
 
     @property
     def reached(self) -> float:
-        """Bytes per second that copies are expected to reach."""
+        """Achievable bytes per second of copies."""
         return self.bytes_per_s * REACHED
 
 
 def rows(table: str) -> Iterator[dict[str, str]]:
-    """The rows of one of the tables of datasheets beside this file, by the names of its columns."""
+    """Yield the rows of a datasheet table beside this file, as dicts by column."""
     return csv.DictReader((files(__package__) / table).read_text(encoding="utf-8").splitlines())
 
 
@@ -66,8 +66,8 @@ NETWORKS = _of("network")
 
 
 def find(what: str, name: object, known: Mapping[str, T], more: Iterable[str] = (), else_: str = "") -> T:
-    """The entry of a table called `name`; DeviceError lists those `known` and the nearest, also of `more` names, and
-    says what `else_` can be done."""
+    """Return the entry `name` of a table; DeviceError lists the `known` names and the nearest, also of `more`, and
+    adds the advice `else_`."""
     if name in known:
         return known[str(name)]
     close = get_close_matches(str(name).lower(), [*known, *more], n=1, cutoff=0.5)

@@ -1,10 +1,10 @@
-"""Declared chips, with memory, bandwidth and dense FLOP/s by dtype from the vendors' datasheets, and the devices and
-links of machines made of them, to be planned for or to be stood in for.
+"""Declared chips, with memory, bandwidth and dense FLOP/s by dtype from the vendors' datasheets, and machines made of
+them.
 
-`float32` is the rate of plain float32 arithmetic, as torch does not use TF32 for matrix products unless told
-to. Where a datasheet gives figures with sparsity, half of them is here. Memory counts 1 GB as 10⁹ bytes,
-which errs on the side of what fits. `float64` rates of consumer chips follow from the 1:32 (Turing) and 1:64
-(Ampere GA10x, Ada) ratios of their white papers. A dtype that a chip's table lacks runs at its float32 rate.
+`float32` is plain float32 arithmetic, since torch does not use TF32 for matrix products by default. Datasheet figures
+with sparsity are halved. Memory counts 1 GB as 10⁹ bytes, which underestimates it. `float64` rates of consumer chips
+follow from the 1:32 (Turing) and 1:64 (Ampere GA10x, Ada) ratios of their white papers. A dtype that a chip's table
+lacks runs at its float32 rate.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ..device import HANDOFF_S, Device, Link, kind_of
 from .buses import BUSES, Bus, find, rows
 
 COMPUTE_REACHED = 0.7
-"""Share of the datasheet's FLOP/s that real kernels reach, as meta-pytorch's autoparallel takes it."""
+"""Achieved share of the datasheet's FLOP/s, the value of meta-pytorch's autoparallel."""
 MEMORY_REACHED = 0.8
-"""Share of the datasheet's memory bandwidth that streaming kernels reach."""
+"""Achieved share of the datasheet's memory bandwidth, for streaming kernels."""
 LAUNCH_S = 7e-6
-"""Floor under any accelerator kernel, launch included, as autoparallel takes it."""
+"""Least seconds of an accelerator kernel, launch included, the value of autoparallel."""
 CPU_LAUNCH_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A datasheet: memory in bytes (None: as fitted), peak bytes per second, peak dense TFLOP/s by dtype, its
-    bus to the host, its bus to its like (empty: over the host bus), and where the figures are from."""
+    """A datasheet: memory in bytes (None: as fitted), peak bytes per second, peak dense TFLOP/s by dtype, bus to the
+    host, bus to its peers (empty: over the host bus), and the source of the figures."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Chip:
     threads: int = 1
 
     def device(self, name: str, kind: str | None = None) -> Device:
-        """The chip as a device called `name`, at the rates that real kernels reach."""
+        """Return the chip as a device called `name`, at achievable rates."""
         return Device(
             name=name,
             kind=kind or self.kind,
@@ -58,7 +58,7 @@ class Chip:
 
 
 def _accelerators() -> Iterator[Chip]:
-    """The rows of `chips.csv`: gigabytes, gigabytes per second and TFLOP/s by dtype."""
+    """Yield the rows of `chips.csv`: gigabytes, gigabytes per second and TFLOP/s by dtype."""
     for row in rows("chips.csv"):
         # Turing and Volta have no bfloat16 units: torch computes it at the float32 rate.
         rates = {name: row[name] for name in ("float32", "float64", "float16", "bfloat16", "tf32")}
@@ -97,8 +97,7 @@ ALIASES = {"cpu": "cpu-16", "a100": "a100-80", "h100": "h100-sxm"}
 
 
 def find_chip(name: str) -> Chip:
-    """The chip called `name` (`cpu`, `a100` and `h100` are short for one of them); DeviceError lists those
-    known."""
+    """Return the chip called `name` (`cpu`, `a100` and `h100` are abbreviations); DeviceError lists the known ones."""
     lowered = str(name).lower().replace("_", "-").replace(" ", "-")
     lowered = ALIASES.get(lowered, lowered)
     more = ". For another chip, give a Device with its own figures instead of a name"
@@ -106,7 +105,7 @@ def find_chip(name: str) -> Chip:
 
 
 def stood_in(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """These devices with this machine's cores shared out among their lanes."""
+    """Return the devices with this machine's cores divided among their lanes."""
     threads = max(1, cores() // sum(device.lanes for device in devices))
     return tuple(replace(device, threads=threads) for device in devices)
 
@@ -114,9 +113,9 @@ def stood_in(devices: Sequence[Device]) -> tuple[Device, ...]:
 def declared(
     chips: Sequence[str | Device], kind: str, bus: str | Sequence[str] | None
 ) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
-    """Devices of these chips, accelerators being of `kind` and numbered from 0, and the links between any two.
+    """Return devices of these chips and the links between any two; accelerators are of `kind`, numbered from 0.
 
-    `bus` names the buses to use in place of the chips' own. Raises DeviceError for chips and buses that are not known.
+    `bus` replaces the chips' own buses. Raises DeviceError for unknown chips and buses.
     """
     found = [chip if isinstance(chip, Device) else find_chip(chip) for chip in chips]
     if not found:
@@ -147,11 +146,11 @@ def declared(
 
 
 def _links(devices: Sequence[Device], buses: Mapping[str, tuple[Bus, Bus | None]]) -> tuple[Link, ...]:
-    """A link each way between any two devices.
+    """Return a link in each direction between any two devices.
 
-    A bus is full duplex and each accelerator has its own, so that the wire of a link is one direction of one
-    device's bus. A copy between two accelerators takes up the source's way out; the destination's way in is
-    its copy queue's. Two accelerators with the same peer bus are joined by it, others by their host buses.
+    Buses are full duplex and each accelerator has its own, so that the wire of a link is one direction of one device's
+    bus. A copy between accelerators occupies the outgoing wire of its source; the copy-in queue serialises the
+    incoming side. Two accelerators with the same peer bus are joined by it, others by their host buses.
     """
     links = []
     for src, dst in permutations([device.name for device in devices], 2):

@@ -1,9 +1,8 @@
-"""Operators that a joint graph must not take apart: what a CPU, or any one device, makes of them is no task of
-another.
+"""Composite operators, which a joint graph must not decompose: decompositions are specific to one kind of device.
 
-Differentiated on a CPU, `scaled_dot_product_attention`, `lstm`, `embedding_bag` … become kernels of that CPU. So
-while a call is traced each is `autopar::<name>` (`rules`), which stays one forward and one backward task, computed by
-plain torch on whatever device its tensors are.
+Differentiated on a CPU, `scaled_dot_product_attention`, `lstm`, `embedding_bag` … become CPU kernels. So during
+tracing each is `autopar::<name>` (`rules`), one forward and one backward task, computed by plain torch on the device
+of its tensors.
 """
 
 from __future__ import annotations

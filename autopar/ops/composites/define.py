@@ -1,5 +1,5 @@
-"""One aten operator as a capture-time operator `autopar::<name>` with a backward that is one operator too: gradients
-are computed again, or from the tape of the call that was made."""
+"""Definition of composites: an ATen operator as a traced operator `autopar::<name>` whose backward is one operator
+too, which recomputes the call or uses its tape."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, library
 
 LIBRARY = library.Library("autopar", "FRAGMENT")
-"""The namespace of these operators."""
+"""The library of these operators."""
 KERNELS: dict[str, Callable[..., Any]] = {}
-"""Kernels of the operators of this package, by the target of their tasks."""
+"""Kernels of this package's operators, by the target of their tasks."""
 
 Like = Callable[..., Any]
 Cast = Callable[[str, tuple[Any, ...]], torch.dtype | None]
@@ -23,14 +23,14 @@ Cast = Callable[[str, tuple[Any, ...]], torch.dtype | None]
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """The tape that a forward hands its backward: a last output without memory of its own, to which the autograd graph
-    of the call is tied for as long as it lives.
+    """The tape from a forward to its backward: a last output without memory of its own, which keeps the call's
+    autograd graph alive.
 
-    Elsewhere (on another device, rejoined from parts) there is no graph, and the forward is computed again: a step
-    of attention then takes 1.2 times eager's, of recurrent layers 1.4, else as long (one core of a CPU).
-    `shape(*arguments)` is that output's, in bytes of what the graph keeps besides arguments and outputs, with the
-    axes along which a call may be cut. `worth(*arguments)` says whether the graph keeps no more than that. The
-    tensors at the places `fixed` have no gradient on it.
+    Elsewhere (on another device, rejoined from parts) there is no graph, and the forward is recomputed: a step of
+    attention then takes 1.2 times eager's time, of recurrent layers 1.4, else as long (one core of a CPU).
+    `shape(*arguments)` is that output's shape, in bytes that the graph keeps besides arguments and outputs, with the
+    axes along which a call may be split. `worth(*arguments)`: the graph keeps no more than that. The tensors at the
+    positions `fixed` have no gradient through it.
     """
 
     shape: Callable[..., Sequence[int]]
@@ -38,7 +38,7 @@ class Tape:
     fixed: tuple[int, ...] = ()
 
     def recording(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call with its tape."""
+        """Return the call with its tape."""
 
         def recorded(*arguments: Any) -> tuple[Tensor, ...]:
             shape = self.shape(*arguments)
@@ -63,7 +63,7 @@ class Tape:
         return recorded
 
     def fake(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The fake of the call and of its tape."""
+        """Return the fake of the call and of its tape."""
 
         def made(*arguments: Any) -> tuple[Tensor, ...]:
             first = next(tensors(arguments))
@@ -74,7 +74,7 @@ class Tape:
     def play(
         self, outputs: Sequence[Tensor], grads: Sequence[Tensor | None], needs: Sequence[bool]
     ) -> list[Tensor] | None:
-        """The gradients, None where no graph of them is tied to the last output."""
+        """Return the gradients; None if the last output has no graph of them."""
         leaves, made = vars(outputs[-1]).get("graph", ((), ()))
         wanted = [leaf for leaf, needed in zip(leaves, needs) if needed]
         if not wanted or not all(leaf.requires_grad for leaf in wanted):
@@ -91,14 +91,14 @@ def define(
     cast: Cast | None = None,
     tape: Tape | None = None,
 ) -> Callable[..., Any]:
-    """Define `autopar::name(given) -> returned`, computed by `call`, and its backward, `call`'s VJP; gives the first.
+    """Define `autopar::name(given) -> returned`, computed by `call`, and its backward, `call`'s VJP; return the first.
 
-    The operator takes all `arguments` by position. `name_backward(grads, *arguments, needs)` gives the gradients of the
-    tensors among the arguments for which `needs` is true, in order, from those of the outputs (None: not asked for).
-    `like(*arguments)` makes tensors of the shapes, dtypes and strides of the outputs (`call` on fake tensors by
-    default). `cast(device type, arguments)` is the dtype to which autocast takes floating tensors, None when it
-    leaves them. With a `tape` the forward hands on what differentiating it takes, and the backward, which then
-    reads the outputs too, does not compute it again.
+    The operator takes all `arguments` by position. `name_backward(grads, *arguments, needs)` returns the gradients of
+    the tensor arguments for which `needs` is true, in order, from those of the outputs (None: not requested).
+    `like(*arguments)` makes tensors with the outputs' shapes, dtypes and strides (default: `call` on fake tensors).
+    `cast(device type, arguments)` is the dtype to which autocast casts floating-point tensors, None if it does not.
+    With a `tape` the forward saves what its differentiation needs, and the backward, which then also reads the
+    outputs, does not recompute it.
     """
     bare = re.sub(r"=[^,]*", "", given)
     made = f"({returned.strip('()')}, Tensor)" if tape else returned
@@ -137,7 +137,7 @@ def define(
 def whole(
     plain: torch._ops.OpOverload, like: Like | None = None, cast: Cast | None = None, tape: Tape | None = None
 ) -> Callable[..., Any]:
-    """The composite of an aten operator, with its own name, arguments and outputs."""
+    """Return the composite of an ATen operator, with the same name, arguments and outputs."""
     text = str(plain._schema)
     given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
     returned = text[text.rindex("->") + 2 :].strip()
@@ -145,7 +145,7 @@ def whole(
 
 
 def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The operator with its keyword-only arguments taken by position."""
+    """Return the operator with keyword-only arguments as positional ones."""
     names = [argument.name for argument in plain._schema.arguments]
     bare = sum(not argument.kwarg_only for argument in plain._schema.arguments)
     if bare == len(names):
@@ -190,7 +190,7 @@ def _restored(item: Any, saved: Iterator[Tensor]) -> Any:
 
 
 def _marks(item: Any, need: Any) -> list[bool]:
-    """True if each tensor of one argument needs its gradient."""
+    """Return for each tensor of one argument whether it needs a gradient."""
     if isinstance(item, list):
         return [bool(mark) for part, mark in zip(item, need) if part is ...] if ... in item else []
     return [bool(need)] if item is ... else []
@@ -201,7 +201,7 @@ def _casting(
     family: str,
     cast: Callable[[str, tuple[Any, ...]], torch.dtype | None],
 ) -> Callable[..., Any]:
-    """The operator under the autocast of one family of devices; a private backend has a name of its own."""
+    """Return the operator under the autocast of one device family; a private backend has its own name."""
 
     def call(*args: Any) -> Any:
         kind = torch._C._get_privateuse1_backend_name() if family == "privateuse1" else family
@@ -225,9 +225,9 @@ def vjp(
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor]:
-    """Gradients of the needed tensors among the arguments, in order, each in memory of its own.
+    """Return gradients of the needed tensor arguments, in order, each in its own memory.
 
-    The function is computed again. A tensor that gets no gradient has zeros.
+    The function is recomputed. A tensor without a gradient gets zeros.
     """
     wanted: list[Tensor] = []
     turn = iter(needs)
@@ -261,7 +261,7 @@ def _row(made: Any) -> tuple[Tensor, ...]:
 
 
 def _apart(found: list[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients, copied where one shares memory with another or with what was given."""
+    """Return the gradients, copied if they share memory with each other or with an argument."""
     seen = {tensor.untyped_storage()._cdata for tensor in given}
     for place, tensor in enumerate(found):
         memory = tensor.untyped_storage()._cdata
@@ -272,7 +272,7 @@ def _apart(found: list[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
 
 
 def tensors(arguments: Any) -> Iterator[Tensor]:
-    """The tensors of arguments in order, those in lists included."""
+    """Yield the tensors of arguments in order, those in lists included."""
     for item in arguments:
         if isinstance(item, Tensor):
             yield item
@@ -281,7 +281,7 @@ def tensors(arguments: Any) -> Iterator[Tensor]:
 
 
 def replace(arguments: Any, change: Callable[[Tensor], Any]) -> tuple[Any, ...]:
-    """The arguments with each tensor changed, in order."""
+    """Return the arguments with each tensor replaced, in order."""
     return tuple(
         change(item)
         if isinstance(item, Tensor)

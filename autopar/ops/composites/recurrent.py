@@ -24,7 +24,7 @@ def _like(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Outputs in time-major memory, as every kernel writes them, and the last states."""
+    """Return empty outputs in time-major memory, as every kernel writes them, and the last states."""
     states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
     features = states[0].shape[-1] * (2 if bidirectional else 1)
     if input.dim() == 3 and batch_first:
@@ -35,18 +35,18 @@ def _like(
 
 
 def lowered(kind: str, args: tuple[Any, ...]) -> torch.dtype:
-    """The dtype to which autocast lowers products on a type of device."""
+    """Return the dtype to which autocast casts products on a device type."""
     return torch.get_autocast_dtype(kind)
 
 
 def _cast_gru(kind: str, args: tuple[Any, ...]) -> torch.dtype:
-    """Eager's result has the dtype of its input on a CPU, where only the products are lowered."""
+    """Return the dtype for GRU: on a CPU only the products are cast, and the result has the input's dtype."""
     whole = kind == "cpu" and args[0].dtype is torch.float32
     return torch.float32 if whole else torch.get_autocast_dtype(kind)
 
 
 def _shape(input: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> tuple[int, ...]:
-    """For each sequence and step what each weight matrix makes of it: the gates before and after."""
+    """Return the size of the saved gates, before and after activation, for each sequence, step and weight matrix."""
     steps, batch = (input.shape[1], input.shape[0]) if rest[-1] else input.shape[:2]
     width = sum(weight.shape[0] for weight in params if weight.dim() == 2)
     return (1, batch, steps * width * input.element_size())
@@ -69,8 +69,8 @@ CELLS: dict[Any, Callable[..., Any]] = {
 
 
 def layered(layer: Callable[..., Any], *args: Any) -> tuple[Tensor, ...]:
-    """A stack of recurrent layers with dropout between them: one call for each layer, `dropout` outside, so that
-    its masks are drawn once, and in eager's order."""
+    """Run stacked recurrent layers, one call for each, with `dropout` in between, so that masks are drawn once and in
+    eager's order."""
     sequence, hx, params, biases, layers, dropout, train, bidirectional, batch_first = args
     states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
     ways = 2 if bidirectional else 1

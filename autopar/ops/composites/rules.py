@@ -1,8 +1,8 @@
-"""Kernels that stand in for composite aten operators while a call is traced with its backward: attention, embedding
-bags, recurrent layers, norms and resizes; and random numbers drawn in place, as operators that make a new tensor.
+"""Kernels that replace composite ATen operators while a call is traced with its backward: attention, embedding bags,
+recurrent layers, norms and resizes; and out-of-place operators for random numbers drawn in place.
 
-The rules stand in for torch's own at the dispatch keys of autograd, so that they hold in checkpointed regions and in
-functions of torch that call the operator themselves.
+The rules replace torch's kernels at the dispatch keys of autograd, so that they also apply in checkpointed regions and
+in torch functions that call the operator themselves.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ Rule = Callable[..., Any]
 
 
 class _Plain(Exception):
-    """Raised by a rule where torch's own composition is to be traced."""
+    """Raised by a rule if torch's own decomposition is to be traced."""
 
 
 def _tape_shape(query: Tensor, *rest: Any) -> tuple[int, ...]:
-    """A float for each query: the logarithm of its softmax's sum, which is all that fused kernels keep."""
+    """Return the shape of one float for each query: the log-sum-exp of its softmax, which is all that fused kernels
+    save."""
     return (*query.shape[:-1], 4)
 
 
 def _fused(*given: Any) -> bool:
-    """True if the kernel is one that does not keep the whole matrix of scores."""
+    """Return True if the kernel does not save the whole score matrix."""
     choice = torch._fused_sdp_choice(*given[:6], scale=given[6], enable_gqa=given[7])
     return bool(choice != SDPBackend.MATH.value)
 
@@ -80,7 +81,7 @@ def _bags(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Tensor:
-    """The bags are the rows of `indices` where `offsets` is None."""
+    """Compute embedding bags; the bags are the rows of `indices` if `offsets` is None."""
     if offsets is None:
         rows, length = indices.shape
         offsets = torch.arange(0, rows * length, max(1, length), device=indices.device)
@@ -147,8 +148,8 @@ def _bags_of_rows(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """`torch.nn.functional.embedding_bag`, whose bags stay the rows of a matrix if they are that: then the batch may
-    be cut."""
+    """Compute `torch.nn.functional.embedding_bag`, with bags kept as matrix rows if given so, which allows a batch
+    split."""
     if input.ndim != 2 or offsets is not None or max_norm is not None or sparse or not input.numel():
         found: Tensor = functional.embedding_bag(
             input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
@@ -216,14 +217,14 @@ def _pool(dims: list[int]) -> Rule:
 
 
 def _rrelu(given: Any, lower: float, upper: float, training: bool, generator: None = None) -> Any:
-    """In training it draws into row-major memory whatever it is given, which its fake does not know."""
+    """Draw in training in row-major memory for any input layout, which its fake does not know."""
     if training:
         given = given.contiguous()
     return _aten.rrelu.default.decompose(given, lower, upper, training)
 
 
 def _bernoulli(given: Any, p: float, generator: None = None) -> Any:
-    """A new row-major tensor: the operator means a draw in place from then on (see `IN_PLACE`)."""
+    """Draw a new row-major tensor; a draw in place has an operator of its own (see `IN_PLACE`)."""
     return torch.empty_like(given, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
@@ -241,17 +242,17 @@ RULES: dict[Any, Rule] = {
     **{plain: _norm(norm) for plain, norm in _NORMS.items()},
     **{plain: _pool(dims) for plain, dims in _POOLS.items()},
 }
-"""For training; torch composes what is not here."""
+"""Rules for training; torch decomposes other operators."""
 
 FUNCTIONS: dict[Any, Rule] = {functional.embedding_bag: _bags_of_rows}
-"""Functions to trace in the place of those of torch whose operators do not say enough."""
+"""Functions traced instead of torch functions whose operators lose information."""
 
 DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
-"""For every trace."""
+"""Rules for every trace."""
 
 
 def bound(target: Any, rule: Rule) -> Rule:
-    """The rule as a kernel of its operator: called with all arguments of the schema, by position."""
+    """Return the rule as a kernel of its operator, called with all arguments of the schema by position."""
     arguments = target._schema.arguments
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -269,7 +270,7 @@ def bound(target: Any, rule: Rule) -> Rule:
 
 @contextlib.contextmanager
 def standing_in(rules: dict[Any, Rule], keys: list[Any]) -> Iterator[None]:
-    """Let the rules be the kernels of their operators at these dispatch keys, for what is traced inside."""
+    """Within the block, make the rules the kernels of their operators at these dispatch keys."""
     placed = [(target, key) for target in rules for key in keys]
     try:
         for target, key in placed:
@@ -296,7 +297,7 @@ def _draw_normal(like: Tensor, mean: float, std: float, contiguous: bool) -> Ten
 
 
 def _drawing(name: str, given: str, call: Callable[..., Tensor]) -> Any:
-    """Define `autopar::name(Tensor like, …) -> Tensor`, which draws."""
+    """Define `autopar::name(Tensor like, …) -> Tensor`, which draws random numbers."""
     LIBRARY.define(f"{name}({given}) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
     LIBRARY.impl(name, call, "CompositeExplicitAutograd")
     operator = getattr(torch.ops.autopar, name).default
@@ -321,9 +322,7 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
     _aten.bernoulli.p: _plain_bernoulli,
     _aten.normal_functional.default: _plain_normal,
 }
-"""Decompositions of `bernoulli_` and `normal_`: the operator torch writes, and the one a trace is to write instead.
-
-Numbers are drawn in the order of memory. A trace writes a draw in place as the operator of that name that makes a
-new tensor, but torch's own make it row-major (`bernoulli.p`) or dense (`normal_functional`), so that another element
-gets each number. These draw as the one in place does: into memory like that of the tensor that is filled.
-"""
+"""Decompositions of `bernoulli_` and `normal_`: the operator that torch writes, and its replacement in a trace.
+Numbers are drawn in memory order. A trace replaces a draw in place by the out-of-place operator, but torch's own are
+row-major (`bernoulli.p`) or dense (`normal_functional`), so that elements would get other numbers. These replacements
+draw into the layout of the filled tensor."""

@@ -1,4 +1,4 @@
-"""A proven lower bound on the makespan: no schedule of this graph on this machine is shorter."""
+"""Proven lower bound on the makespan of all schedules of a graph on a machine."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from .traffic import traffic
 __all__ = ["lower_bound", "worth"]
 
 MORE = 2
-"""Times the longest way through the graph below which the load of devices is for `local` to be tried."""
+"""Ratio of the load bound to the critical path below which `local` is tried."""
 
 _LOADS: weakref.WeakKeyDictionary[Instance, tuple[Load, float]] = weakref.WeakKeyDictionary()
 
 
 def lower_bound(instance: Instance) -> float:
-    """The largest of what is known of `instance`, in seconds, even if clusters are repeated on several devices; inf
-    where nothing fits.
+    """Return the largest of several lower bounds, in seconds, valid with duplicated clusters; inf if nothing fits.
 
-    The longest way through the graph if queues and wires were never busy (`ways`), on graphs of up to 2,000 clusters
-    with what each cluster must have on its own device to start early (`local`); the load of devices, wires and memories
-    when it is shared out at best (`load`), where wires are crowded with what must cross them between clusters
-    (`traffic`); what comes before and after each cluster, on graphs of up to 1,000 clusters (`crowded`); all work over
-    all lanes (`evenly`); and the host's dispatch of every cluster. Near linear in reads times devices squared, but for
-    `local` and `crowded`.
+    Critical path without contention (`ways`), on graphs of up to 2,000 clusters with the ancestors that each cluster
+    must have on its own device to start early (`local`); optimal fractional load of devices, wires and memories
+    (`load`), if wires are crowded with the transfers between clusters (`traffic`); the work before and after each
+    cluster, on graphs of up to 1,000 clusters (`crowded`); all work over all lanes (`evenly`); the host's dispatch of
+    every cluster. Near linear in reads × devices² except for `local` and `crowded`.
     """
     way = ways(instance)
     if not instance.clusters or way.length == math.inf:
@@ -49,8 +47,8 @@ def lower_bound(instance: Instance) -> float:
 
 
 def worth(instance: Instance) -> tuple[list[float], float]:
-    """Price of a second on each device when the work is shared out at best, normalised to 1 for a mean lane, and the
-    ratio of the time that this takes to the longest path through the graph."""
+    """Return the price of a second on each device for the optimal fractional load, normalised to 1 for a mean lane,
+    and the ratio of that load to the critical path."""
     if instance not in _LOADS:
         lower_bound(instance)
     lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
@@ -62,7 +60,7 @@ def worth(instance: Instance) -> tuple[list[float], float]:
 
 
 def _crowded(instance: Instance, way: Ways, shared: Load, unit: float) -> float:
-    """The longest way through the graph in seconds, with what shares the machine before and after each cluster."""
+    """Return the critical path in seconds, with the work that shares the machine before and after each cluster."""
     lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
     whole = float(shared.price @ lanes)
     if instance.clusters > LARGEST or not whole > 0:
@@ -77,12 +75,12 @@ def _crowded(instance: Instance, way: Ways, shared: Load, unit: float) -> float:
 
 
 def _up(bound: float, unit: float) -> float:
-    """The bound, rounded up to whole units."""
+    """Round the bound up to whole units."""
     return max(bound, unit * math.ceil(bound / unit * (1 - 1e-9))) if unit else bound
 
 
 def _unit(instance: Instance) -> float:
-    """The seconds of which everything lasts a whole multiple, and so every schedule does; 0 without such."""
+    """Return the unit in seconds that divides all durations, and so every makespan; 0 if there is none."""
     lasting = [s for row in instance.seconds for s in row if s < math.inf] + instance.dispatch
     if not all(s.is_integer() for s in lasting):
         return 0.0

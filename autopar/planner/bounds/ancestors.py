@@ -1,5 +1,5 @@
-"""Bounds by a cluster's ancestors and followers: those it must have on its own device to start early, and all that must
-come before it or follow it when that shares the machine."""
+"""Bounds from a cluster's ancestors and descendants: those needed on its own device for an early start, and all that
+must precede or follow it on a shared machine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .critical_path import Floats, Ints, Network, Ways, levels
 from .load import areas
 
 LARGEST_LOCAL = 2_000
-"""Clusters above which `local` is not tried: the load of devices says more of so many."""
+"""Limit on clusters for `local`: beyond it the load bound is stronger."""
 STEPS = 150_000
-"""Pairs of ancestors of a cluster weighed in all, which is what makes those of each cluster fewer."""
+"""Limit on (cluster, ancestor) pairs, which limits the ancestors of each cluster."""
 LARGEST = 1_000
-"""Clusters above which `crowded` is not tried: time and memory grow with their square."""
+"""Limit on clusters for `crowded`: time and memory grow with their square."""
 
 
 def local(instance: Instance, ways: Ways) -> Ways:
-    """The ways, with heads that count the ancestors a cluster must have on its own device to start early.
+    """Raise heads by the ancestors that a cluster must have on its own device to start early; return the ways.
 
-    What a cluster reads comes from another device or is made on its own. If it is to start before that can have come,
-    its maker is on the same device, and so on for what the maker reads; all these share the lanes (Papadimitriou and
-    Yannakakis, SIAM Journal on Computing 19(2), 1990). It holds even if clusters are repeated: nothing is said of how
-    many copies an ancestor has, only that one is there.
+    An input comes from another device or is made on the same one. For a start before it can have come, its producer is
+    on the same device, and so on for the producer's inputs; all these share the lanes (Papadimitriou and Yannakakis,
+    SIAM Journal on Computing 19(2), 1990). Valid with duplicates, since only the existence of one copy of each
+    ancestor is used.
     """
     clusters, devices = ways.seconds.shape
     if devices < 2 or not 0 < clusters <= LARGEST_LOCAL:
@@ -43,7 +43,7 @@ def local(instance: Instance, ways: Ways) -> Ways:
 
 
 class _Cones:
-    """The `head` of clusters whose ancestors have been added, and what follows of it."""
+    """Raised `head`s of the clusters added so far, and the resulting arrival times."""
 
     def __init__(self, instance: Instance, ways: Ways, deepest: int) -> None:
         self.instance, self.ways, self.deepest = instance, ways, deepest
@@ -54,13 +54,13 @@ class _Cones:
         self.head: list[list[float]] = ways.head.tolist()
         self.end: list[list[float]] = [[]] * instance.clusters
         self.comes: list[list[float]] = [[]] * len(instance.values)
-        """Seconds before each value can have come to each device from another."""
+        """Least seconds until each value can arrive at each device from another one."""
         self.reads = [
             [(v, instance.maker[v]) for v in own if instance.maker[v] >= 0] for own in instance.reads
         ]
 
     def add(self, r: int) -> None:
-        """Raise the heads of a cluster; those that it waits for have been added."""
+        """Raise the heads of a cluster; its predecessors have been added."""
         head = self.head[r]
         for v, maker in self.reads[r]:
             head = [max(t, min(there, own)) for t, there, own in zip(head, self.comes[v], self.end[maker])]
@@ -74,8 +74,11 @@ class _Cones:
             self.comes[v] = (np.array(self.end[r])[:, None] + trips).min(axis=0).tolist()
 
     def _start(self, r: int, d: int, start: float) -> float:
-        """At least `start`, before which a cluster cannot start on a device: ancestors are added from that whose result
-        comes last, until the lanes are busy with them for as long as the next takes to come."""
+        """Return a lower bound of at least `start` on the start of a cluster on a device.
+
+        Adds ancestors by latest arrival of their results until the lanes are busy with them until the next one can
+        arrive.
+        """
         # When it can have come, if all between it and the cluster is on the device; seconds between; value; its maker.
         heap = [(-self.comes[v][d], 0.0, v, maker) for v, maker in self.reads[r] if self.comes[v][d] > start]
         if len(heap) < 2:
@@ -101,10 +104,9 @@ class _Cones:
 
 
 def _busy(jobs: Sequence[tuple[float, float, float, float]], lanes: int) -> float:
-    """The least time at which jobs and what must follow each can be done: of (seconds before it can start, seconds
-    it takes, lanes times seconds at the least, seconds after it) each.
+    """Return the least time to complete jobs (release, seconds, least lanes × seconds, tail), in seconds.
 
-    On one lane the optimum of jobs that may be interrupted (Carlier, EJOR 11(1), 1982).
+    On one lane the preemptive optimum (Carlier, EJOR 11(1), 1982).
     """
     if lanes > 1:
         longest, total = 0.0, 0.0
@@ -133,13 +135,12 @@ def _busy(jobs: Sequence[tuple[float, float, float, float]], lanes: int) -> floa
 def crowded(
     after: Sequence[Sequence[int]], seconds: Floats, share: Floats, rest: Floats, unit: float = 0.0
 ) -> Floats:
-    """At least the seconds (R) from the end of each cluster to the end of any schedule, no less than `rest` (R).
+    """Return lower bounds (R) in seconds from the end of each cluster to the end of the schedule, at least `rest` (R).
 
-    What follows a cluster and is itself followed by x seconds or more is done before these x, and takes its `share`
-    (R), in seconds of the whole machine (Fernandez and Bussell, IEEE Transactions on Computers 22(8), 1973, for the
-    successors of each cluster). `seconds` (R) are those of a cluster where it is quickest; all is rounded up to whole
-    `unit`s where that is not 0. With what comes before for `after` and heads for `rest`: the seconds before each
-    cluster can start. Vectorised; O(R²) in all.
+    A successor that is followed by at least x seconds ends before these, and takes its `share` (R), in seconds of the
+    whole machine (Fernandez and Bussell, IEEE Transactions on Computers 22(8), 1973). `seconds` (R): least time of
+    each cluster; results are rounded up to whole `unit`s unless that is 0. With predecessors as `after` and heads as
+    `rest`: bounds on the starts. Vectorised; O(R²).
     """
     before: list[list[int]] = [[] for _ in after]
     for r, later in enumerate(after):
@@ -170,7 +171,7 @@ def crowded(
 
 
 def _above(before: Sequence[Sequence[int]]) -> list[Ints]:
-    """All that must come before each cluster."""
+    """Return all predecessors of each cluster."""
     size = -(-len(before) // 8)
     forward = all(p < r for r, own in enumerate(before) for p in own)
     reached = [0] * len(before)

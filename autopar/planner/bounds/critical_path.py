@@ -16,13 +16,18 @@ Ints = NDArray[np.int64]
 
 
 LARGE = 20_000
-"""Clusters above which nothing is taken to follow any of them: it adds little to the load of so many."""
+"""Limit on the clusters of a graph for tails; above it they add little to the load bound and are 0."""
 
 
 @dataclass(frozen=True)
 class Ways:
-    """Of cluster r on device d, in seconds: `head[r, d]` before it can start, `tail[r, d]` from its end to the end of
-    the schedule, `seconds[r, d]` itself; inf where it cannot run. `length` is the longest way through the graph."""
+    """Head and tail of each cluster r on device d, in seconds.
+
+    head[r, d]: least time before it can start.
+    tail[r, d]: least time from its end to the end of the schedule.
+    seconds[r, d]: its own time; inf if it cannot run there.
+    length: the longest path through the graph.
+    """
 
     head: Floats
     tail: Floats
@@ -31,11 +36,11 @@ class Ways:
 
 
 def ways(instance: Instance, *, once: bool = False) -> Ways:
-    """Heads and tails with the transfers between devices, each cluster where its way is shortest.
+    """Compute heads and tails with transfers, each cluster on its best device.
 
-    The optimistic tables of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), in both directions. O(E D²) for
-    E reads. Unless every cluster is done but `once`, a tail is that of whichever copy of a cluster ends first, and
-    each of its readers may read another copy, which is where that reader is best off.
+    The optimistic tables of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), in both directions. O(E D²) for E
+    reads. Unless clusters run only `once`, a tail is that of the copy that ends first, and each reader may read
+    another copy, on the device best for that reader.
     """
     net, seconds = Network(instance), _seconds(instance)
     head, delivered = _heads(instance, net, seconds)
@@ -49,7 +54,7 @@ def ways(instance: Instance, *, once: bool = False) -> Ways:
 
 
 def tails(instance: Instance) -> Floats:
-    """The `tail` of `ways` when every cluster is done once, of any number of clusters."""
+    """Return the `tail` of `ways` without duplicates, for any number of clusters."""
     return _tails(instance, Network(instance), _seconds(instance), once=True)
 
 
@@ -63,8 +68,7 @@ def _seconds(instance: Instance) -> Floats:
 
 
 class Network:
-    """The least latency and the least seconds per byte between all devices, over whatever way: what has come to one
-    device may be sent on from there."""
+    """The least latency and least seconds per byte between all devices by any route, relays included."""
 
     def __init__(self, instance: Instance) -> None:
         self.devices = len(instance.devices)
@@ -86,12 +90,11 @@ class Network:
         )
 
     def arrive(self, ends: Floats, nbytes: Floats) -> Floats:
-        """Earliest times at which values made at `ends` (n, D) can be on each device, in seconds."""
+        """Return the earliest arrival, in seconds, on each device of values made at `ends` (n, D)."""
         return self._cross(ends, nbytes, self.latency, self.s_per_byte)
 
     def leave(self, rest: Floats, nbytes: Floats) -> Floats:
-        """Least seconds that follow values on each device that makes them, given `rest` (n, D), those that follow their
-        arrival."""
+        """Return the least seconds after values are made on each device, given `rest` (n, D) after their arrival."""
         return self._cross(rest, nbytes, self.latency.T, self.s_per_byte.T)
 
     def _cross(self, times: Floats, nbytes: Floats, latency: Floats, s_per_byte: Floats) -> Floats:
@@ -106,8 +109,8 @@ class Network:
 
 
 def _heads(instance: Instance, net: Network, seconds: Floats) -> tuple[Floats, float]:
-    """Earliest start of each cluster on each device (R, D), inf where it cannot run, and the earliest time by which all
-    clusters can have ended and all deliveries be there; in seconds."""
+    """Return the earliest start of each cluster on each device (R, D), inf if it cannot run, and the earliest end with
+    all deliveries, in seconds."""
     clusters, values = instance.clusters, len(instance.values)
     nbytes = np.array([*instance.bytes, 0], dtype=float)
     # The last row stands in where a cluster reads nothing or waits for nothing.
@@ -147,7 +150,7 @@ def _heads(instance: Instance, net: Network, seconds: Floats) -> tuple[Floats, f
 
 
 def _tails(instance: Instance, net: Network, seconds: Floats, once: bool) -> Floats:
-    """The least time from the end of each cluster on each device to the end of the schedule."""
+    """Return the least time from the end of each cluster on each device to the end of the schedule."""
     clusters, values = instance.clusters, len(instance.values)
     nbytes = np.array([*instance.bytes, 0], dtype=float)
     tail = np.zeros((clusters, net.devices))
@@ -197,14 +200,13 @@ def _tails(instance: Instance, net: Network, seconds: Floats, once: bool) -> Flo
 
 
 def repeats(instance: Instance, r: int) -> bool:
-    """True if a cluster might be done once more elsewhere: it waits for values alone and is bound to no other
-    cluster."""
+    """Return True if a cluster may be duplicated: it waits only for values and is bound to no other cluster."""
     cluster = instance.costed.clusters[r]
     return len(instance.able[r]) > 1 and not cluster.after and cluster.colocate is None
 
 
 def ordered(instance: Instance) -> list[list[int]]:
-    """The clusters each cluster waits for though it reads nothing of them."""
+    """Return the clusters that each cluster waits for without reading from them."""
     number = instance.number
     return [
         [number[name] for name in cluster.after if name != cluster.name]
@@ -213,7 +215,7 @@ def ordered(instance: Instance) -> list[list[int]]:
 
 
 def _largest(table: Floats, entries: Ints, at: Ints, first: int, last: int) -> Floats:
-    """The largest rows of a table for the lists `first` to `last` of entries."""
+    """Return the row maxima of a table over the lists `first` to `last` of entries."""
     rows = table[entries[at[first] : at[last]]]
     if len(rows) == last - first:
         return rows
@@ -221,9 +223,9 @@ def _largest(table: Floats, entries: Ints, at: Ints, first: int, last: int) -> F
 
 
 def levels(before: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Clusters ordered by how many must come before them one after the other, and where each number of these begins.
+    """Return clusters sorted by depth, and the index at which each depth begins.
 
-    `before` lists smaller numbers only, or, as `after` does, larger ones only.
+    `before` lists only smaller numbers or, like `after`, only larger ones.
     """
     depth = [0] * len(before)
     backward = any(p > r for r, own in enumerate(before) for p in own)
@@ -237,6 +239,6 @@ def levels(before: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def ragged(rows: Sequence[Sequence[int]], filler: int) -> tuple[Ints, Ints]:
-    """All entries of some rows, an empty row having `filler`, and where each row begins, the end included."""
+    """Concatenate rows, an empty row as `filler`; return the entries and the start of each row, with the end."""
     entries = np.array([entry for row in rows for entry in row or (filler,)], dtype=np.int64)
     return entries, np.array([0, *accumulate(len(row) or 1 for row in rows)], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Load bound: work shared out at best, with devices, wires and memory as prices."""
+"""Load bound: the optimal fractional load, with prices for devices, wires and memory."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ..model.instance import Instance
 from .critical_path import Floats, Ints, Ways, repeats
 
 ROUNDS = 200
-"""Rounds of the search for good prices, fewer on large graphs: any prices give a valid bound."""
+"""Rounds of the search for prices, fewer on large graphs: any prices give a valid bound."""
 STEPS = 20_000_000
-"""Costs of a cluster on a device weighed in all, which is what makes the rounds fewer."""
+"""Limit on (cluster, device) costs computed, which limits the rounds."""
 HOPELESS = 1_000.0
-"""Times all work and all transfers one after another above which a bound says that nothing fits: the price of memory
-then grows until it overflows."""
+"""Factor on the sequential time of all work and transfers above which nothing fits: the price of memory then grows
+until it overflows."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A bound in seconds, inf where nothing fits the memories, and the price of a second on each device that proves it:
-    with the lanes of each device, and with those of the wires, they add up to 1."""
+    """A lower bound in seconds, inf if nothing fits in memory, and the device prices that prove it: weighted by lanes,
+    and with those of the wires, they sum to 1."""
 
     seconds: float
     price: Floats
 
 
 def load(instance: Instance, ways: Ways) -> Load:
-    """The dual of the linear program that may cut clusters into pieces (Lenstra, Shmoys and Tardos, Mathematical
-    Programming 46, 1990), with what must cross each wire and what fits each memory.
+    """Solve the dual of the load balancing linear program with divisible clusters (Lenstra, Shmoys and Tardos,
+    Mathematical Programming 46, 1990), wires and memories included.
 
-    A device that is used is so from the least of its heads to the least of its tails before the end. Prices are found
-    by multiplicative weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995).
+    A device in use is idle for the least of its heads and the least of its tails. Prices are found by multiplicative
+    weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995).
     """
     work = areas(instance, ways)
     clusters, devices = work.shape
@@ -56,7 +56,7 @@ def load(instance: Instance, ways: Ways) -> Load:
     best = Load(0.0, np.zeros(devices))
 
     def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
-        """The bound that some prices prove, and where each cluster is cheapest."""
+        """Return the bound that some prices prove, and the cheapest device of each cluster."""
         with np.errstate(invalid="ignore"):
             cost = work * price
         if not price.all():
@@ -109,7 +109,7 @@ def load(instance: Instance, ways: Ways) -> Load:
 
 
 def areas(instance: Instance, ways: Ways) -> Floats:
-    """Lanes times seconds of each cluster on each device, at the least."""
+    """Return the least lanes × seconds of each cluster on each device."""
     found = ways.seconds
     if instance.modes:
         found = found.copy()
@@ -120,14 +120,14 @@ def areas(instance: Instance, ways: Ways) -> Floats:
 
 
 def _one_by_one(instance: Instance, work: Floats, idle: Floats) -> float:
-    """At least the seconds of any plan that keeps one device busy at a time and sends each value over each wire."""
+    """Return an upper bound in seconds: one device busy at a time, and each value sent over each wire."""
     hops = {hop for row in instance.route for hops in row for hop in hops or ()}
     sent = sum(hop.latency_s * len(instance.bytes) + hop.s_per_byte * sum(instance.bytes) for hop in hops)
     return float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max() + sent)
 
 
 def _state(instance: Instance) -> Floats:
-    """Bytes of resident state that each cluster brings to each device; readers of one storage share it."""
+    """Return the bytes of resident state that each cluster adds to each device; readers of one storage share it."""
     sharers: dict[str, int] = {}
     for kept in instance.kept:
         for storage, _ in kept:
@@ -143,11 +143,11 @@ def _state(instance: Instance) -> Floats:
 
 
 def evenly(instance: Instance) -> float:
-    """Seconds of the lanes of some devices, at the least, for the clusters that can be on no others, each at its
-    cheapest.
+    """Return a lower bound in seconds from the clusters confined to a set of devices, each at its least cost, over the
+    lanes of that set.
 
-    Of all devices together, and of every set of devices that some cluster is bound to. Whatever prices `load` ends
-    with, it need not reach these: prices of wires take away from those of lanes. O(R D) for each set.
+    For all devices, and for every set to which some cluster is bound. The prices of `load` need not reach these, since
+    wires take part of them. O(R D) for each set.
     """
     lanes = [len(names) for names in instance.lane_names]
     sets = {tuple(range(len(lanes))), *instance.able}
@@ -165,9 +165,11 @@ def evenly(instance: Instance) -> float:
 
 
 class Crossings:
-    """Lower bounds on wires' seconds: `fixed[w]` on wire w in any case, and `seconds` if cluster r is on device d.
+    """Lower bounds on the seconds of wires: `fixed[w]` on wire w in any case, and `seconds` if cluster r is on device
+    d.
 
-    `uncounted` are the values left out: their makers and readers may be anywhere."""
+    `uncounted`: the values left out, with both ends open.
+    """
 
     def __init__(self, wires: int, devices: int) -> None:
         self.devices = devices
@@ -176,7 +178,7 @@ class Crossings:
         self._rows: list[tuple[int, int, int, float]] = []
 
     def close(self) -> Crossings:
-        """Make arrays of what has been added."""
+        """Convert the added entries to arrays."""
         self.cluster, self.device, self.wire = (
             np.array([row[k] for row in self._rows], dtype=np.int64) for k in range(3)
         )
@@ -186,14 +188,14 @@ class Crossings:
         return self
 
     def add(self, cluster: int, device: int, wire: int, seconds: float) -> None:
-        """Let a cluster on a device take some seconds of a wire; cluster -1 is taken in any case."""
+        """Add seconds of a wire for a cluster on a device; cluster -1: in any case."""
         if cluster < 0:
             self.fixed[wire] += seconds
         else:
             self._rows.append((cluster, device, wire, seconds))
 
     def charge(self, cost: Floats, toll: Floats) -> None:
-        """Add to the cost of each cluster on each device what its wires cost."""
+        """Add the price of its wires to the cost of each cluster on each device."""
         if len(self.seconds):
             spent = np.bincount(
                 self.cluster * self.devices + self.device,
@@ -203,11 +205,11 @@ class Crossings:
             cost += spent.reshape(cost.shape)
 
     def carried(self, at: Ints) -> Floats:
-        """Seconds of each wire when each cluster is on device `at`."""
+        """Return the seconds of each wire with each cluster on device `at`."""
         return self._sum(np.where(at[self.cluster] == self.device, self.seconds, 0.0))
 
     def expected(self, at: Floats) -> Floats:
-        """Seconds of each wire when each cluster is on each device as often as `at` (R, D) says, from 0 to 1."""
+        """Return the expected seconds of each wire for probabilities `at` (R, D) of each cluster's device."""
         return self._sum(at[self.cluster, self.device] * self.seconds)
 
     def _sum(self, spent: Floats) -> Floats:
@@ -217,11 +219,10 @@ class Crossings:
 
 
 def crossings(instance: Instance) -> Crossings:
-    """Lower bounds on wires' seconds from values with one end fixed: inputs, deliveries, clusters with one device.
+    """Bound the seconds of wires by values with one fixed end: inputs, deliveries, clusters with one device.
 
-    Whatever way a value takes, it enters a device by one of the links that lead there: where these share a queue or a
-    wire it takes at least as long there as over the quickest. A value comes to a device once, so that of a transfer
-    for one of k readers each pays 1/k.
+    By any route, a value enters a device over one of its incoming links: if these share a queue or wire, for at least
+    the time of the fastest. A value enters a device once, so that each of k readers pays 1/k.
     """
     only = [allowed[0] if len(allowed) == 1 else -1 for allowed in instance.able]
     entrances = [_entrances(instance, d) for d in range(len(instance.devices))]
@@ -252,7 +253,7 @@ def crossings(instance: Instance) -> Crossings:
 
 
 def _entrances(instance: Instance, d: int) -> list[tuple[int, float, float]]:
-    """The wires and queues that all links into a device take, with the least latency and seconds per byte."""
+    """Return the wires and queues shared by all links into a device, with the least latency and seconds per byte."""
     into = [link for row in instance.route for link in row[d] or () if link.dst == d]
     latency = min((link.latency_s for link in into), default=0.0)
     s_per_byte = min((link.s_per_byte for link in into), default=0.0)

@@ -1,4 +1,4 @@
-"""Communication bound: work and transfers traded at best; what is not computed where it is read crosses a wire."""
+"""Communication bound: the optimal trade-off of work and transfers; a value read on another device crosses a wire."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from .critical_path import Floats, Ways
 from .load import Crossings, Load, areas, crossings
 
 ROUNDS = 100
-"""Rounds of the search for good prices: any prices give a valid bound."""
+"""Rounds of the search for prices: any prices give a valid bound."""
 FEWEST = 15
-"""Rounds below which it is not begun."""
+"""Least number of rounds for which it is worth starting."""
 CELLS = 1_500_000
-"""Reads on devices weighed in all, which is what makes the rounds fewer."""
+"""Limit on (read, device) pairs computed, which limits the rounds."""
 ROUNDING = 1e-12
-"""Share of all that readers pay by which sums of it and of what makers are paid may differ."""
+"""Relative rounding error allowed between what readers pay and makers receive."""
 
 
 def traffic(instance: Instance, ways: Ways, load: Load, bound: float) -> float:
-    """A bound that is at least `bound`, which must be one, in seconds: that where wires have time enough for what is
-    shared out as in `load`, or all may be everywhere in part without that taking longer.
+    """Return a lower bound in seconds, at least the valid bound `bound`.
 
-    The dual of the linear program of `load` with transfers: a value comes to each device where a reader is and its
-    maker is not, over some wire into that device. The price of that is shared among its readers; a reader pays its
-    share on each device, and its maker is paid there. Where that leaves a cluster with a loss on several devices it is
-    on all of them, as copies may be. Prices are found by multiplicative weights, against clusters that are ever
-    more often where they cost least.
+    That is `bound` if the wires have enough time for the load of `load`, or if all clusters may be everywhere in part
+    without a longer time. Solves the dual of the linear program of `load` with transfers: a value enters each device
+    that has a reader but not its maker, over some wire into that device. Its readers share the price; a reader pays
+    its share on each device, and its maker is paid there. A cluster with a loss on several devices is on all of them,
+    as duplicates may be. Prices are found by multiplicative weights, against clusters that move ever more to where
+    they cost least.
     """
     if instance.clusters * len(instance.devices) > CELLS // FEWEST:
         return bound
@@ -43,8 +43,8 @@ def traffic(instance: Instance, ways: Ways, load: Load, bound: float) -> float:
 
 
 class _Trips:
-    """The reads of values whose way is open at both ends: value, maker and reader of each read, in the order of the
-    values, the seconds of each value into each device at the least, and the wires by which each is entered."""
+    """Reads of values with both ends open: value, maker and reader of each read, in the order of values; the least
+    seconds of each value into each device, and the wires by which it enters."""
 
     def __init__(self, instance: Instance, values: list[int]) -> None:
         values = [v for v in values if instance.readers[v]]
@@ -58,7 +58,7 @@ class _Trips:
         links = [hops[0] for row in instance.route for hops in row if hops is not None and len(hops) == 1]
         self.seconds = np.zeros((len(values), self.devices))
         self.entered: list[list[list[int]]] = []
-        """Of each device, for each link into it, the wires and queues it takes."""
+        """Wires and queues of each link into each device."""
         for d in range(self.devices):
             into = [link for link in links if link.dst == d]
             taken = [[link.wire] * (link.wire >= 0) for link in into]
@@ -69,13 +69,14 @@ class _Trips:
                 self.seconds[:, d] = latency + nbytes * rate
 
     def tolls(self, price: Floats) -> Floats:
-        """Price of a second of the cheapest link into each device, from the prices of wires and copy queues."""
+        """Return the price per second of the cheapest link into each device, given the prices of wires and copy
+        queues."""
         return np.array([
             min((sum(price[w] for w in own) for own in links), default=0.0) for links in self.entered
         ])  # fmt: skip
 
     def carried(self, into: Floats, price: Floats) -> Floats:
-        """Seconds of each wire when each device gets so many, by the links that are nearly the cheapest."""
+        """Return the seconds of each wire for given seconds into each device, by the nearly cheapest links."""
         found = np.zeros(len(price))
         for links, seconds in zip(self.entered, into):
             cost = np.array([sum(price[w] for w in own) for own in links])
@@ -88,8 +89,8 @@ class _Trips:
 
 
 class _Market:
-    """Prices of lanes and wires, which add up to 1, each reader's share in what its values cost, and where clusters
-    are."""
+    """Prices of lanes and wires, which sum to 1, the share of each reader in the cost of its values, and the devices
+    of clusters."""
 
     def __init__(self, instance: Instance, ways: Ways, wires: Crossings, trips: _Trips) -> None:
         self.wires, self.trips = wires, trips
@@ -109,11 +110,11 @@ class _Market:
         self.at = self.able / self.able.sum(axis=1, keepdims=True)
 
     def spread(self) -> float:
-        """Seconds when each cluster is in equal parts wherever it can be, and nothing has to cross."""
+        """Return the seconds if each cluster is divided evenly over its possible devices, so that nothing crosses."""
         return float((self.idle + (self.work * self.at).sum(axis=0) / self.lanes).max())
 
     def crowded(self, load: Load) -> bool:
-        """True if wires have more to carry than they can when each cluster is where `load` has it cheapest."""
+        """Return True if wires are overloaded with each cluster where `load` has it cheapest."""
         at = np.where(self.able, self.work * load.price, np.inf).argmin(axis=1)
         there = np.zeros_like(self.work)
         there[np.arange(len(at)), at] = 1.0
@@ -122,7 +123,7 @@ class _Market:
         return bool(carried.sum() > load.seconds * np.count_nonzero(carried))
 
     def turn(self, done: float) -> float:
-        """The bound that the prices prove; then new prices. `done` is the share of all turns, from 0 to 1."""
+        """Return the bound that the prices prove, then update the prices. `done`: share of all rounds, from 0 to 1."""
         trips, devices = self.trips, len(self.lanes)
         price, toll = self.price[:devices], self.price[devices:]
         paid = self.share * (trips.seconds * trips.tolls(toll))[trips.value]
@@ -141,14 +142,14 @@ class _Market:
         return bound
 
     def _move(self, dearer: Floats, done: float) -> None:
-        """Bring clusters nearer to where they cost least, ever more sharply."""
+        """Move clusters towards their least cost, ever more sharply."""
         usual = float((self.work * self.price[: len(self.lanes)])[self.able].mean())
         odds = np.exp(-np.minimum(dearer / (usual * 0.2 * 0.005**done + 1e-300), 50.0))
         odds[~self.able] = 0.0
         self.at = 0.7 * self.at + 0.3 * odds / odds.sum(axis=1, keepdims=True)
 
     def _reprice(self, done: float) -> None:
-        """Make dearer what is busiest, and let those readers pay that are where the maker is not."""
+        """Raise the prices of the busiest resources, and the shares of readers on devices without the maker."""
         trips, devices = self.trips, len(self.lanes)
         into = (self._crossing(self.at) * trips.seconds).sum(axis=0)
         carried = self.wires.fixed + self.wires.expected(self.at) + trips.carried(into, self.price[devices:])
@@ -163,6 +164,6 @@ class _Market:
         self.share = share / np.maximum(np.add.reduceat(share, trips.first), 1.0)[trips.value]
 
     def _crossing(self, at: Floats) -> Floats:
-        """The part of each value that comes to each device."""
+        """Return the fraction of each value that enters each device."""
         apart = np.maximum(at[self.trips.reader] - at[self.trips.maker], 0.0)
         return np.maximum.reduceat(apart, self.trips.first)

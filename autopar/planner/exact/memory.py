@@ -1,7 +1,7 @@
-"""The caps of a model: what is in use on each device over time, as `liveness` counts it.
+"""Memory caps in the model: bytes in use on each device over time, counted as in `liveness`.
 
-Views and changes in place are left out, so that the model never forbids what fits; `simulate` and `liveness` have the
-last word on what it finds.
+Views and changes in place are ignored, so that the model never forbids what fits; `simulate` and `liveness` check its
+solutions.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .model import Literal, Model
 from .transfers import Transfers
 
 MOST = 2**52
-"""Largest sum of sizes given to the solver, so that sums of them stay whole numbers."""
+"""Limit on the sum of sizes given to the solver, which must stay exact integers."""
 
 
 def cap(model: Model, transfers: Transfers) -> None:
-    """Keep every device that could hold more than its cap to it."""
+    """Constrain every device that could exceed its cap."""
     instance = model.instance
     for d, limit in enumerate(instance.caps):
         if limit is None:
@@ -45,7 +45,7 @@ class _Held:
         self.sizes: list[int] = []
 
     def state(self) -> None:
-        """Resident state, wherever it is read, from the first moment to the last."""
+        """Add resident state, for the whole schedule, if it is read."""
         instance, d = self.model.instance, self.device
         keepers: dict[str, list[tuple[int, Literal]]] = {}
         for r, kept in enumerate(instance.kept):
@@ -57,7 +57,7 @@ class _Held:
             self._add(0, self.model.horizon, self.model.horizon, here, min(nbytes for nbytes, _ in some))
 
     def scratch(self) -> None:
-        """Workspace of each cluster while it lasts."""
+        """Add the workspace of each cluster while it runs."""
         model = self.model
         for r, nbytes in enumerate(model.instance.workspace):
             if nbytes and self.device in model.on[r]:
@@ -65,7 +65,7 @@ class _Held:
                     self._add(model.start[r], size, model.start[r] + size, when, nbytes)
 
     def value(self, v: int) -> None:
-        """A value from when it is made, or sets out, to its last use here."""
+        """Add a value, from its creation or transfer to its last use on this device."""
         model, instance, d = self.model, self.model.instance, self.device
         name, nbytes, maker = instance.values[v], instance.bytes[v], instance.maker[v]
         deliver = () if instance.costed.consumed else instance.deliver[v]
@@ -87,8 +87,8 @@ class _Held:
     ) -> None:
         """Hold a value on this device, if it is `here`, from `start` to the last of `ends` and of its uses.
 
-        Every end is conditional on the step it ends: the times of a transfer that is not made are bound by its maker
-        alone, and one that ended within the horizon would have that maker end sooner than it has to.
+        Every end depends on its step: an absent transfer is bounded only by its producer, and an end within the
+        horizon would force that to end too early.
         """
         model, instance, d = self.model, self.model.instance, self.device
         if here is False:

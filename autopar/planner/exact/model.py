@@ -1,4 +1,4 @@
-"""A problem as a model of CP-SAT: where each cluster is, when it starts, and what the work takes at the least."""
+"""The CP-SAT model of a problem: device and start of each cluster, and lower bounds on the work."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Literal = Any
 
 
 class Units:
-    """A length of `unit` seconds counts as one; every duration is rounded down.
+    """Time discretised into units of `unit` seconds; every duration is rounded down.
 
-    A schedule in seconds then maps, its starts rounded down too, to one in units that keeps every constraint and
-    is not longer: floor(s) + floor(p) ≤ floor(s + p). So the optimum in units is a bound on that in seconds.
+    A schedule in seconds, its starts rounded down too, is then a schedule in units that satisfies every constraint and
+    is not longer: floor(s) + floor(p) ≤ floor(s + p). So the optimum in units is a lower bound in seconds.
     """
 
     def __init__(self, horizon: float, count: int) -> None:
@@ -29,21 +29,21 @@ class Units:
         self.horizon = self.ceil(horizon)
 
     def floor(self, seconds: float) -> int:
-        """Whole units in some seconds, a hair's breadth below them counting as them. What is longer than the horizon
-        counts as one more than that, as the solver takes no larger numbers."""
+        """Return the whole units in some seconds, with a tolerance for rounding. Limited to the horizon plus 1, since
+        the solver's integers are limited."""
         return math.floor(min(seconds / self.unit * (1 + 1e-12), self.horizon + 1))
 
     def ceil(self, seconds: float) -> int:
-        """Units that cover some seconds."""
+        """Return the least number of units that covers some seconds."""
         return math.ceil(seconds / self.unit * (1 - 1e-12))
 
     def seconds(self, units: int) -> float:
-        """Units in seconds."""
+        """Return units in seconds."""
         return units * self.unit
 
 
 class _Literals:
-    """Boolean variables of `cp`, hinted as they are given."""
+    """Boolean variables of `cp` with hints."""
 
     def __init__(self, cp: cp_model.CpModel) -> None:
         self.cp = cp
@@ -51,25 +51,25 @@ class _Literals:
         self._made: dict[tuple[int, ...], Literal] = {}
 
     def new(self, name: str, hint: bool) -> Literal:
-        """A variable that the best known schedule sets to `hint`."""
+        """Create a variable with the value `hint` in the best known schedule."""
         variable = self.cp.new_bool_var(name)
         self.cp.add_hint(variable, hint)
         self._known[variable.index] = hint
         return variable
 
     def hint(self, literal: Literal) -> bool:
-        """Value of a literal in the best known schedule."""
+        """Return the value of a literal in the best known schedule."""
         if isinstance(literal, bool):
             return literal
         index = literal.index
         return self._known[index] if index >= 0 else not self._known[-index - 1]
 
     def no(self, literal: Literal) -> Literal:
-        """The negation."""
+        """Return the negation."""
         return not literal if isinstance(literal, bool) else ~literal
 
     def any(self, literals: Iterable[Literal], name: str = "any") -> Literal:
-        """True where one of `literals` is."""
+        """Return a literal that is true if any of `literals` is."""
         some: dict[int, Literal] = {}
         for literal in literals:
             if literal is True:
@@ -90,13 +90,13 @@ class _Literals:
         return self._made[key]
 
     def all(self, literals: Iterable[Literal], name: str = "all") -> Literal:
-        """True where all of `literals` are."""
+        """Return a literal that is true if all of `literals` are."""
         return self.no(self.any([self.no(literal) for literal in literals], name))
 
 
 class _Use(NamedTuple):
-    """`amount` of a resource from `start` for `size` units where `when` holds; `head` and `tail` are the units there
-    must be before and after it."""
+    """Use of `amount` of a resource from `start` for `size` units if `when` holds; at least `head` units before and
+    `tail` units after it."""
 
     start: Any
     size: int
@@ -107,8 +107,13 @@ class _Use(NamedTuple):
 
 
 class Model:
-    """Variables of `cp`, in units of time: `on[r][d]` whether cluster r is on device d, `start[r]` and `end[r]`,
-    `modes[r, d]` the ways (lanes, units, literal) in which it may be there; `uses` of each resource."""
+    """Variables of `cp`, in units of time.
+
+    on[r][d]: cluster r is on device d.
+    start[r], end[r]: times of cluster r.
+    modes[r, d]: (lanes, units, literal) of the ways to run it there.
+    uses: uses of each resource.
+    """
 
     def __init__(
         self,
@@ -119,9 +124,11 @@ class Model:
         aim: int,
         offered: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """A schedule of at most `aim` units is asked for, each cluster on a device that is `offered` to it (None: all
-        it is allowed). Clusters that are offered none are left out; the others are then a part of the graph, of which
-        only what they read of each other is kept.
+        """Build the model of schedules of at most `aim` units, each cluster on a device `offered` to it (None: all
+        allowed).
+
+        Clusters with no offered device are left out; of a part of the graph only reads between its own clusters are
+        kept.
         """
         self.offered = instance.allowed if offered is None else offered
         self.whole = all(self.offered)
@@ -170,7 +177,7 @@ class Model:
             self.on.append(grouped[g] if offered and g >= 0 else row)
 
     def _may(self, r: int, d: int) -> bool:
-        """True if a cluster can be on a device in a schedule no longer than the best known."""
+        """Return True if a cluster can be on a device in a schedule no longer than the best known."""
         total = self.ways.head[r][d] + self.instance.seconds[r][d] + self.ways.tail[r][d]
         return total < math.inf and self.units.floor(total) <= self.aim
 
@@ -195,7 +202,7 @@ class Model:
             self.use(("host", 0), start, size, True, 1, min(head.values()), min(tail.values()))
 
     def _ways_of(self, r: int, d: int, here: Literal) -> list[tuple[int, int, Literal]]:
-        """(lanes, units, when) of a cluster on a device."""
+        """Return (lanes, units, when) for each way of a cluster on a device."""
         ways = self.instance.modes.get((r, d), ())
         if len(ways) < 2:
             lanes = ways[0][0] if ways else 1
@@ -218,12 +225,12 @@ class Model:
         head: int,
         tail: int,
     ) -> None:
-        """Let a resource be used (`_Use`); all of it is seen to by `limit`."""
+        """Add a use of a resource (`_Use`); `limit` constrains all of them."""
         if size > 0 and when is not False:
             self.uses.setdefault(resource, []).append(_Use(start, size, when, amount, head, tail))
 
     def limit(self) -> None:
-        """Keep each resource to what there is of it, and the schedule as long as the work on it."""
+        """Constrain each resource to its capacity, and the schedule to at least its work."""
         cp = self.cp
         for (kind, number), uses in self.uses.items():
             capacity = len(self.instance.lane_names[number]) if kind == "device" else 1
@@ -241,7 +248,7 @@ class Model:
             cp.add(capacity * self.makespan >= capacity * self.around((kind, number)) + work)
 
     def around(self, resource: tuple[str, int]) -> int:
-        """Units that a resource is idle before the first use and after the last."""
+        """Return the units that a resource is idle before its first use plus after its last."""
         uses = self.uses.get(resource)
         if not uses:
             return 0
@@ -250,12 +257,12 @@ class Model:
 
 
 def total(terms: list[tuple[int, Literal]]) -> Any:
-    """The sum of the sizes whose literals hold."""
+    """Return the sum of the sizes whose literals hold."""
     return sum(size * int(when) if isinstance(when, bool) else size * when for size, when in terms)
 
 
 def solver(effort: float, until: float) -> cp_model.CpSolver:
-    """A solver that stops when `effort` is spent, or at a time of the monotonic clock."""
+    """Return a solver limited to `effort` and to a time of the monotonic clock."""
     own = cp_model.CpSolver()
     parameters = own.parameters
     parameters.random_seed = 0

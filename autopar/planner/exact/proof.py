@@ -1,4 +1,4 @@
-"""A proof, one call of CP-SAT after the other, and the two ways to prove more: the whole model, and parts of it."""
+"""Successive CP-SAT calls that tighten a proof, on the whole model and on parts of it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from .transfers import Transfers
 from .windows import narrowed
 
 EFFORT = 6.0
-"""Budget of a proof in units of the solver's deterministic time, about ten seconds of a core each."""
+"""Default budget of a proof in the solver's deterministic time, each unit about 10 s of a core."""
 FIRST = 0.05
-"""Of it on the whole graph at first, which proves most small ones."""
+"""Share of it for the first call on the whole graph, which proves most small ones."""
 NARROWING = 0.4
-"""Then on heads and tails, at most."""
+"""Largest share then spent on heads and tails."""
 FOLLOWING, GROWTH = 0.3, 3.0
-"""Then on the whole graph again, and each time so many times as much."""
+"""Share of the next call on the whole graph, and the factor from each call to the next."""
 STAGES = ((10_000, 0.7), (100_000, 1.0))
-"""Units that the best known schedule is long, and the share of what is left of a step to be spent with them: few make
-the solver quick, and what it then finds leaves little to prove with many (a million made it count for half a minute
-unseen)."""
+"""(length of the best known schedule in units, share of the remaining effort of a step). With few units the solver is
+fast, and little remains to be proven with many (a million made it count for half a minute unseen)."""
 TOLERANCE = 2e-4
-"""Share by which makespans differ that count as one, as the solver counts in whole units."""
+"""Relative difference of makespans that counts as equal, because of the solver's whole units."""
 
 
 def proofs(
@@ -45,11 +44,12 @@ def proofs(
     budget_s: float | None = None,
     bound: float = 0.0,
 ) -> Iterator[_Proof]:
-    """Improve `start`, which must fit, until it is proven that nothing is shorter or the effort is spent.
+    """Improve `start`, which must fit, until it is proven optimal or the effort is spent; yield the state after each
+    step.
 
-    What is known after each step, which the next changes: a short one first, then one for heads and tails, then longer
-    ones. `bound` is a bound in seconds that is known, `budget_s` a ceiling. The model has a variable for each cluster,
-    and each value, on each device: it is for up to some hundreds of clusters.
+    Steps: a short call, one for heads and tails, then longer calls. `bound`: known lower bound in seconds. `budget_s`:
+    limit in seconds. The model has a variable for each (cluster, device) and (value, device): for up to some hundreds
+    of clusters.
     """
     proof = _Proof(instance, start, bound, effort, budget_s)
     proof.solve(FIRST)
@@ -65,8 +65,8 @@ def proofs(
 
 
 class _Proof:
-    """The best `schedule` known and its simulation, a `bound` in seconds for schedules that do every cluster once, and
-    the effort `spent` of what there is."""
+    """State of a proof: the best `schedule` and its simulation, a lower `bound` in seconds for schedules without
+    duplicates, and the effort `spent`."""
 
     def __init__(
         self, instance: Instance, start: Schedule, bound: float, effort: float, budget_s: float | None
@@ -90,17 +90,16 @@ class _Proof:
 
     @property
     def late(self) -> bool:
-        """True if what is left until the ceiling in seconds is too little to prove anything more in, so that another
-        run may find something else."""
+        """True if too little time is left to prove anything, so that another run may find something else."""
         return not self.optimal and time.monotonic() >= self._last
 
     @property
     def going(self) -> bool:
-        """True if there is something left to prove, and to spend on it."""
+        """True if the proof is open and there is effort left."""
         return not self.optimal and not self.late and self.spent < self.effort and bool(self._stages)
 
     def solve(self, effort: float) -> None:
-        """Look for a shorter schedule, or a proof that there is none, for so much effort at most."""
+        """Search for a shorter schedule, or a proof that there is none, with at most this effort."""
         until = min(self.effort, self.spent + effort)
         for stage in list(self._stages):
             if not self.going or self.spent >= until:
@@ -110,15 +109,15 @@ class _Proof:
                 self._stages.remove(stage)
 
     def narrow(self, effort: float) -> None:
-        """Look for longer heads and tails, for so much effort at most."""
+        """Lengthen heads and tails, with at most this effort."""
         effort = min(effort, self.effort - self.spent)
         self.ways, spent = narrowed(self.instance, self.best, self.ways, self._below, effort, self._last)
         self.spent += spent
         self._raise(self.ways.length)
 
     def _solved(self, units: Units, effort: float) -> bool:
-        """True if one call of the solver leaves nothing to prove in these units of time. Deterministic but for the
-        ceiling in seconds."""
+        """Return True if one call of the solver completes the proof in this resolution. Deterministic except for the
+        time limit."""
         instance, aim = self.instance, units.floor(self._below)
         model = Model(instance, units, self.best, replace(self.ways, length=self.bound), aim)
         transfers = Transfers(model)
@@ -142,7 +141,7 @@ class _Proof:
 
     @property
     def _below(self) -> float:
-        """Seconds of the longest schedule that is still sought."""
+        """The length in seconds below which schedules are sought."""
         return self.best.makespan / (1 + TOLERANCE)
 
     def _raise(self, bound: float) -> None:
@@ -150,7 +149,7 @@ class _Proof:
 
 
 def _read(model: Model, transfers: Transfers, solver: cp_model.CpSolver) -> Schedule:
-    """The orders of all queues; of things at one moment those that take no time come first, then by graph order."""
+    """Return the orders of all queues; simultaneous steps of zero length come first, then in graph order."""
     instance = model.instance
     lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}
     free = dict.fromkeys(lanes, 0)

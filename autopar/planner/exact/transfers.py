@@ -1,4 +1,4 @@
-"""The transfers of a model: each value comes to a device at most once, over the way from where it was made."""
+"""Transfers in the model: each value reaches a device at most once, by the route from its producer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from .model import Literal, Model
 
 Hops = dict[tuple[int, int, int, int], list[tuple[int, int]]]
-"""The hops that can bring a value to a device: (units, copy queue, wire, device it passes or -1) and the pairs of
-(source, device where it is wanted) for which each is used."""
+"""Hops that can bring a value to a device: (units, copy queue, wire, intermediate device or -1) → the (source, target)
+pairs that use it."""
 
 
 class Transfers:
-    """`start[v, d]` is when value v sets out on its last hop to device d, if it does: one of `brings[v, d]` (literal,
-    source of the hop or -1, queue, units) holds. Of a part of the graph: values that its clusters make for each
-    other."""
+    """Transfer variables: `start[v, d]` is the start of the last hop of value v to device d, if any; then one of
+    `brings[v, d]` (literal, source of the hop or -1, queue, units) holds. For a part of the graph, only values between
+    its clusters."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -59,7 +59,7 @@ class Transfers:
                     self.enforce(later, when, first)
 
     def _wanted(self, v: int) -> dict[int, Literal]:
-        """For each device that may need a value, the literal that it does, and does not hold it as resident state."""
+        """Return, for each device that may need a value, the literal that it does, without resident state."""
         model, instance = self.model, self.model.instance
         found: dict[int, list[Literal]] = {}
         for r in (*instance.readers[v], *self.carry[v]):
@@ -107,7 +107,7 @@ class Transfers:
     def _around(
         self, v: int, target: int, sources: Mapping[int, Literal], readers: list[int], last: bool
     ) -> tuple[int, int]:
-        """Units there must be before and after a transfer, wherever it comes from and whoever reads it."""
+        """Return the least units before and after a transfer, over all its sources and readers."""
         model, ways, maker = self.model, self.model.ways, self.model.instance.maker[v]
         head = 0.0
         if maker >= 0:
@@ -122,7 +122,7 @@ class Transfers:
     def _when(
         self, pairs: list[tuple[int, int]], sources: Mapping[int, Literal], wanted: Mapping[int, Literal]
     ) -> Literal:
-        """True if a value is on one of the sources and wanted on the device paired with it."""
+        """Return a literal that is true if the value is on a source and wanted on the paired device."""
         literals = self.model.literals
         wishes: dict[int, list[int]] = {}
         for source, target in pairs:
@@ -141,7 +141,7 @@ class Transfers:
         return literals.any(found)
 
     def enforce(self, constraint: Any, *literals: Literal) -> None:
-        """Let a constraint hold where all literals do."""
+        """Enforce a constraint if all literals hold."""
         if False not in [literal for literal in literals if isinstance(literal, bool)]:
             self.model.cp.add(constraint).only_enforce_if(
                 [literal for literal in literals if not isinstance(literal, bool)]

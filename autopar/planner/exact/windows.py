@@ -1,11 +1,11 @@
-"""Longer heads and tails, for schedules that do every cluster once, by what the solver proves of the parts of the graph
-before and after each cluster.
+"""Longer heads and tails, for schedules without duplicates, from optimal schedules of the parts of the graph before
+and after each cluster.
 
-A schedule of the graph holds one of each of its parts. So a cluster can start no sooner than the clusters before it
-can all have ended, each of which has a head of its own; the same backwards. Where everything passes through one
-cluster the part ends there and nothing is lost; else it is what is nearest. Only schedules shorter than the best known
-count, so that a device that a cluster has in none of them drops out (Klein and Scholl, "Computing lower bounds by
-destructive improvement", European Journal of Operational Research 112, 1999).
+A schedule of the graph contains one of each part. So a cluster cannot start before all clusters that precede it can
+have ended, each with its own head; likewise backwards. A part ends at a cluster through which everything passes,
+without loss; otherwise it is the nearest clusters. Only schedules shorter than the best known count, so that devices
+drop out (Klein and Scholl, "Computing lower bounds by destructive improvement", European Journal of Operational
+Research 112, 1999).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from .model import Model, Units, solver
 from .transfers import Transfers
 
 UNITS = 100_000
-"""Units of the best known schedule: what is rounded off adds up along the graph."""
+"""Units of the best known schedule: rounding errors add up along the graph."""
 CLOSED = 14
-"""Clusters of the largest part that is taken whole, back to one cluster through which all of it passes."""
+"""Limit on the clusters of a part back to one cluster through which everything passes."""
 OPEN = 8
-"""Clusters of a part of which there is more than that."""
+"""Clusters of any other part."""
 EACH = 0.03
-"""Effort that may be spent on one part."""
+"""Limit on the effort for one part."""
 
 
 def narrowed(
     instance: Instance, best: Play, ways: Ways, below: float, effort: float, until: float = math.inf
 ) -> tuple[Ways, float]:
-    """Longer heads and tails, for schedules of at most `below` seconds that do every cluster once, and the effort
+    """Lengthen heads and tails for schedules without duplicates of at most `below` seconds; return them and the effort
     spent.
 
-    A `length` of more than `below` says that there are none. Deterministic unless `until`, a time of the monotonic
-    clock, is reached.
+    A `length` above `below` proves that there are none. Deterministic unless `until`, a time of the monotonic clock,
+    is reached.
     """
     search = _Windows(instance, best, ways, below, effort, until)
     search.sweep(forward=True, least=effort / 2)
@@ -50,7 +50,7 @@ def narrowed(
 
 
 class _Windows:
-    """`ways` as far as they are known, and `left` of the effort."""
+    """`ways` as known so far, and `left` of the effort."""
 
     def __init__(
         self, instance: Instance, best: Play, ways: Ways, below: float, effort: float, until: float
@@ -61,8 +61,8 @@ class _Windows:
         self.left, self.until = effort, until
 
     def sweep(self, forward: bool, least: float) -> None:
-        """Heads of all clusters that read of several others, or tails of those that are read by several, in turn, until
-        the `least` effort is left."""
+        """Lengthen heads of all clusters with several inputs, or tails of those with several readers, until only the
+        effort `least` is left."""
         instance = self.instance
         near = instance.before if forward else instance.after
         order = range(instance.clusters)
@@ -81,8 +81,8 @@ class _Windows:
         self.ways = replace(ways, length=min(length, self.units.seconds(self.aim + 1)))
 
     def _length(self, part: Sequence[int], r: int, d: int, limit: int, forward: bool) -> float:
-        """Seconds of cluster r on device d and the part next to it, at the least, if they are no more than `limit`
-        units; more than that if they cannot be."""
+        """Return a lower bound in seconds on cluster r on device d with the part next to it, if at most `limit` units;
+        more than that if it is infeasible."""
         instance, ways, units = self.instance, self.ways, self.units
         none = np.where(np.isfinite(ways.seconds), 0.0, np.inf)
         least = (ways.head if forward else ways.tail)[r, d] + ways.seconds[r, d]
@@ -108,7 +108,7 @@ class _Windows:
 
 
 def _related(near: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
-    """All clusters before each, or all after it, as the bits of a number."""
+    """Return the set of all clusters before each, or after it, as a bit mask."""
     found = [0] * len(near)
     for r in order:
         for q in near[r]:
@@ -117,7 +117,7 @@ def _related(near: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
 
 
 def _part(related: Sequence[int], r: int, forward: bool) -> list[int]:
-    """The clusters next to r: all back to one through which everything passes, if they are few, or the nearest."""
+    """Return the clusters next to r: all back to one through which everything passes, if few, or the nearest."""
     order = [q for q in range(len(related)) if related[r] >> q & 1]
     if forward:
         order.reverse()

@@ -1,4 +1,4 @@
-"""Task graphs from files and from other libraries, all of them as `CostedGraph`, and plans as the file's JSON."""
+"""Task graphs from files and other libraries as `CostedGraph`, and plans as the JSON of the graph file."""
 
 from .read import Source, plain, read
 from .write import described, text

@@ -1,4 +1,4 @@
-"""Fields of the objects of a file, each with the sentence that says what is wrong with it."""
+"""Typed fields of the objects of a file, with their error messages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ...errors import PlanError
 from ...system.jsonfile import short, whole
 
 LARGEST = 1e30
-"""Upper bound on the numbers of a file, so that sums of them stay finite."""
+"""Limit on the numbers of a file, so that sums of them stay finite."""
 SMALLEST = 1e-300
-"""Smallest time in seconds that counts: dividing by less overflows."""
+"""Least nonzero time in seconds; less is 0, since dividing by it overflows."""
 MANY = 1_000_000
-"""Upper bound on each count in a file, as each thing has a name of its own."""
+"""Limit on each count in a file, since each item has a name."""
 
 _NEEDED: Any = object()
 
 
 class Entry:
-    """An object of a file, and what it is `called` in error messages.
+    """An object of a file, `called` so in error messages.
 
-    Each method reads one field, which must be there unless a default is given; a default is returned as it is.
+    Each method reads one field, which is required unless a default is given; a default is returned as it is.
     """
 
     __slots__ = ("called", "data")
@@ -37,15 +37,17 @@ class Entry:
         self.called = called
 
     def name(self, kind: str, words: Set[str], key: str = "id") -> str:
-        """The name under `key`, by which it is called from then on; `words` are the keys that the format has, and one
-        that is nearly one of those that are missing is refused, as what it says would go unheard."""
+        """Read the name under `key`, and use it in error messages from then on.
+
+        `words` are the keys of the format: a key that is nearly a missing one is refused, since it would be ignored.
+        """
         found: str = self.text(key)
         self.called = f"{kind} {found!r}"
         self.spelt(words)
         return found
 
     def spelt(self, words: Set[str]) -> None:
-        """Refuse a key that is none of `words` and nearly one that is missing."""
+        """Raise PlanError for a key that is not in `words` and nearly a missing one."""
         for key in () if self.data.keys() <= words else self.data:
             near = None if key in words else _meant(key, words)
             if near is not None and near not in self.data:
@@ -54,7 +56,7 @@ class Entry:
                 )
 
     def need(self, key: str) -> Any:
-        """The field under a key. PlanError, with the key that may be meant, where it is missing."""
+        """Return the field under a key. Raises PlanError if it is missing, with the key that may be meant."""
         if key in self.data:
             return self.data[key]
         near = get_close_matches(key, [other for other in self.data if isinstance(other, str)], 1, 0.8)
@@ -62,7 +64,7 @@ class Entry:
         raise PlanError(f"{self.called} has no {key!r}; {meant}")
 
     def text(self, key: str, default: Any = _NEEDED) -> Any:
-        """A name."""
+        """Read a name."""
         value = self.data.get(key, default)
         if value is default and default is not _NEEDED:
             return default
@@ -71,15 +73,15 @@ class Entry:
         return text(self.need(key), f"{key!r} of {self.called}")
 
     def seconds(self, key: str) -> float:
-        """A finite number of seconds from 0 on; one too small to divide by (below 1e-300) is 0."""
+        """Read a finite number of seconds ≥ 0; less than 1e-300 becomes 0."""
         return seconds(self.need(key), f"{key!r} of {self.called}")
 
     def number(self, key: str, unit: str) -> float:
-        """A finite number from 0 on."""
+        """Read a finite number ≥ 0."""
         return number(self.need(key), unit, f"{key!r} of {self.called}")
 
     def nbytes(self, key: str, default: Any = _NEEDED) -> Any:
-        """A finite number of bytes from 0 on. Fractions are kept: graphs made of random weights have them."""
+        """Read a finite number of bytes ≥ 0. Fractions are kept, since graphs with random weights have them."""
         value = self.data.get(key, default)
         if (type(value) is int and 0 <= value <= LARGEST) or (value is default and default is not _NEEDED):
             return value
@@ -87,7 +89,7 @@ class Entry:
         return int(found) if found == int(found) else found
 
     def count(self, key: str, least: int = 1, default: Any = _NEEDED) -> int:
-        """A whole number of things, from `least` to `MANY`."""
+        """Read a whole number from `least` to `MANY`."""
         value = self.data.get(key, default) if default is not _NEEDED else self.need(key)
         what = f"{key!r} of {self.called}"
         found = number(value, "how many", what)
@@ -96,26 +98,26 @@ class Entry:
         return int(found)
 
     def among(self, key: str, names: Mapping[str, int], kind: str) -> int:
-        """The number that `names` gives a name, which must be among them."""
+        """Read a name among `names`; return its number."""
         value = self.data.get(key)
         found = names.get(value, -1) if type(value) is str else -1
         return found if found >= 0 else known(self.need(key), names, kind, f"{key!r} of {self.called}")
 
     def items(self, key: str) -> Sequence[Any]:
-        """A list."""
+        """Read a list."""
         value = self.need(key)
         if not isinstance(value, (list, tuple)):
             raise PlanError(f"{key!r} of {self.called} is {short(value)}; it must be a list")
         return value
 
     def entries(self, key: str) -> list[Entry]:
-        """The objects of a list of the file."""
+        """Read a list of objects."""
         return [Entry(item, f"{key}[{index}]") for index, item in enumerate(self.items(key))]
 
 
 @lru_cache(maxsize=1024)
 def _meant(key: object, words: Set[str]) -> str | None:
-    """The word that a key was likely meant to be: `memory` is `memory_bytes`, `state_byte` is `state_bytes`."""
+    """Return the word that a key probably means: `memory` is `memory_bytes`, `state_byte` is `state_bytes`."""
     if not isinstance(key, str):
         return None
     longer = [word for word in sorted(words) if word.startswith(f"{key}_")]
@@ -123,7 +125,7 @@ def _meant(key: object, words: Set[str]) -> str | None:
 
 
 def text(value: Any, what: str) -> str:
-    """A name."""
+    """Return a value that must be a name."""
     if not isinstance(value, str) or not value:
         raise PlanError(f"{what} is {short(value)}; it must be a name in quotes")
     if not whole(value):
@@ -135,13 +137,13 @@ def text(value: Any, what: str) -> str:
 
 
 def seconds(value: Any, what: str) -> float:
-    """A finite number of seconds from 0 on; one too small to divide by (below 1e-300) is 0."""
+    """Return a value that must be a finite number of seconds ≥ 0; less than 1e-300 becomes 0."""
     found = float(number(value, "seconds", what))
     return found if found >= SMALLEST else 0.0
 
 
 def number(value: Any, unit: str, what: str) -> float:
-    """A finite number from 0 on; that of another library, such as numpy, as one of Python."""
+    """Return a value that must be a finite number ≥ 0; a number of another library, such as numpy, as Python's."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise PlanError(f"{what} is {short(value)}; it must be a number ({unit})")
     try:
@@ -158,7 +160,7 @@ def number(value: Any, unit: str, what: str) -> float:
 
 
 def known(name: Any, names: Mapping[str, int], kind: str, what: str) -> int:
-    """The number that `names` gives a name, which must be among them."""
+    """Return the number of a name that must be among `names`."""
     if isinstance(name, str) and name in names:
         return names[name]
     text(name, what)

@@ -35,18 +35,18 @@ DEVICE = frozenset(("name", "lanes", "memory_bytes"))
 LINK = frozenset(("src", "dst", "latency_s", "bytes_per_s", "wire"))
 """Keys of a link."""
 TARGET = "task"
-"""Target of the tasks of a file: no operator, nothing that could be run."""
+"""Target of the tasks of a file, which have no operator and cannot run."""
 
 Modes = tuple[tuple[int, int, float], ...]
 Ends = list[tuple[str, str]]
-"""Values, each with the device that it is on at first, or must come to."""
+"""Values, each with the device where it starts or must be delivered."""
 
 log = logging.getLogger("autopar")
 
 
 @dataclass(slots=True)
 class _Row:
-    """A task of the file; `before` are the numbers of the tasks that it waits for."""
+    """A task of the file; `before`: numbers of the tasks that it waits for."""
 
     name: str
     seconds: tuple[float | None, ...]
@@ -60,10 +60,10 @@ class _Row:
 
 
 def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> CostedGraph:
-    """The graph that `data` describes; `machine` takes the place of its devices and links.
+    """Build the graph that `data` describes; `machine` replaces its devices and links.
 
-    Keys that the format does not have are not looked at, but one that is nearly a word of it is refused. Raises
-    PlanError with one sentence for the first thing that is wrong. Near linear in tasks, values and their consumers.
+    Unknown keys are ignored, but a near miss of a known key is refused. Raises PlanError with one sentence for the
+    first error. Near linear in tasks, values and their consumers.
     """
     whole = Entry(data, "the graph")
     # A file may be called what no text can hold.
@@ -87,7 +87,7 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
 
 
 def _used(on: Machine, rows: Sequence[_Row]) -> Machine:
-    """The machine without lanes that would stay idle if all tasks ran at once: each lane costs time to plan."""
+    """Return the machine without lanes that would be idle if all tasks ran at once: each lane costs planning time."""
     if all(device.lanes <= len(rows) for device in on.devices):
         return on
     most = [max(1, len(rows))] * len(on.devices)
@@ -134,7 +134,7 @@ def _task(entry: Entry, position: Mapping[str, int], lanes: Sequence[int]) -> _R
 
 
 def _ways(cost: Mapping[str, Any], name: str, device: str, lanes: int) -> list[tuple[int, float]]:
-    """(lanes taken, seconds) that the device has lanes enough for, by lanes."""
+    """Return (lanes, seconds) of each way to run on the device, sorted by lanes."""
     ways: dict[int, float] = {}
     for key, value in cost.items():
         if not (str(key).isdecimal() and len(str(key)) < 10 and int(key)):
@@ -148,7 +148,7 @@ def _ways(cost: Mapping[str, Any], name: str, device: str, lanes: int) -> list[t
 
 
 def _share(rows: Sequence[_Row], devices: Sequence[str]) -> None:
-    """Refuse groups that no device can hold together."""
+    """Raise PlanError for colocate groups that fit on no device."""
     groups: dict[str, tuple[str, set[int]]] = {}
     for task in rows:
         if task.colocate is None:
@@ -167,7 +167,7 @@ def _share(rows: Sequence[_Row], devices: Sequence[str]) -> None:
 def _values(
     entries: Sequence[Entry], rows: Sequence[_Row], tasks: Mapping[str, int], position: Mapping[str, int]
 ) -> tuple[list[Value], Ends, Ends]:
-    """The values of the file, where they must come to, and where those are that no task makes."""
+    """Return the values of the file, their deliveries, and the homes of those that no task makes."""
     found: dict[str, Value] = {}
     deliver: Ends = []
     homes: Ends = []
@@ -207,7 +207,8 @@ def _values(
 
 
 def _in_order(rows: Sequence[_Row]) -> list[int]:
-    """Task numbers in file order as far as what each waits for permits, or PlanError naming the tasks of a cycle."""
+    """Return the task numbers in topological order, as close to file order as possible. PlanError names the tasks of a
+    cycle."""
     if all(p < t for t, row in enumerate(rows) for p in row.before):
         return list(range(len(rows)))
     found = topological({t: row.before for t, row in enumerate(rows)})
@@ -223,8 +224,8 @@ def _in_order(rows: Sequence[_Row]) -> list[int]:
 
 
 def _check_reach(on: Machine, rows: Sequence[_Row], deliver: Ends, homes: Ends) -> None:
-    """Raise PlanError for a value that no route, of two links at most, brings from any device that may make it to
-    any that may read it."""
+    """Raise PlanError for a value without a route, of at most two links, from any device of its producer to any of a
+    reader."""
     names = [device.name for device in on.devices]
     reach = [[_leads(on, src, dst) for dst in names] for src in names]
     if all(map(all, reach)):
@@ -286,7 +287,7 @@ def _assemble(
 
 
 def _listed(data: Entry, key: str) -> list[Entry]:
-    """The entries of one of the lists that a graph file has."""
+    """Return the entries of one of the lists of a graph file."""
     if key not in data.data:
         raise PlanError(
             f'the graph has no "{key}"; it needs the lists "tasks", "values", "devices" and "links"'
@@ -295,9 +296,9 @@ def _listed(data: Entry, key: str) -> list[Entry]:
 
 
 def read_machine(data: Entry) -> Machine:
-    """The machine of a graph file: transfers wait for wires alone, and a link without a wire has its own.
+    """Read the machine of a graph file: transfers wait only for wires, and a link without a wire has its own.
 
-    Raises PlanError for what is no machine. A link from a device to itself is of no use and left out.
+    Raises PlanError for an invalid machine. A link from a device to itself is ignored.
     """
     devices: dict[str, Device] = {}
     for entry in _listed(data, "devices"):
@@ -340,10 +341,9 @@ def _link(entry: Entry, position: Mapping[str, int], named: Container[str]) -> L
 
 
 def machine_lists(on: Machine) -> dict[str, Any]:
-    """The lists "devices" and "links" of a graph file for a machine; its copy queues become wires.
+    """Return the lists "devices" and "links" of a graph file for a machine; copy queues become wires.
 
-    Raises PlanError for a machine whose links share wires and have copy queues besides, which the file has no
-    words for.
+    Raises PlanError for a machine whose links share wires and have copy queues too, which the format cannot express.
     """
     links: list[dict[str, Any]] = []
     for link in on.links:

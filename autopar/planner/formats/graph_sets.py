@@ -1,4 +1,4 @@
-"""Graphs of two public sets as graph files.
+"""Graphs of two public sets, as graph files.
 
 The Standard Task Graph set: Tobita and Kasahara, "A standard task graph set for fair evaluation of multiprocessor
 scheduling algorithms", Journal of Scheduling 5(5), 2002. The dnn-partitioning set: Tarnawski, Phanishayee, Devanur,
@@ -14,24 +14,24 @@ from ...errors import PlanError
 from .fields import Entry, known
 
 BYTES_PER_S = 1e-3
-"""Bytes per second of a link of the graph file: costs are given in time alone, and accelerators hold the sizes of their
-nodes alone, beside which these bytes are nothing."""
+"""Bytes per second of a link in the graph file: the set gives transfer costs in time, and these bytes must be
+negligible against the sizes of nodes in an accelerator's memory."""
 
 
 def is_dnn_partitioning(data: Any) -> bool:
-    """True if parsed JSON is of this set."""
+    """Return True if parsed JSON is of this set."""
     return isinstance(data, Mapping) and "nodes" in data and "edges" in data and "tasks" not in data
 
 
 def dnn_partitioning(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A graph of the set on a host and its accelerators as a graph file; PlanError says what is not as it should be.
+    """Convert a graph of the set, on a host and its accelerators, to a graph file. Raises PlanError for invalid input.
 
     `nodes` have `id`, `cpuLatency` and `fpgaLatency` (ms), `size` (bytes on an accelerator), `supportedOnFpga`,
     `isBackwardNode` and `colorClass` (nodes of one class share a device); `edges` have `sourceId`, `destId` and `cost`
-    (ms to move the output of the source between an accelerator and the host, in either direction). The host is one
-    device of `maxCPUs` lanes. Each accelerator has a wire from the host and one to it, and is reached from others
-    through the host. This machine is freer than the set's own model, in which an accelerator runs its
-    part as one call and does not compute while it moves data.
+    (ms to transfer the output of the source between an accelerator and the host, in either direction). The host is one
+    device with `maxCPUs` lanes. Each accelerator has a wire from and one to the host, through which it reaches the
+    others. This relaxes the set's own model, in which an accelerator runs its part as one call without overlapping
+    transfers.
     """
     graph = Entry(data, "the graph")
     count, cpus = (graph.count(key, least=0) for key in ("maxFPGAs", "maxCPUs"))
@@ -81,12 +81,11 @@ def dnn_partitioning(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stg(text: str, processors: int) -> dict[str, Any]:
-    """The graph of an `.stg` file on so many identical processors, the lanes of one device, as a graph file.
+    """Convert the text of an `.stg` file, on `processors` identical lanes of one device, to a graph file.
 
-    The first line has the number of tasks; then a line a task: its number, its processing time, how many tasks it waits
-    for, and which. `#` begins the remarks at the end. The set gives times without a unit; they are seconds here. Tasks
-    that only mark the beginning or the end are
-    kept, as tasks of no time. Raises PlanError naming the line that is wrong.
+    The first line has the number of tasks; then a line for each: its number, processing time, number of predecessors,
+    and these. `#` starts the remarks at the end. Times have no unit in the set; here they are seconds. Dummy start and
+    end tasks are kept, with zero time. Raises PlanError with the wrong line.
     """
     lines = [line.split("#")[0].split() for line in text.splitlines()]
     numbered = [(number, words) for number, words in enumerate(lines, 1) if words]

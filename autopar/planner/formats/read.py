@@ -1,4 +1,4 @@
-"""A task graph from wherever it is: a file, parsed JSON, a networkx graph, a costed graph."""
+"""Task graphs from a file, parsed JSON, a networkx graph or a costed graph."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .graph_file import machine_lists, read_machine
 from .graph_sets import dnn_partitioning, is_dnn_partitioning, stg
 
 Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str, "os.PathLike[str]"]
-"""Sources of a task graph: a costed graph, parsed JSON, a networkx graph, or a path."""
+"""A task graph: a costed graph, parsed JSON, a networkx graph, or a path."""
 WAY = "write a graph as a JSON object of four lists"
-"""Remedy in error messages."""
+"""Advice in error messages."""
 
 
 def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
-    """The task graph of a source, on `machine` if one is given instead of the one that the source brings.
+    """Read a task graph from any source, on `machine` if given instead of its own.
 
     Raises PlanError or DeviceError with one sentence.
     """
@@ -38,7 +38,7 @@ def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
 
 
 def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, Any]:
-    """A name for the graph of a source that is not costed yet, and the graph as parsed JSON of autopar's format.
+    """Return the name and the parsed JSON, in autopar's format, of a source that is not costed yet.
 
     A path that ends in `.stg` is a graph of the Standard Task Graph set, for which `machine` is the number of
     processors; JSON with `nodes` and `edges` is a graph of the dnn-partitioning set.
@@ -93,13 +93,13 @@ def _processors(machine: Machine | int | None, path: Path) -> int:
 
 
 def _networkx(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any]:
-    """A DiGraph whose nodes are tasks as a graph file; ids are the nodes as text.
+    """Convert a DiGraph whose nodes are tasks to a graph file; ids are the nodes as text.
 
-    A node has the attribute `seconds`, a number for every device or {device: seconds} (or {device: {lanes:
-    seconds}}), and may have `state_bytes`, `workspace_bytes`, `colocate` and `pin`. An edge may have `bytes`
-    (0 when it has none) and `value`: edges of one node with the same `value` are one value, sent once to a device
-    and shared there; without it each edge is a value of its own. The machine is the one given, else the lists
-    `devices` and `links` among the attributes of the graph. Raises PlanError for what is no such graph.
+    A node has the attribute `seconds`, a number for every device or {device: seconds} (or {device: {lanes: seconds}}),
+    and optionally `state_bytes`, `workspace_bytes`, `colocate` and `pin`. An edge may have `bytes` (default 0) and
+    `value`: edges of one node with the same `value` are one value, sent once to each device; without it each edge is
+    its own value. The machine is the given one, else the attributes `devices` and `links` of the graph. Raises
+    PlanError for an invalid graph.
     """
     if not graph.is_directed():
         raise PlanError(

@@ -1,4 +1,4 @@
-"""A plan as the JSON that the graph file's format has for it."""
+"""A plan as JSON, in the terms of the graph file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from ...ir.plan import Plan
 
 
 def described(plan: Plan) -> dict[str, Any]:
-    """Makespan, lower bound, tasks by start and transfers by start, in seconds; what takes no time at one moment is
-    listed in the order in which it is done.
+    """Return makespan, lower bound, tasks by start and transfers by start, in seconds; simultaneous steps of zero
+    length are in execution order.
 
-    `lanes` are there for a task that may take several, `period_s` for a plan of calls that follow each other,
-    `lower_bound_once_s` where more was proven of plans that compute each task once, `stopped` when the search was cut
-    short.
+    `lanes`: for a task with several. `period_s`: for a throughput plan. `lower_bound_once_s`: if a stronger bound is
+    proven without duplicates. `stopped`: if the search was cut short.
     """
     costed = plan.costed
     number = {
@@ -60,7 +59,7 @@ def described(plan: Plan) -> dict[str, Any]:
 
 
 def text(plan: Plan) -> str:
-    """The JSON as text, a line for each task and transfer."""
+    """Return the JSON as text, one line for each task and transfer."""
     parts = []
     for key, value in described(plan).items():
         if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""List schedules: one pass over the tasks."""
+"""List scheduling: one pass over the clusters."""

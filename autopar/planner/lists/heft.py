@@ -1,8 +1,7 @@
-"""List scheduling by earliest finish with insertion (HEFT), with copy queues, wires, the host and memory as
-resources.
+"""List scheduling by earliest finish with insertion (HEFT), with copy queues, wires, host and memory as resources.
 
-Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
-computing", IEEE TPDS 13(3), 2002.
+Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
+TPDS 13(3), 2002.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from .ranking import cost_to_go, urgent_first
 
 
 def heft(instance: Instance, room: float = 1.0) -> Schedule:
-    """The classic: urgent clusters first, each where it ends first."""
+    """Schedule by HEFT: clusters by rank, each on the device with the earliest finish."""
     return list_schedule(instance, "heft", urgent_first(instance), room=room)
 
 
 def lookahead(instance: Instance, room: float = 1.0) -> Schedule:
-    """Urgent clusters first, each where its end and the best that can follow it come first."""
+    """Schedule by HEFT with lookahead: clusters by rank, each where its finish plus the best remaining path is
+    earliest."""
     return list_schedule(instance, "heft+lookahead", urgent_first(instance), cost_to_go(instance), room=room)
 
 
@@ -38,11 +38,11 @@ def list_schedule(
     allowed: Sequence[Sequence[int]] | None = None,
     room: float = 1.0,
 ) -> Schedule:
-    """Place clusters in `order` (topological), each on the device of `allowed` where its end is least, plus `ahead`
-    times `to_go` and `stay` times the seconds of the copies it needs there.
+    """Place clusters in topological `order`, each on the `allowed` device with the least finish + `ahead` × `to_go` +
+    `stay` × seconds of the copies it needs there.
 
-    Memory caps, times `room`, are kept as far as the order of placing can tell; `simulate` has the last word.
-    Near linear in clusters, reads and devices.
+    Memory caps, times `room`, are respected as far as the order of placement can tell; `simulate` decides. Near linear
+    in clusters, reads and devices.
     """
     work = _Work(instance, room, ahead, stay)
     for r in order:
@@ -53,7 +53,7 @@ def list_schedule(
 def placed(
     instance: Instance, order: Sequence[int], to_go: Sequence[Sequence[float]], stay: float
 ) -> tuple[list[int], list[float]]:
-    """The device of each cluster and when it starts in a list schedule with these weights; caps are not kept."""
+    """Return the device and start of each cluster in a list schedule with these weights, without caps."""
     work = _Work(instance, 1.0, 1.0, stay)
     for r in order:
         work.place(r, instance.allowed[r], to_go[r])
@@ -64,7 +64,7 @@ def placed(
 
 
 class _Work:
-    """A schedule under way."""
+    """A partial list schedule."""
 
     def __init__(self, instance: Instance, room: float, ahead: float, stay: float) -> None:
         self.instance = instance
@@ -88,7 +88,7 @@ class _Work:
         self.room = Room(instance, room) if instance.tight else None
 
     def place(self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None) -> None:
-        """Put a cluster where it is best off, with the transfers it needs."""
+        """Place a cluster on its best device, with the transfers it needs."""
         instance = self.instance
         group = instance.group[r]
         if group >= 0 and self.chosen[group] >= 0:
@@ -125,7 +125,8 @@ class _Work:
     def _best(
         self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None, base: float
     ) -> tuple[int, tuple[int, ...], float, float]:
-        """The device on which a cluster's end and what follows come first, with its lanes, start and length there."""
+        """Return the device with the least finish plus remaining path, with the cluster's lanes, start and length
+        there."""
         # Were all it reads there already: no device is looked at that not even then would be the best.
         options = []
         seconds = self.instance.seconds[r]
@@ -160,7 +161,7 @@ class _Work:
         return found
 
     def _carrying(self, r: int, d: int) -> float:
-        """Seconds that new values of carried state need from a device to their home and to all that read it."""
+        """Return the seconds to send new values of carried state from a device to their home and all their readers."""
         instance, longest = self.instance, 0.0
         for v in instance.makes[r]:
             if instance.carry[v]:
@@ -169,7 +170,7 @@ class _Work:
         return longest
 
     def _slot(self, r: int, d: int, ready: float) -> tuple[tuple[int, ...], float, float]:
-        """Lanes, earliest start and length of a cluster on a device; of several modes the one that ends first."""
+        """Return lanes, earliest start and length of a cluster on a device, in the mode that ends first."""
         length, dispatch = self.instance.seconds[r][d], self.instance.dispatch[r]
         if ready == math.inf:
             return (0,), math.inf, length
@@ -195,8 +196,11 @@ class _Work:
     def _arrival(
         self, sources: Sequence[tuple[dict[int, float], int, float, int]], d: int, ready: float, limit: float
     ) -> tuple[float, float]:
-        """Arrival of all that comes from `sources` on a device, or any time after `limit` if it is later, and the
-        seconds of the copies; transfers not yet decided are queued one behind the other."""
+        """Return the arrival of all `sources` on a device, or any time after `limit` if later, and the seconds of the
+        copies.
+
+        Undecided transfers are queued one after the other.
+        """
         last: dict[int, float] = {}
         moved = 0.0
         for there, source, time, nbytes in sources:
@@ -228,7 +232,7 @@ class _Work:
         return ready, moved
 
     def _bring(self, r: int, d: int, ready: float) -> float:
-        """Reserve the transfers that bring all a cluster reads to its device; when the last of them ends."""
+        """Reserve the transfers of a cluster's inputs to its device; return the end of the last one."""
         for v in self.instance.reads[r]:
             there = self.there[v]
             time = there[d] if d in there else self._send(v, d)
@@ -237,7 +241,7 @@ class _Work:
         return ready
 
     def _send(self, v: int, d: int) -> float:
-        """Reserve the transfer of a value to a device unless it is there; when it is there."""
+        """Reserve the transfer of a value to a device, unless it is there; return its arrival."""
         there = self.there[v]
         if d in there:
             return there[d]
@@ -268,7 +272,7 @@ class _Work:
         return find_both(queue, seconds, self.wires[hop.wire], seconds, ready)
 
     def schedule(self, policy: str) -> Schedule:
-        """The orders it came to, deliveries to the caller, and to where state is carried, at last."""
+        """Return the resulting orders, with the deliveries to the caller and of carried state at the end."""
         instance = self.instance
         clusters = (placed[3:] for placed in sorted(self.placed))
         for v, devices in enumerate(instance.deliver):

@@ -1,8 +1,8 @@
-"""List schedules on lanes that are all alike, where nothing that moves takes time: P | prec | Cmax.
+"""List scheduling on identical lanes without transfer times: P | prec | Cmax.
 
-Each is justified: every cluster is put as late as can be, those that end last first, and then again as early as can be,
-those that start first first (Valls, Ballestín and Quintanilla, "Justification and RCPSP: a technique that pays",
-European Journal of Operational Research 165(2), 2005).
+Each schedule is justified: clusters are shifted as late as possible, by decreasing end, then as early as possible, by
+increasing start (Valls, Ballestín and Quintanilla, "Justification and RCPSP: a technique that pays", European Journal
+of Operational Research 165(2), 2005).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..model.instance import Instance
 from ..model.simulator import Schedule, in_order
 
 LARGE = 6_000
-"""Clusters above which what need not be waited for is not looked for."""
+"""Limit on clusters for the transitive reduction."""
 JUSTIFIED = 2
-"""Times that a list schedule is justified at most."""
+"""Limit on the justifications of a list schedule."""
 LISTED = 300_000
-"""Clusters placed in these, at most."""
+"""Limit on the clusters placed in these."""
 CLOSE = 1e-9
-"""Share above the lower bound at which the search ends."""
+"""Gap to the lower bound, as a share, at which the search ends."""
 
 
 class _Way:
-    """The graph in one direction of time: forth, with the clusters in graph order, or `back` from the end."""
+    """The graph in one direction of time: forward, with clusters in graph order, or `back` from the end."""
 
     def __init__(
         self, seconds: list[float], before: Sequence[Sequence[int]], lanes: int, back: bool = False
@@ -40,8 +40,8 @@ class _Way:
                 self.after[p].append(r)
 
     def levels(self, crowds: bool) -> list[float]:
-        """Seconds from the start of each cluster to the end of any schedule, at least; with what shares the lanes if
-        `crowds`."""
+        """Return lower bounds on the seconds from the start of each cluster to the end; with `crowds`, resources
+        included."""
         found = list(self.seconds)
         for r in range(len(found)) if self.back else reversed(range(len(found))):
             found[r] += max((found[later] for later in self.after[r]), default=0.0)
@@ -55,8 +55,8 @@ class _Way:
         return made
 
     def listed(self, keys: Sequence[float]) -> list[float]:
-        """Finish time of each cluster in seconds under list scheduling on identical lanes: a lane that is free starts,
-        of all clusters that are ready, the one with the least key."""
+        """Return the finish in seconds of each cluster under list scheduling on identical lanes: a free lane starts
+        the ready cluster with the least key."""
         missing = [len(earlier) for earlier in self.before]
         ready = [(keys[r], r) for r, count in enumerate(missing) if not count]
         heapq.heapify(ready)
@@ -77,7 +77,7 @@ class _Way:
 
 
 def _reduced(before: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Transitive reduction of the precedences: predecessors of each cluster without those that others imply."""
+    """Return the transitive reduction of the precedences."""
     found: list[list[int]] = []
     reached: list[int] = []
     for earlier in before:
@@ -92,8 +92,10 @@ def _reduced(before: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def identical(race: Race) -> Schedule:
-    """The shortest list schedule found for a problem whose lanes are alike; no other is tried once one is at the bound.
-    O((R + E) log R) for R clusters and E edges."""
+    """Return the shortest list schedule found on identical lanes; stop at the bound.
+
+    O((R + E) log R) for R clusters and E edges.
+    """
     instance, lanes = race.instance, race.instance.alike
     seconds = [row[lanes[0][0]] for row in instance.seconds]
     before = _reduced(instance.before) if instance.clusters <= LARGE else instance.before
@@ -115,8 +117,7 @@ def identical(race: Race) -> Schedule:
 
 
 def _rules(forth: _Way, back: _Way) -> Iterator[list[float]]:
-    """Keys of the first lists: by what follows each cluster, and by a schedule made from the end; then both again, with
-    what shares the lanes."""
+    """Yield keys of the first lists: by tails, and by a schedule made from the end; then both with shared lanes."""
     for crowds in (False, True) if len(forth.seconds) <= LARGEST else (False,):
         yield _last_first(forth.levels(crowds))
         yield _last_first(back.listed(_last_first(back.levels(crowds))))
@@ -127,7 +128,7 @@ def _last_first(times: Sequence[float]) -> list[float]:
 
 
 def _schedule(instance: Instance, way: _Way, lanes: Sequence[tuple[int, int]], ends: list[float]) -> Schedule:
-    """Each cluster on the lane that has been free for the shortest time."""
+    """Place each cluster on the lane that has been free for the shortest time."""
     # A start may, after rounding, seem to be before the end of what it waits for.
     starts = (
         max(end - own, *(ends[p] for p in earlier), 0.0)

@@ -1,7 +1,7 @@
-"""Clusters laid down one after the other by the room there is, for graphs that hardly fit: times play no part.
+"""List scheduling by free memory, regardless of time, for graphs that hardly fit.
 
-What is alive when is known only once there are times. Until then a value counts from the placing of its cluster, or of
-the first reader a copy is made for, to the placing of its last reader.
+Lifetimes are known only with times. Until then a value counts from the placement of its cluster, or of the first
+reader for which it is copied, to that of its last reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..model.toposort import late
 
 
 class Room:
-    """Bytes in use on each device; `share` of each cap may be filled."""
+    """Bytes in use on each device; `share` of each cap may be used."""
 
     def __init__(self, instance: Instance, share: float) -> None:
         self.instance = instance
@@ -31,24 +31,24 @@ class Room:
         ]
 
     def need(self, r: int, d: int, there: Sequence[dict[int, float]]) -> int:
-        """Bytes a cluster would add to a device while it runs."""
+        """Return the bytes that a cluster adds to a device while it runs."""
         instance = self.instance
         state = sum(nbytes for storage, nbytes in instance.kept[r] if storage not in self.kept[d])
         reads = sum(instance.bytes[v] for v in instance.reads[r] if d not in there[v])
         return state + reads + sum(instance.bytes[v] for v in instance.makes[r]) + instance.workspace[r]
 
     def fitting(self, r: int, allowed: Sequence[int], there: Sequence[dict[int, float]]) -> Sequence[int]:
-        """The devices that have room for a cluster; when none has, the one that is over by least."""
+        """Return the devices with room for a cluster; if there is none, the one that is exceeded least."""
         over = [self.used[d] + self.need(r, d, there) - self.caps[d] for d in allowed]
         fits = [d for d, excess in zip(allowed, over) if excess <= 0]
         return fits or (allowed[over.index(min(over))],)
 
     def copy(self, v: int, d: int) -> None:
-        """A copy of a value comes to a device."""
+        """Add a copy of a value to a device."""
         self.used[d] += self.instance.bytes[v]
 
     def settle(self, r: int, d: int, there: Sequence[dict[int, float]]) -> None:
-        """Take the room of a cluster placed on `d`, and give back the values it was the last to read."""
+        """Add a cluster placed on `d`, and free the values of which it is the last reader."""
         instance = self.instance
         for storage, nbytes in instance.kept[r]:
             if storage not in self.kept[d]:
@@ -65,9 +65,9 @@ class Room:
 
 
 def fill(instance: Instance, room: float = 1.0) -> Schedule:
-    """Clusters in graph order on the device with most room left, until the next does not fit there any more.
+    """Place clusters in graph order on the device with most room, until the next one does not fit.
 
-    Neighbours stay together, so that little is copied and little is alive twice.
+    Neighbours stay together, so that few values are copied or alive twice.
     """
     space = Room(instance, room)
     last = _roomiest(space, range(len(instance.devices)))
@@ -82,12 +82,11 @@ def fill(instance: Instance, room: float = 1.0) -> Schedule:
 
 
 def follow(instance: Instance, room: float = 1.0) -> Schedule:
-    """Clusters follow the data, for graphs that remember much, as a forward does for its backward: each, just before it
-    is needed, on the device that has most of the bytes it reads which were made before; of two with as much, on that of
-    the cluster before: else one device would run ahead of what the other adds up.
+    """Place each cluster just before it is needed, on the device with most of the bytes that it reads and that were
+    computed, for graphs that save much, such as a forward for its backward.
 
-    What reads nothing that was made fills one device after the other, each up to `room` of its cap, so that the
-    readers of what it makes, which come later, have the rest.
+    Ties go to the device of the previous cluster, lest one device run ahead of the others. Clusters that read nothing
+    computed fill one device after the other up to `room` of its cap, to leave the rest for later readers.
     """
     space = Room(instance, 1.0)
     last = current = _roomiest(space, range(len(instance.devices)))
@@ -109,7 +108,7 @@ def follow(instance: Instance, room: float = 1.0) -> Schedule:
 
 
 def _laid(policy: str, space: Room, order: Iterable[int], choose: Callable[..., int]) -> Schedule:
-    """The clusters in this order, each on the first lane of the device that is chosen of those with room for it."""
+    """Place clusters in this order, each on the first lane of the device that `choose` picks of those with room."""
     instance = space.instance
     there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
     queues: list[list[str]] = [[] for _ in instance.devices]
@@ -132,15 +131,16 @@ def _laid(policy: str, space: Room, order: Iterable[int], choose: Callable[..., 
 
 
 def _roomiest(space: Room, devices: Iterable[int]) -> int:
-    """The first of the devices with most room left."""
+    """Return the first of the devices with most room."""
     return max(devices, key=lambda d: (space.caps[d] - space.used[d], -d))
 
 
 def just_in_time(instance: Instance) -> list[int]:
-    """Clusters in an order in which each comes shortly before its first reader: depth first from the last clusters, of
-    what a cluster waits for the longest chain first, so that little is alive at once.
+    """Order clusters depth first from the last ones, longest chain of predecessors first, so that each is shortly
+    before its first reader and few values are alive.
 
-    Sethi and Ullman's order for expressions (J. ACM 17(4), 1970) with the length of a chain for its registers.
+    The order of Sethi and Ullman for expressions (J. ACM 17(4), 1970), with the length of a chain instead of
+    registers.
     """
     depth = [0] * instance.clusters
     for r in range(instance.clusters):

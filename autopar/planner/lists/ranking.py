@@ -1,4 +1,4 @@
-"""Priorities of clusters by rank, and the cost to go of each cluster on each device."""
+"""Ranks of clusters as priorities, and the cost to go of each cluster on each device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ORDERS: weakref.WeakKeyDictionary[Instance, list[int]] = weakref.WeakKeyDiction
 
 
 def upward_rank(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[float]:
-    """Seconds from the start of each cluster to the end of the graph along its longest way, on average over
+    """Return the upward rank: seconds from the start of each cluster to the end along its longest path, averaged over
     devices.
 
-    The upward rank of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002), but that a device counts by its
-    lanes and by how fast it runs this very cluster, since that is where the cluster will likely be. `allowed` has the
-    devices each cluster may go to where it is known better than by the problem.
+    As in HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002), but devices are weighted by their lanes and their
+    speed for the cluster, which approximates its likely device. `allowed`: candidate devices of each cluster, if
+    narrower than those of the problem.
     """
     shares = [_shares(instance, r, (allowed or instance.allowed)[r]) for r in range(instance.clusters)]
     latency, s_per_byte = (_typical(instance, times) for times in (instance.latency, instance.s_per_byte))
@@ -43,7 +43,7 @@ def upward_rank(instance: Instance, allowed: Sequence[Sequence[int]] | None = No
 
 
 def urgent_first(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[int]:
-    """Clusters by falling rank; ties in graph order, so that it stays topological."""
+    """Return clusters by decreasing rank, ties in graph order, which is a topological order."""
     if allowed is not None:
         rank = upward_rank(instance, allowed)
         return sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
@@ -54,7 +54,7 @@ def urgent_first(instance: Instance, allowed: Sequence[Sequence[int]] | None = N
 
 
 def mean_first(instance: Instance, copies: float) -> list[int]:
-    """Clusters by falling upward rank as HEFT has it, all devices alike, a copy counting `copies` times; ties in graph
+    """Return clusters by decreasing upward rank of HEFT with equal weights, copies weighted by `copies`; ties in graph
     order."""
     latency, s_per_byte = (
         copies * _typical(instance, times) for times in (instance.latency, instance.s_per_byte)
@@ -77,8 +77,8 @@ def mean_first(instance: Instance, copies: float) -> list[int]:
 
 
 def cost_to_go(instance: Instance) -> list[list[float]]:
-    """Seconds from the end of each cluster on each device to the end of the graph, were every later cluster placed at
-    its best; 0 on devices where it cannot run.
+    """Return the seconds from the end of each cluster on each device to the end, with every later cluster on its best
+    device; 0 if it cannot run there.
 
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), deliveries included.
     """

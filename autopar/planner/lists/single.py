@@ -1,4 +1,4 @@
-"""Everything on one device: the plan to beat, and what a call would take if the model were moved there."""
+"""Single-device schedules, and the time of a call after moving the model to a device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .heft import list_schedule
 from .ranking import urgent_first
 
 Price = Callable[[Graph, str], CostedGraph]
-"""Costs a graph whose tasks and state are all on one device."""
+"""Costs a graph with all tasks and state on one device."""
 
 
 def single(instance: Instance, device: int) -> list[Schedule]:
-    """Schedules with all clusters on `device`: on one queue, and over all its queues when there are several.
+    """Return schedules with all clusters on `device`: on one queue, and on all if there are several.
 
-    Clusters that cannot run there go where they end first (`is_single` says whether there are any).
+    Clusters that cannot run there go where they end first (`is_single` tells whether there are any).
     """
     policy = f"single {instance.devices[device]}"
     found = []
@@ -37,12 +37,12 @@ def single(instance: Instance, device: int) -> list[Schedule]:
 
 
 def is_single(instance: Instance, device: int) -> bool:
-    """True if every cluster can run on `device`."""
+    """Return True if every cluster can run on `device`."""
     return all(device in allowed for allowed in instance.allowed)
 
 
 def _alone(costed: CostedGraph, device: str) -> float | None:
-    """The seconds of a costed graph with all on one device; None where one cannot run there or it does not fit."""
+    """Return the seconds of a costed graph on one device; None if it cannot run there or does not fit."""
     instance = Instance(costed)
     d = costed.index[device]
     if not is_single(instance, d):
@@ -53,9 +53,11 @@ def _alone(costed: CostedGraph, device: str) -> float | None:
 
 
 def seconds_moved(graph: Graph, machine: Machine, price: Price) -> tuple[tuple[str, float | None], ...]:
-    """Of each device the seconds of a call after `model.to(device)`: state is there and stays there, what the call is
-    given comes from where it is and results go where they are wanted, each once. None where that does not fit, or
-    cannot run. Devices that are alike are asked once."""
+    """Return, for each device, the seconds of a call after `model.to(device)`; None if it cannot run or does not fit.
+
+    State stays on the device, inputs come from and outputs go to their places, each once. Equal devices are computed
+    once.
+    """
     free = replace(
         graph, tasks=tuple(replace(task, home=False) if task.home else task for task in graph.tasks)
     )
@@ -72,6 +74,6 @@ def seconds_moved(graph: Graph, machine: Machine, price: Price) -> tuple[tuple[s
 
 
 def _blank(link: Link, device: str) -> Link:
-    """A link without the name of one of its ends."""
+    """Return a link without the name of one end."""
     src, dst = (("" if end == device else end) for end in (link.src, link.dst))
     return replace(link, src=src, dst=dst, wire=None)

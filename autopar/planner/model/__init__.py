@@ -1,1 +1,1 @@
-"""The instance, its simulator, and the parts that schedules are made of."""
+"""The instance, its simulator, and the building blocks of schedules."""

@@ -1,6 +1,6 @@
-"""The instance: a costed graph in numbers, which is what planning and simulating work on.
+"""The instance: a costed graph as index arrays, on which planning and simulation work.
 
-Clusters, values and devices are numbers here. Names come back in `simulate`.
+Clusters, values and devices are numbers here; `simulate` returns names.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...ir.graph import Value
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One link of a route: from device `src` to `dst` in copy queue `lane` (-1: waits in none), over `wire`
-    (-1: shares with nobody). Where machines have no copy queues, `lane` is the wire."""
+    """One link of a route: from device `src` to `dst` in copy queue `lane` (-1: none), over `wire` (-1: not shared).
+    On machines without copy queues, `lane` is the wire."""
 
     src: int
     dst: int
@@ -29,32 +29,32 @@ class Hop:
     s_per_byte: float
 
     def seconds(self, nbytes: int) -> float:
-        """Seconds `nbytes` take on an idle wire."""
+        """Return the seconds of `nbytes` on an idle wire."""
         return self.latency_s + nbytes * self.s_per_byte
 
 
 class Instance:
-    """The instance: what there is to place, in numbers, for R clusters, V values, D devices and G colocate groups.
+    """A scheduling problem as index arrays, for R clusters, V values, D devices and G colocate groups.
 
-    Lists and tuples, which Python's loops read quicker than arrays; `search/core` has the same as arrays for C.
-    Raises PlanError when a cluster has no device, or none that its values can come from and to.
+    Lists and tuples, which Python's loops read faster than arrays; `search/core` has the C arrays. Raises PlanError
+    if a cluster has no device, or none with routes for its values.
 
     Of cluster r:
-        seconds[r][d]: float, inf where it cannot run; the quickest of `modes`
-        modes[r, d]: (lanes taken, seconds) where there are several ways, the fewest lanes first
+        seconds[r][d]: float, inf if it cannot run; the fastest of `modes`
+        modes[r, d]: (lanes, seconds) if there are several modes, the fewest lanes first
         dispatch[r]: float, seconds of the one host
         workspace[r]: int, bytes while it runs
-        reads[r], makes[r]: values that must come to its device, and that it makes
-        before[r], after[r]: clusters that must have ended, and that wait for it
+        reads[r], makes[r]: its inputs and outputs
+        before[r], after[r]: its predecessors and successors
         able[r]: devices that can run it, those of its colocate group
-        allowed[r]: those of them from and to which its values find a way
+        allowed[r]: those with routes for its values
         group[r]: int, -1 for none; members[g] are the clusters of group g
         kept[r]: (storage, bytes) of resident state
 
     Of value v:
         bytes[v]: int
-        maker[v]: cluster, -1 where it is there before the call
-        home[v]: device where it then is, -1 for what is made
+        maker[v]: cluster, -1 if it exists before the call
+        home[v]: its device before the call, -1 if it is made
         readers[v]: clusters
         deliver[v]: devices to which it must come at the end
         carry[v]: clusters to whose devices it must come too: it is the new value of carried state that they read
@@ -64,9 +64,9 @@ class Instance:
 
     Of devices s and d:
         caps[d]: int, bytes, or None
-        given[d]: bytes of each storage that is there before the call
-        route[s][d]: hops, None without a way
-        latency[s][d], s_per_byte[s][d]: float, of the whole way, inf and 0 without one
+        given[d]: bytes of each storage that exists before the call
+        route[s][d]: hops, None without a route
+        latency[s][d], s_per_byte[s][d]: float, of the whole route, inf and 0 without one
 
     Of all: `holders[name]` are the clusters that read a resident state, and `tight` is whether a cap could be too
     small.
@@ -148,7 +148,7 @@ class Instance:
         self._routes()
 
     def _given(self, name: str) -> int:
-        """The number of a value that no cluster makes, if no other has made it one."""
+        """Return a new number for a value that no cluster makes, or its existing one."""
         if name not in self.value:
             costed = self.costed
             self.value[name] = len(self.values)
@@ -220,8 +220,8 @@ class Instance:
 
     @cached_property
     def alike(self) -> list[tuple[int, int]]:
-        """(device, lane) of all lanes when there are several, each cluster may go to any and takes as long there, and
-        nothing else counts: memory, dispatch, transfers that take time. Otherwise nothing."""
+        """Return (device, lane) of all lanes if there are several identical ones for all clusters, and memory,
+        dispatch and transfers cost nothing; else nothing."""
         devices = self.allowed[0] if self.clusters else ()
         found = [(d, lane) for d in devices for lane in range(len(self.lane_names[d]))]
         if len(found) < 2 or self.tight or self.modes or (len(devices) > 1 and self.members):
@@ -238,11 +238,11 @@ class Instance:
         return found
 
     def together(self, cluster: int) -> Sequence[int]:
-        """The clusters of its colocate group, or it alone."""
+        """Return the clusters of its colocate group, or it alone."""
         return self.members[self.group[cluster]] if self.group[cluster] >= 0 else (cluster,)
 
     def where(self, cluster: int) -> str:
-        """The devices a cluster may go to, for messages."""
+        """Return the allowed devices of a cluster as text for messages."""
         return " or ".join(self.devices[d] for d in self.allowed[cluster])
 
     def _routes(self) -> None:
@@ -288,7 +288,7 @@ class Instance:
         return sum((hop.latency_s, hop.s_per_byte)[part] for hop in hops)
 
     def travel(self, value: int, src: int, dst: int) -> float:
-        """Seconds a value needs from `src` to `dst` on idle wires, inf without a way."""
+        """Return the seconds of a value from `src` to `dst` on idle wires; inf without a route."""
         if src == dst:
             return 0.0
         return self.latency[src][dst] + self.bytes[value] * self.s_per_byte[src][dst]
@@ -301,12 +301,11 @@ def _numbers(seconds: tuple[float | None, ...]) -> tuple[float, ...]:
 
 
 def _narrow(instance: Instance) -> list[tuple[int, ...]]:
-    """Of the devices that each cluster may go to, those that may be part of a placement of every cluster once.
+    """Return the allowed devices of each cluster that can be part of a placement of all clusters.
 
-    Arc consistency (Mackworth, "Consistency in networks of relations", Artificial Intelligence 8(1), 1977): what a
-    cluster makes must come from each of its devices to some device of each reader, and to each device of a reader from
-    some of the maker's. A cluster computed again may be on others. PlanError where nothing is left. O(E) for E reads,
-    a few times over.
+    Arc consistency (Mackworth, "Consistency in networks of relations", Artificial Intelligence 8(1), 1977): outputs
+    must have a route from each device to some device of each reader, and to each device of a reader from some device
+    of the maker. Duplicates may be elsewhere. Raises PlanError if nothing is left. O(E) for E reads, a few times over.
     """
     every = range(len(instance.devices))
     leads = [sum(1 << d for d in every if row[d] is not None) for row in instance.route]
@@ -326,7 +325,7 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
         return sum(1 << d for d in every if leads[d] & devices)
 
     def keep(v: int, r: int, devices: int) -> bool:
-        """Leave cluster r of the ends of value v on none but these devices; whether it lost any."""
+        """Restrict cluster r of the ends of value v to these devices; return True if that removes any."""
         own = leader[r]
         if not left[own] & ~devices:
             return False
@@ -361,7 +360,7 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
 
 
 def _enter(here: dict[str, int], value: Value) -> None:
-    """Note what is at home before a call, by storage."""
+    """Record what is at home before a call, by storage."""
     here[value.storage] = max(here.get(value.storage, 0), value.bytes)
     if value.slice:
         # The copy that other devices have lies in that memory here.

@@ -13,13 +13,13 @@ from .simulator import Play
 
 
 def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
-    """Bytes over time on each device of a simulated schedule.
+    """Return the bytes over time on each device of a simulated schedule.
 
-    Counted once a storage: inputs and state at home and state on each device that reads it, always; a made
-    value, and an input that is consumed, from the start of its cluster, or of its transfer, to the end of its last
-    local reader or outgoing transfer, or to the end when it is kept for the next call or delivered there, unless
-    inputs are consumed: then what is delivered may go as soon as it has come; scratch of a cluster while it lasts.
-    Views share the storage they are views of, a transferred value has its own.
+    Each storage counts once. Inputs and state at home, and state on each device that reads it: always. A made value,
+    or a consumed input: from the start of its cluster or transfer to the end of its last local reader or outgoing
+    transfer; to the end of the call if it is kept or delivered there, unless inputs are consumed: then delivered
+    values may be freed on arrival. Workspace: while its cluster runs. Views share the storage of the viewed value, a
+    transferred value has its own.
     """
     changes: list[dict[float, int]] = [{0.0: 0} for _ in instance.devices]
     for d, start, end, nbytes in _spans(instance, play):
@@ -41,13 +41,13 @@ def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
 
 
 def fits(instance: Instance, play: Play) -> bool:
-    """True if a simulated schedule keeps all caps."""
+    """Return True if a simulated schedule respects all caps."""
     return not instance.tight or all(one.cap is None or one.peak <= one.cap for one in memory(instance, play))
 
 
 def _spans(instance: Instance, play: Play) -> Iterator[tuple[int, float, float, int]]:
-    """Of each storage the device, from when to when in seconds, and the bytes: views are in that of what they are views
-    of, and state where it is kept. O(V + E) for V steps."""
+    """Yield device, start and end in seconds, and bytes of each storage, with its views and kept state. O(V + E) for V
+    steps."""
     costed, graph = instance.costed, instance.costed.graph
     names, device, first, ended = instance.values, play.device, instance.clusters, play.end
     # The storage of a value on a device, where that is not its own; of each storage since when, until when, and bytes.
@@ -55,7 +55,7 @@ def _spans(instance: Instance, play: Play) -> Iterator[tuple[int, float, float, 
     alive: dict[tuple[str, int], list[Any]] = {}
 
     def hold(v: int, d: int, since: float, until: float) -> None:
-        """Keep what a value is in on a device from then and until then, at least."""
+        """Extend the lifetime of a value's storage on a device to include this span."""
         name = names[v]
         while (name, d) not in roots and name in instance.views:
             name = instance.views[name]

@@ -1,8 +1,8 @@
-"""Event-driven simulation of a `Schedule`: start and end of every step, given the placement and the order of each lane.
+"""Event-driven simulation of a `Schedule`: start and end of every step, given placement and lane orders.
 
-Lanes take their clusters in order; whatever can start, starts. All else that a step needs is a tuple of resources,
-which it comes to hold one after the other and keeps until its end: a copy queue without an order of its own, a wire,
-and for the time it takes to dispatch a cluster the one host (the GIL). Each serves whoever asked first.
+Lanes run their clusters in order; every step starts as early as possible. The other resources of a step are a tuple,
+acquired one after the other and held until its end: an unordered copy queue, a wire, and for the dispatch time of a
+cluster the one host (the GIL). Each is FIFO.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ...ir.timeline import Placed
 from .instance import Hop, Instance
 
 Move = tuple[str, str, str]
-"""A value, the device it comes from and the device it goes to: one entry of a copy queue."""
+"""A value, its source device and its target device: one entry of a copy queue."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Solution of a scheduling problem, without times: the clusters of each compute queue in order, and perhaps the
-    order of each copy queue. A cluster that takes several lanes is named in each of them.
+    """A schedule without times: the order of clusters on each compute queue, and optionally of copies on copy queues.
 
-    Which values move follows from where the clusters are. A copy queue that `copies` does not name takes them as
-    they become ready; where `first_come` they all do, and `copies` are the orders of what becomes ready at one moment.
+    A cluster with several lanes is listed in each of them. Transfers follow from the placement. A copy queue that
+    `copies` does not list takes copies as they become ready; if `first_come`, all do, and `copies` only orders
+    simultaneous ones.
     """
 
     policy: str
@@ -44,8 +44,8 @@ def in_order(
     clusters: Iterable[tuple[int, int, tuple[int, ...]]],
     moves: Iterable[tuple[int, Hop]] | None = None,
 ) -> Schedule:
-    """A schedule of (cluster, device, lanes of it) and (value, hop), where the order of copies is to be kept; hops that
-    wait in no queue are left out."""
+    """Return a schedule of (cluster, device, its lanes) and (value, hop) with fixed orders of copies; hops without a
+    queue are left out."""
     lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}
     for r, d, taken in clusters:
         for lane in taken:
@@ -63,7 +63,7 @@ def in_order(
 
 
 def kept(plan: Plan) -> Schedule:
-    """The orders of the lanes, copy queues and wires of a plan; copies over what is no link are left out."""
+    """Return the orders of the lanes, copy queues and wires of a plan; copies without a link are left out."""
     machine = plan.costed.machine
     lanes: dict[str, list[str]] = {}
     copies: dict[str, list[Move]] = {}
@@ -84,12 +84,12 @@ def kept(plan: Plan) -> Schedule:
 
 
 class Play:
-    """A simulation. Steps are numbers: clusters first, then `moves`, the (value, hop) pairs that
-    follow.
+    """A simulation. Steps are numbers: clusters first, then `moves`, the (value, hop) pairs.
 
-    `start`, `end` and `ready` hold seconds for each step, `turn` numbers that grow along every queue and from each step
-    to those that wait for it; `device` and `lane` say where each cluster is, `more` the other lanes of clusters that
-    take several; `makespan` is when all clusters have ended and everything has been delivered.
+    start, end, ready: seconds of each step.
+    turn: numbers that increase along every queue and from each step to those that wait for it.
+    device, lane: of each cluster; `more`: further lanes of clusters with several.
+    makespan: seconds until all clusters have ended and all values are delivered.
     """
 
     def __init__(self, instance: Instance, schedule: Schedule) -> None:
@@ -127,13 +127,13 @@ class Play:
         self._times()
 
     def when(self, step: int) -> tuple[float, float, int]:
-        """Sort key of a step by time, by which it comes after those it waits for: only steps that take no time can tie
-        with those."""
+        """Return a sort key of a step by time that puts it after the steps it waits for, which may tie if they take no
+        time."""
         start, end = self.start[step], self.end[step]
         return start, end, self.turn[step] if start == end else step
 
     def _again(self, r: int, name: str, device: int, lane: str) -> None:
-        """Note one more lane of a cluster that takes several; else say why it cannot be in this lane."""
+        """Add one more lane of a cluster with several; raise PlanError if it cannot be in this lane."""
         instance = self.instance
         if r < 0:
             raise PlanError(
@@ -150,9 +150,11 @@ class Play:
             )
 
     def _transfers(self) -> None:
-        """Find the `moves` that bring values to all who want them: of each step, `waiting` has those that wait for it
-        and `missing` how many it waits for itself. Raises PlanError where no link leads. Linear in clusters and
-        reads."""
+        """Find the `moves` that bring values to their readers; for each step, `waiting` lists those that wait for it,
+        and `missing` counts those it waits for.
+
+        Raises PlanError without a route. Linear in clusters and reads.
+        """
         instance, device = self.instance, self.device
         self.moves: list[tuple[int, Hop]] = []
         self.missing = [*map(len, instance.before)]
@@ -175,7 +177,7 @@ class Play:
                 self._bring(v, maker, source, wanted)
 
     def _bring(self, v: int, maker: int, source: int, wanted: set[int]) -> None:
-        """Add the hops that bring a value to all devices that want it, and make its readers there wait for them."""
+        """Add the hops of a value to all devices that need it, and make its readers wait for them."""
         instance, device, waiting, missing = self.instance, self.device, self.waiting, self.missing
         arrival = {source: maker}
         if instance.holders and instance.values[v] in instance.holders:
@@ -214,7 +216,7 @@ class Play:
         instance = self.instance
         self.copies: list[list[int] | None] = [None] * len(instance.copy_lanes)
         self.rank: Sequence[int] = range(instance.clusters + len(self.moves))
-        """Numbers of the steps by which those go that ask for a resource at one moment."""
+        """Priorities of steps that request a resource at the same time."""
         if not schedule.copies:
             return
         names = instance.devices
@@ -240,7 +242,7 @@ class Play:
             self.rank, self.copies = rank, [None] * len(self.copies)
 
     def _durations(self) -> list[float]:
-        """Seconds of each step; those of a cluster that could take several lanes by how many it does take."""
+        """Return the seconds of each step; of a cluster with several modes, by its number of lanes."""
         instance = self.instance
         found = [seconds[d] for seconds, d in zip(instance.seconds, self.device)]
         for r, d in enumerate(self.device) if instance.modes else ():
@@ -256,8 +258,7 @@ class Play:
         return found + [hop.latency_s + instance.bytes[v] * hop.s_per_byte for v, hop in self.moves]
 
     def _resources(self) -> list[tuple[int, ...]]:
-        """Resources that each step acquires, in this order: numbers of copy queues, wires behind them, and then the
-        host."""
+        """Return the resources that each step acquires, in order: copy queues, then wires, then the host."""
         instance = self.instance
         queues, host = len(instance.copy_lanes), len(instance.copy_lanes) + instance.wires
         found: list[tuple[int, ...]] = [(host,) if dispatch > 0 else () for dispatch in instance.dispatch]
@@ -271,8 +272,8 @@ class Play:
         return found
 
     def _times(self) -> None:
-        """Set all times. Raises PlanError for orders that wait for each other. O((V + E) log V) for V steps, O(V + E)
-        where nothing is asked for."""
+        """Compute all times. Raises PlanError for a deadlock. O((V + E) log V) for V steps, O(V + E) without
+        contention."""
         first, rank = self.instance.clusters, self.rank
         duration, resources = self._durations(), self._resources()
         count, shared = len(duration), len(self.copies) + self.instance.wires + 1
@@ -340,8 +341,8 @@ class Play:
         self.makespan = max(end, default=0.0)
 
     def _queued(self, missing: list[int]) -> tuple[list[int], dict[int, list[int]], list[float]]:
-        """Who comes behind each step in its queue, or -1, who in further lanes of a cluster that takes several, and
-        when it is first in all of its queues, as yet 0; adds who is before it to those it waits for."""
+        """Return the successor of each step in its queue or -1, successors in further lanes of clusters with several,
+        and the (initially zero) times at which steps become first in their queues; adds predecessors to `missing`."""
         behind, further = [-1] * len(missing), dict[int, list[int]]()
         for order in (*self.orders, *(order for order in self.copies if order)):
             for step, later in pairwise(order):
@@ -353,7 +354,7 @@ class Play:
         return behind, further, [0.0] * len(missing)
 
     def _stuck(self) -> PlanError:
-        """The error for queues that wait for each other (a deadlock), with the steps at their heads."""
+        """Return the error for a deadlock of queues, with the steps at their heads."""
         instance, heads = self.instance, []
         names = [lane for lanes in instance.lane_names for lane in lanes] + instance.copy_lanes
         for name, order in zip(names, (*self.orders, *self.copies)):

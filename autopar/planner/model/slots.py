@@ -1,4 +1,4 @@
-"""Free time of one resource (a lane, a queue, a wire, the host), for insertion into gaps."""
+"""Free time of one resource (lane, queue, wire or host), for insertion into gaps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 REMEMBERED = 64
-"""Gaps kept; older ones are given up, so that a reservation costs the same however long the schedule
-grows."""
+"""Gaps kept; older ones are dropped, so that a reservation takes constant time."""
 
 
 class Slots:
-    """Gaps in time, in order, beside the spans (start, end) in which it is busy; the last never ends."""
+    """Gaps in time, in order, between the busy spans (start, end); the last one never ends."""
 
     __slots__ = ("ends", "starts")
 
@@ -29,7 +28,7 @@ class Slots:
         self.ends.append(math.inf)
 
     def find(self, ready: float, length: float) -> float:
-        """The earliest start ≥ `ready` at which `length` seconds are free."""
+        """Return the earliest start ≥ `ready` with `length` free seconds."""
         starts, ends = self.starts, self.ends
         if ready >= starts[-1]:
             return ready
@@ -67,7 +66,7 @@ class Slots:
 
 
 def find_both(first: Slots, first_s: float, second: Slots, second_s: float, ready: float) -> float:
-    """The earliest start ≥ `ready` at which two resources are free together, for their own lengths."""
+    """Return the earliest start ≥ `ready` at which two resources are both free, for their own lengths."""
     start = first.find(ready, first_s)
     while True:
         later = second.find(start, second_s)
@@ -81,8 +80,7 @@ def find_both(first: Slots, first_s: float, second: Slots, second_s: float, read
 def together(
     queues: Sequence[Slots], count: int, length: float, ready: float
 ) -> tuple[float, tuple[int, ...]]:
-    """The earliest start ≥ `ready` at which `count` of the queues are free together for `length` seconds, and
-    which."""
+    """Return the earliest start ≥ `ready` at which `count` of the queues are free for `length` seconds, and which."""
     start = ready
     while count:
         first = sorted((queue.find(start, length), index) for index, queue in enumerate(queues))[:count]

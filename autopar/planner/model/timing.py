@@ -13,8 +13,8 @@ from .simulator import Play, Schedule
 
 @dataclass(frozen=True)
 class Timing:
-    """A schedule with times, in seconds from the start of the call. Sorted by start, as in `Plan`, and what takes no
-    time at one moment by turn."""
+    """A schedule with times in seconds from the start of the call, sorted by start as in `Plan`; simultaneous steps by
+    turn."""
 
     placed: tuple[Placed, ...]
     transfers: tuple[Transfer, ...]
@@ -24,17 +24,17 @@ class Timing:
 
 
 def simulate(costed: CostedGraph, schedule: Schedule, instance: Instance | None = None) -> Timing:
-    """Start everything as early as the orders allow.
+    """Simulate a schedule: start everything as early as the orders allow.
 
-    `instance` spares building it again. Raises PlanError for a cluster that is missing, named twice, unknown or on
-    a device where it cannot run, for a transfer without a way, and for orders that wait for each other.
+    `instance` avoids building it again. Raises PlanError for a cluster that is missing, listed twice, unknown or on a
+    device where it cannot run, for a transfer without a route, and for a deadlock.
     """
     play = Play(instance or Instance(costed), schedule)
     return timing(play)
 
 
 def timing(play: Play) -> Timing:
-    """Result of a simulation by the names of clusters, values, devices and lanes."""
+    """Return the result of a simulation by names of clusters, values, devices and lanes."""
     instance, first = play.instance, play.instance.clusters
     placed = [
         Placed(
@@ -64,8 +64,7 @@ def timing(play: Play) -> Timing:
 
 
 def residency(instance: Instance, device: list[int]) -> tuple[tuple[str, str], ...]:
-    """(state, device) for each device that reads resident state, its home included, in the order of the
-    graph."""
+    """Return (state, device) for each device with resident state, its home included, in graph order."""
     costed = instance.costed
     found: dict[str, dict[int, None]] = {name: {} for name in costed.graph.state if name in costed.resident}
     for r, cluster in enumerate(costed.clusters):

@@ -1,4 +1,4 @@
-"""Topological orders: one that keeps together what is read together, and the smallest."""
+"""Topological orders: depth first, which keeps the inputs of a task together, and by smallest number."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ K = TypeVar("K", bound=Any)
 
 
 def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
-    """Numbers in an order in which each follows those of `before` that it needs, as late as they can be: those that
-    nobody waits for are asked for one after the other, each after all it needs (depth first, without recursion).
+    """Order numbers depth first, each after its predecessors in `before` and as late as possible.
 
-    `reverse` asks in the opposite order. In a cycle the one met first comes last.
+    Starts from those without successors, in turn; not recursive. `reverse` visits predecessors in the opposite order.
+    In a cycle, the first one met comes last.
     """
     count = len(before)
     wanted = [False] * count
@@ -43,10 +43,10 @@ def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
 
 
 def topological(before: Mapping[K, Collection[K]]) -> list[K]:
-    """The keys of `before`, each after those it lists there, of all that are ready the smallest first.
+    """Order the keys of `before` topologically by Kahn's algorithm, the smallest ready one first.
 
-    Kahn, "Topological sorting of large networks", CACM 5(11), 1962. What is in a cycle, or waits for one, is left
-    out. O((V + E) log V).
+    Kahn, "Topological sorting of large networks", CACM 5(11), 1962. Keys in a cycle, or behind one, are left out. O((V
+    + E) log V).
     """
     after: dict[K, list[K]] = {number: [] for number in before}
     missing: dict[K, int] = {}

@@ -1,4 +1,4 @@
-"""The local search in C: sources, and the shared library made of them when autopar is installed (pyproject.toml)."""
+"""The local search in C: sources, and the shared library built from them on installation (pyproject.toml)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("autopar")
 
 
 def _loaded(here: Path) -> tuple[ctypes.CDLL | None, str]:
-    """The library in a folder and where it is, or None and what is wrong; in one line."""
+    """Return the library in a folder and its path, or None and the error in one line."""
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := here / f"_search{suffix}").exists()), None)
     if path is None:
         return None, "was not built when autopar was installed"
@@ -34,7 +34,7 @@ def _in_clone(here: Path) -> bool:
 
 
 def _said(library: ctypes.CDLL | None, about: str, here: Path) -> str:
-    """One line on the search for plans in use, with the command to type where it is not the native one."""
+    """Return one line on the search in use, with the command to build the native one if it is missing."""
     if library:
         return f"plans are searched for by {about}"
     again = (
@@ -47,12 +47,12 @@ def _said(library: ctypes.CDLL | None, about: str, here: Path) -> str:
 
 
 LIBRARY, _ABOUT = _loaded(HERE)
-"""The search; None where it was not built or does not load."""
+"""The native search; None if it is not built or does not load."""
 TOLD = _said(LIBRARY, _ABOUT, HERE)
 
 
 def searches() -> bool:
-    """True if there is a native search; where there is none, one line of the log says what to do."""
+    """Return True if there is a native search; otherwise log once how to build it."""
     if LIBRARY is None:
         _warn()
     return LIBRARY is not None

@@ -1,4 +1,4 @@
-"""A model as a chain of units: what cutting it into pipeline stages needs to know of it. Pure data."""
+"""A model as a chain of units, with the figures needed to cut it into pipeline stages. Pure data."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from ...errors import PlanError
 Numbers: TypeAlias = NDArray[np.float64]
 
 FEW, MANY = 32, 256
-"""Stages that are tried of any chain, and at most of one without repeated layers."""
+"""Limits on the stages tried: with repeated layers (or their number, if larger), and without."""
 
 
 class RowCost(NamedTuple):
-    """Seconds of a unit on one kind of process: `fixed_s + per_row_s × rows`; one row is one sample of the batch."""
+    """Seconds of a unit on one kind of process: `fixed_s + per_row_s × rows`; a row is one sample of the batch."""
 
     fixed_s: float = 0.0
     per_row_s: float = 0.0
 
     def seconds(self, rows: float) -> float:
-        """Seconds of so many rows."""
+        """Return the seconds of `rows` rows."""
         return self.fixed_s + self.per_row_s * rows
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An operator of the model, or several that are never cut apart.
+    """An operator of the model, or several that are never separated.
 
-    `forward` and `backward` have one entry for each of `Chain.kinds`, or one for all of them. `weights` are the
-    trained parameters that it reads, as (key, bytes): a tensor that several units read has one key. `buffer_bytes` is
-    state that is not trained. Of one row, in bytes: `saved_bytes` that the forward keeps for the backward,
-    `crossing_bytes` of all values that must cross a cut just behind this unit, whoever made them: a skip connection
-    counts for every cut that it crosses. `weight_share` is the part of the backward that makes the gradients of
-    weights, which a zero-bubble schedule may put off.
-
-    `block` is the repeated layer that it is in, if any. Tensor parallelism shares out the work, weights and saved bytes
-    of `divisible` units, and sums `sum_bytes` per row over the group, in the forward and once more in the backward.
+    forward, backward: costs for each of `Chain.kinds`, or one for all.
+    weights: (key, bytes) of the trained parameters it reads; a shared tensor has one key.
+    buffer_bytes: state that is not trained.
+    saved_bytes: bytes per row that the forward saves for the backward.
+    crossing_bytes: bytes per row of all values that cross a cut right after this unit; a skip connection counts for
+    every cut that it crosses.
+    weight_share: share of the backward that computes gradients of weights, which a zero-bubble schedule may delay.
+    block: the repeated layer it belongs to, if any.
+    divisible: tensor parallelism divides its work, weights and saved bytes.
+    sum_bytes: bytes per row that tensor parallelism sums over the group, in the forward and again in the backward.
     """
 
     name: str
@@ -59,11 +60,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Chain:
-    """Units of a model in topological order. `kinds` names the kinds of process that they are priced for, as
-    `Process.kind` does. A process needs `scratch_bytes` per row beside what it saves.
+    """Units of a model in topological order. `kinds`: kinds of process that they are priced for, as in `Process.kind`.
+    A process needs `scratch_bytes` per row in addition to what it saves.
 
-    A chain of one's own:
-
+    Example:
         Chain("mlp", ("host0",), tuple(
             Unit(f"layer{i}", (RowCost(1e-5, 1e-6),), (RowCost(2e-5, 2e-6),), ((f"layer{i}.weight", 4096),),
                  saved_bytes=256, crossing_bytes=256)
@@ -77,7 +77,7 @@ class Chain:
     scratch_bytes: float = 0.0
 
     def check(self) -> Chain:
-        """Return self, or raise PlanError naming the unit and what is wrong with it."""
+        """Return self, or raise PlanError with the first invalid unit."""
         if not self.units or not self.kinds:
             raise PlanError(f"the chain {self.name!r} needs one unit and one kind of process at least")
         for unit in self.units:
@@ -97,12 +97,12 @@ class Chain:
 
     @property
     def most_stages(self) -> int:
-        """Stages that are worth to be tried: as many as there are repeated layers, where there are many."""
+        """Limit on the stages worth trying: the number of repeated layers, if there are many."""
         blocks = {unit.block for unit in self.units if unit.block}
         return min(len(self.units), max(len(blocks), FEW) if blocks else MANY)
 
     def kind(self, name: str) -> int:
-        """The number of a kind of process. Raises PlanError for one that the units are not priced for."""
+        """Return the number of a kind of process. Raises PlanError if the units are not priced for it."""
         if name not in self.kinds:
             raise PlanError(
                 f"the chain {self.name!r} is not priced for processes such as {name!r}, but for "
@@ -112,7 +112,7 @@ class Chain:
 
     @cached_property
     def _costs(self) -> dict[str, NDArray[np.float64]]:
-        """Sums over the units before each position, of the figures of `RowCost`: (kinds, units + 1, 2)."""
+        """Prefix sums over the units of the figures of `RowCost`: (kinds, units + 1, 2)."""
         found = {}
         for word in ("forward", "backward", "weight"):
             rows = []
@@ -127,8 +127,8 @@ class Chain:
         return found
 
     def upto(self, what: str, kind: int, rows: float) -> Numbers:
-        """Seconds of all units before each position: `what` is `forward`, `backward`, or `weight`, the part of the
-        backward that is the gradients of weights."""
+        """Return the seconds of all units before each position; `what` is `forward`, `backward`, or `weight` (the
+        weight gradients in the backward)."""
         key = what, kind, rows
         if key not in self._known:
             sums = self._costs[what][kind]
@@ -141,22 +141,22 @@ class Chain:
 
     @cached_property
     def saved(self) -> Numbers:
-        """Bytes per row that all units before each position save."""
+        """Bytes per row saved by all units before each position."""
         return np.concatenate(([0.0], np.cumsum([unit.saved_bytes for unit in self.units])))
 
     @cached_property
     def crossing(self) -> Numbers:
-        """Bytes per row that cross a cut at each position; none at both ends."""
+        """Bytes per row that cross a cut at each position; 0 at both ends."""
         return np.array([0.0, *(unit.crossing_bytes for unit in self.units[:-1]), 0.0])
 
     @cached_property
     def weights(self) -> NDArray[np.int64]:
-        """Bytes of the parameters of all units before each position, for each unit that reads them."""
+        """Bytes of the parameters of all units before each position, counted for each unit that reads them."""
         return np.concatenate(([0], np.cumsum([sum(_bytes(unit)) for unit in self.units])))
 
     @cached_property
     def uses(self) -> list[tuple[int, NDArray[np.int64]]]:
-        """Bytes of each parameter that several units read, and how many of those are before each position."""
+        """Bytes of each parameter that several units read, and the number of these before each position."""
         found = []
         for nbytes, users in self.shared.values():
             counts = np.zeros(len(self.units) + 1, np.int64)
@@ -166,7 +166,7 @@ class Chain:
 
     @cached_property
     def buffers(self) -> NDArray[np.int64]:
-        """Bytes of the state of all units before each position that is not trained."""
+        """Bytes of untrained state of all units before each position."""
         return np.concatenate(([0], np.cumsum([unit.buffer_bytes for unit in self.units])))
 
     @cached_property
@@ -181,14 +181,14 @@ class Chain:
         return {key: (sizes[key], tuple(of)) for key, of in users.items() if len(of) > 1}
 
     def weight_bytes(self, first: int, stop: int) -> int:
-        """Bytes of the trained parameters of units `first` to `stop - 1`, each tensor once."""
+        """Return the bytes of the trained parameters of units `first` to `stop - 1`, each tensor once."""
         total = int(self.weights[stop] - self.weights[first])
         for nbytes, uses in self.uses:
             total -= nbytes * max(0, int(uses[stop] - uses[first]) - 1)
         return total
 
     def buffer_bytes(self, first: int, stop: int) -> int:
-        """Bytes of the state of units `first` to `stop - 1` that is not trained."""
+        """Return the bytes of untrained state of units `first` to `stop - 1`."""
         return int(self.buffers[stop] - self.buffers[first])
 
 

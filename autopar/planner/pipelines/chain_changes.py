@@ -1,4 +1,4 @@
-"""Chains made of others: recomputed in the backward, or with each unit shared out over a group of accelerators."""
+"""Derived chains: with recomputation in the backward, or with tensor parallelism."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .grid import Way, all_reduce_s
 
 
 def recomputed(chain: Chain) -> Chain:
-    """The chain with each repeated layer computed again in the backward, so that only its input is saved (Chen et al.,
-    "Training deep nets with sublinear memory cost", 2016). While one is, all that it saves is there once."""
+    """Recompute each repeated layer in the backward, so that only its input is saved (Chen et al., "Training deep nets
+    with sublinear memory cost", 2016). During recomputation, one layer's saved values are alive."""
     units: list[Unit] = []
     scratch, before = chain.scratch_bytes, 0.0
     for block, members in groupby(chain.units, key=lambda unit: unit.block):
@@ -30,10 +30,10 @@ def recomputed(chain: Chain) -> Chain:
 
 
 def tensor_parallel(chain: Chain, group: int, link: Way) -> Chain:
-    """The chain with its divisible units shared out over `group` accelerators on links like this one.
+    """Divide the divisible units of a chain over `group` accelerators joined by links like `link`.
 
-    Pairs of a column and a row product (Shoeybi et al., "Megatron-LM", 2019): a layer of attention and a perceptron
-    sums its activations twice in the forward and twice in the backward. Figures are those of one accelerator.
+    Pairs of a column and a row product (Shoeybi et al., "Megatron-LM", 2019): an attention layer and an MLP sum their
+    activations twice in the forward and twice in the backward. Figures are for one accelerator.
     """
     if group == 1:
         return chain
@@ -63,7 +63,7 @@ def _shared(unit: Unit, group: int, link: Way) -> Unit:
 
 
 def _pairs(unit: Unit) -> list[tuple[RowCost, RowCost]]:
-    """Backward and forward costs of each kind."""
+    """Return backward and forward costs of each kind."""
     count = max(len(unit.backward), len(unit.forward))
     return [
         (unit.backward[min(k, len(unit.backward) - 1)], unit.forward[min(k, len(unit.forward) - 1)])

@@ -1,4 +1,5 @@
-"""`distribution`: stages, replicas, micro-batches and schedule of a chain on hosts, by simulating what may be best."""
+"""`distribution`: choose stages, replicas, micro-batches and schedule of a chain on hosts, by simulation of the
+candidates."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from .pricing import Priced, Setup
 from .processes import Process, processes
 
 TRIES = 4
-"""Cuts under caps that are tried for one setup until they fit, with less memory each time."""
+"""Limit on cuts under caps for one setup, each with less memory, until they fit."""
 SHOWN = 40
-"""Other plans that a distribution lists, at most."""
+"""Limit on the other plans that a distribution lists."""
 
 
 @uncollected()
@@ -42,24 +43,26 @@ def distribution(  # noqa: PLR0913 - what users may fix
     shard_replicas: bool | str = False,
     below: float | None = None,
 ) -> Distribution:
-    """The quickest way found to run a chain on hosts: replicas, stages, cuts, micro-batches and schedule.
+    """Find the fastest way to run a chain on hosts by best-first branch and bound over replicas, stages, cuts,
+    micro-batches and schedule.
 
-    `members` are the processes, by default one to a host (`processes`); each must be of a kind that the chain is priced
-    for. Not all of them need be used, and the first of equals are. `batch` is the rows of one step over all replicas,
-    which divide it evenly, as micro-batches (of one replica) do. `objective` is `training`, `latency` or `throughput`
-    (the period of batches that follow each other); the last two are forward alone. `schedules` may be tried;
-    `micro_batches`, `replicas`, `stages` (all of one replica) and `rows` (of a micro-batch) fix what is given. `memory`
-    caps each device of a process, in bytes or as "6GiB", in place of its own. `optimizer_bytes` are kept for each byte
-    of trained weights: 2 for Adam, 0 for SGD; weights and gradients come on top. `shard_replicas`: replicas share out
-    all three (FSDP2), always or, with "auto", where they do not fit otherwise. With `below`, only steps of fewer
-    seconds are looked for.
+    members: the processes, by default one for each host (`processes`), of kinds that the chain is priced for. Some may
+    stay unused; the first of equals are used.
+    batch: rows of one step over all replicas, which divide it evenly, as micro-batches (of one replica) do.
+    objective: `training`, `latency` or `throughput` (period of successive batches); the last two are forward only.
+    schedules: those that may be tried.
+    micro_batches, replicas, stages, rows: fixed numbers: micro-batches and stages of one replica, rows of a
+    micro-batch.
+    memory: cap of each device of a process, in bytes or as "6GiB", instead of its own.
+    optimizer_bytes: for each byte of trained weights, in addition to weights and gradients: 2 for Adam, 0 for SGD.
+    shard_replicas: shard all three over replicas (FSDP2): always, or with "auto" if they do not fit otherwise.
+    below: only find steps shorter than this, in seconds.
 
-    What a lower bound does not rule out is cut for the least bottleneck, and by units evenly, and simulated. Replicas
-    are the same but for their hosts, so that one is simulated, with the slowest process and link of each position.
-    Gradients are summed over replicas from within the last backward of their stage on, beside what other stages still
-    do. Equal input gives an equal plan.
+    Candidates not excluded by a lower bound are cut for the least bottleneck, and evenly by units, and simulated.
+    Replicas differ only in hosts: one is simulated, with the slowest process and link of each position. Gradients are
+    summed over replicas from the last backward of their stage on, overlapping with other stages. Deterministic.
 
-    Raises PlanError for numbers that cannot be, and where nothing is below `below`; MemoryCapError where nothing fits.
+    Raises PlanError for impossible numbers, and if nothing is below `below`; MemoryCapError if nothing fits.
     """
     found = tuple(members) if members is not None else processes(hosts)
     cap = None if memory is None else parse_bytes(memory)
@@ -70,7 +73,7 @@ def distribution(  # noqa: PLR0913 - what users may fix
 
 
 def _ordered(chain: Chain, members: Sequence[Process]) -> list[Process]:
-    """The processes, quick kinds first."""
+    """Return the processes, fast kinds first."""
     total = {
         kind: sum(float(chain.upto(word, chain.kind(kind), 1.0)[-1]) for word in ("forward", "backward"))
         for kind in {process.kind for process in members}
@@ -80,7 +83,7 @@ def _ordered(chain: Chain, members: Sequence[Process]) -> list[Process]:
 
 @dataclass
 class _Search:
-    """Best first: what has the least lower bound is looked at next, until none is below the best step."""
+    """Best-first search: expand the least lower bound until none is below the best step."""
 
     chain: Chain
     hosts: Hosts
@@ -132,7 +135,7 @@ class _Search:
             self.best = step, priced
 
     def _refuse(self, setup: Setup) -> None:
-        """Note that no cuts of a setup fit, and by how much the plain ones do not."""
+        """Note that no cuts of a setup fit, and the excess of the plain ones."""
         priced = None if self.best else Priced(setup, self._plain(setup))
         if priced and (self.nearest is None or priced.over[0] < self.nearest[0]):
             self.nearest = priced.over[0], priced
@@ -157,8 +160,8 @@ class _Search:
         return self.grid[key]
 
     def _least(self, setup: Setup) -> float:
-        """A lower bound of the step, before any cut: with v seconds at most, stage s has no more than a share 1/m of
-        what the stages before it leave of them."""
+        """Return a lower bound on the step before any cut: of v seconds, stage s gets at most a share 1/m of what the
+        previous stages leave."""
         option, kind = setup.option, self.chain.kind(self.members[0].kind)
         words = ("forward", "backward") if option.trained else ("forward",)
         total = sum(float(self.chain.upto(word, kind, option.rows)[-1]) for word in words)
@@ -170,8 +173,8 @@ class _Search:
         return max(total if option.schedule != "zero-bubble" else 0.0, m * total / p)
 
     def _cut(self, setup: Setup) -> Iterator[Priced | Setup]:
-        """The setup with the cuts to be simulated: those that fit, and whose slowest stage alone is not too slow. Where
-        some do not fit, the setup with sharded replicas too, if it may be."""
+        """Yield the setup with the cuts to simulate: those that fit and whose slowest stage is fast enough. If some do
+        not fit, also yield the setup with sharded replicas, if allowed."""
         if not setup.roomy:
             self._refuse(setup)
             yield from self._sharded(setup)
@@ -191,7 +194,7 @@ class _Search:
             yield replace(setup, option=replace(option, sharded=True))
 
     def _even(self, setup: Setup) -> Iterator[tuple[int, ...]]:
-        """Cuts of the least bottleneck: without caps, with them, and until they fit with less each time."""
+        """Yield cuts of the least bottleneck: without caps, with caps, and with less memory until they fit."""
         free, count = setup.cutting.uncapped, setup.option.positions
         chunks = setup.option.chunks
         cuts = free.even()
@@ -212,7 +215,7 @@ class _Search:
             cutting = cutting.less([over[s % count] / chunks for s in range(setup.option.stages)])
 
     def _slow(self, setup: Setup, cuts: Sequence[int]) -> bool:
-        """True if the slowest stage or link alone takes as long as the best step."""
+        """Return True if the slowest stage or link alone takes as long as the best step."""
         if not self.best:
             return False
         return setup.option.micro_batches * setup.cutting.bottleneck(cuts) >= self.best[0]
@@ -224,7 +227,7 @@ class _Search:
         return over <= 0
 
     def _plain(self, setup: Setup) -> tuple[int, ...]:
-        """Cuts by number of units."""
+        """Return cuts by number of units."""
         units, stages = len(self.chain.units), setup.option.stages
         return tuple(s * units // stages for s in range(stages + 1))
 

@@ -1,9 +1,9 @@
-"""The places to cut a chain: the least seconds of the slowest stage or link, and evenly where there is a choice.
+"""Chain partitioning: cuts with the least seconds of the slowest stage or link, balanced among equals.
 
-The least limit that can be kept is found by bisection (Iqbal, "Approximate algorithms for partitioning problems", IJPP
-1991; Pınar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", JPDC 2004). A limit is tried by a
-greedy pass, which takes as many units as it may, and where that fails by dynamic programming over all positions: a
-stage of few units may then be the way out.
+The least feasible limit is found by bisection (Iqbal, "Approximate algorithms for partitioning problems", IJPP 1991;
+Pınar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", JPDC 2004). A limit is tested by a
+greedy pass that takes as many units as possible and, if that fails, by dynamic programming over all positions, since a
+shorter stage may help.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 from .chain import Numbers
 
 PRECISION = 1e-6
-"""Of the least bottleneck."""
+"""Relative precision of the least bottleneck."""
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """A chain to be cut. Of stage s: `spent[s]`, seconds of all units before each position; `link[s]`, seconds on the
-    link behind it for a cut at each position; `held[s]`, bytes as `spent`, of which `caps[s]` may be (None: any).
-    `ties` are (bytes, uses before each position) of what is in `held` for each use, and there once in a stage.
+    """A chain to cut, with figures of stage s.
+
+    spent[s]: seconds of all units before each position.
+    link[s]: seconds on the outgoing link for a cut at each position.
+    held[s]: bytes of all units before each position, limited by `caps[s]` (None: unlimited).
+    ties: (bytes, uses before each position) of what `held` counts for each use but a stage holds once.
     """
 
     spent: Sequence[Numbers]
@@ -35,16 +38,17 @@ class Cutting:
 
     @property
     def uncapped(self) -> Cutting:
-        """The same without caps."""
+        """The problem without caps."""
         return replace(self, caps=[None] * len(self.caps))
 
     def less(self, nbytes: Sequence[float]) -> Cutting:
-        """The same with so many bytes less for each stage."""
+        """Return the problem with caps reduced by `nbytes` for each stage."""
         caps = [None if cap is None else cap - own for cap, own in zip(self.caps, nbytes)]
         return replace(self, caps=caps)
 
     def even(self) -> list[int] | None:
-        """Cuts, from 0 to the number of units, of the least bottleneck within `PRECISION`; None where no stages fit."""
+        """Return cuts, from 0 to the number of units, with the least bottleneck within `PRECISION`; None if
+        infeasible."""
         units = len(self.spent[0]) - 1
         low = min(float(times[-1]) for times in self.spent) / len(self.spent)
         high = max(float(times[-1]) for times in (*self.spent, *map(np.maximum.accumulate, self.link)))
@@ -62,12 +66,12 @@ class Cutting:
         return self._balanced(best, high)
 
     def bottleneck(self, cuts: Sequence[int]) -> float:
-        """Seconds of the slowest stage or link."""
+        """Return the seconds of the slowest stage or link."""
         stages = max(float(t[b] - t[a]) for t, a, b in zip(self.spent, cuts, cuts[1:]))
         return max(stages, max((float(w[b]) for w, b in zip(self.link, cuts[1:-1])), default=0.0))
 
     def fits(self, cuts: Sequence[int]) -> bool:
-        """True if no stage holds more than it may."""
+        """Return True if no stage exceeds its cap."""
         return all(
             cap is None
             or held[b] - held[a] - sum(n * max(0, uses[b] - uses[a] - 1) for n, uses in self.ties) <= cap
@@ -75,12 +79,12 @@ class Cutting:
         )
 
     def _under(self, limit: float) -> list[int] | None:
-        """Cuts under a limit, or None."""
+        """Return cuts under a limit, or None."""
         return self._furthest(limit) or self._any(limit)
 
     def _any(self, limit: float) -> list[int] | None:
-        """Cuts under a limit, by all positions at which each stage can end. What ends there is shortest from the last
-        position at which the stage before can end."""
+        """Find cuts under a limit by dynamic programming over the ends of each stage; None if infeasible. A stage that
+        ends at a position is shortest from the last position at which the previous stage can end."""
         stages, units, slack = len(self.spent), len(self.spent[0]) - 1, limit * (1 + 1e-12)
         places = np.arange(units + 1)
         ends, before = places == 0, []
@@ -106,7 +110,7 @@ class Cutting:
         return cuts[::-1]
 
     def _furthest(self, limit: float) -> list[int] | None:
-        """The cuts of a greedy pass under a limit, or None."""
+        """Return the cuts of a greedy pass under a limit, or None."""
         stages, units = len(self.spent), len(self.spent[0]) - 1
         cuts, slack = [0], limit * (1 + 1e-12)
         for s in range(stages - 1):
@@ -119,7 +123,7 @@ class Cutting:
         return [*cuts, units] if self._reach(stages - 1, cuts[-1], slack) >= units else None
 
     def _reach(self, s: int, start: int, limit: float) -> int:
-        """The last position up to which a stage may go."""
+        """Return the last position that a stage can reach."""
         spent, held, cap = self.spent[s], self.held[s], self.caps[s]
         stop = int(spent.searchsorted(spent[start] + limit, "right")) - 1
         if cap is None:
@@ -127,7 +131,7 @@ class Cutting:
         return min(stop, int(held.searchsorted(held[start] + cap, "right")) - 1)
 
     def _balanced(self, latest: list[int], limit: float) -> list[int]:
-        """Cuts under the same limit that leave the stages as equal as may be, so that filling the pipeline is short."""
+        """Return cuts under the same limit with stages as equal as possible, so that the pipeline fills quickly."""
         stages, units, slack = len(self.spent), len(self.spent[0]) - 1, limit * (1 + 1e-12)
         earliest = [units] * (stages + 1)
         for s in range(stages - 1, 0, -1):

@@ -1,4 +1,4 @@
-"""A step of a distribution as a timeline, from the plan alone, and who waits for whom in it."""
+"""The predicted timeline of a step of a distribution, and the waits between its processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .simulation import HALF, passes_of, simulate
 
 
 def predicted(plan: Distribution) -> Timeline:
-    """The predicted step of the first replica: a lane for each process, with passes such as `0F2` (stage 0, forward,
-    micro-batch 2), and one for the messages between each two.
+    """Return the predicted step of the first replica: a lane for each process, with passes such as `0F2` (stage 0,
+    forward, micro-batch 2), and one for the messages of each pair.
 
-    Replicas take the same time, as planned.
+    All replicas are planned to take the same time.
     """
     grid = grid_of(plan)
     rows = plan.batch // plan.replicas // plan.micro_batches
@@ -47,16 +47,16 @@ def predicted(plan: Distribution) -> Timeline:
 
 
 def grid_of(plan: Distribution) -> Grid:
-    """The processes of a plan, one to a host."""
+    """Return the processes of a plan, one for each host."""
     by_host = {process.name: process for process in processes(plan.hosts)}
     return Grid(plan.hosts, tuple(tuple(by_host[name] for name in row) for row in plan.ranks))
 
 
 def waits(plan: Distribution, spans: Iterable[Span]) -> dict[tuple[str, str], float]:
-    """Seconds that each process of a step waited for another, by (device of its spans, host of the other).
+    """Return the seconds that each process waited for another, by (device of its spans, host of the other).
 
-    The gap before a pass goes to the stage whose message it reads, one before a pass that reads none to the process
-    itself. `spans` are those of `predicted`, of a job's timeline, or of the merged timelines of several ranks.
+    The gap before a pass counts for the stage whose message it reads; without a message, for the process itself.
+    `spans` are those of `predicted`, of a job's timeline, or of merged timelines of several ranks.
     """
     last: dict[str, float] = {}
     found: dict[tuple[str, str], float] = {}

@@ -1,4 +1,4 @@
-"""A chain of the tasks of a captured graph: its forward in order, each with its share of the backward."""
+"""A chain from a captured graph: its forward tasks in order, each with its share of the backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...ir.graph import Graph, Task
 from .chain import Chain, RowCost, Unit
 
 Price = Callable[[Task], tuple[RowCost, ...]]
-"""The seconds of a task on each kind of process."""
+"""Seconds of a task on each kind of process."""
 
 _PRODUCTS = ("aten.linear.", "aten.addmm.", "aten.mm.", "aten.matmul.")
 
@@ -21,10 +21,10 @@ def chain_of(
     rows: int,
     repeats: Mapping[str, int] | None = None,
 ) -> Chain:
-    """The chain of a graph that was captured with a batch of `rows`: one unit for each forward task but views.
+    """Build the chain of a graph captured with a batch of `rows`: one unit for each forward task except views.
 
-    A task of the backward goes to the last unit of its module. `repeats` has, by the path of a list of equal modules
-    that was captured with three of them, how many there are: the second stands for all between the first and the last.
+    A backward task belongs to the last unit of its module. `repeats`: by the path of a list of equal modules captured
+    with three of them, their real number: the second one stands for all between the first and the last.
     """
     builder = _Builder(graph, price, rows, [*(repeats or {})])
     for task in graph.tasks:
@@ -37,7 +37,7 @@ def chain_of(
 
 @dataclass
 class _Draft:
-    """A unit in the making: per kind, seconds of rows and beside them."""
+    """A unit under construction: for each kind, seconds that depend on rows and seconds that do not."""
 
     task: Task
     forward: tuple[RowCost, ...]
@@ -57,17 +57,17 @@ class _Builder:
     lists: list[str]
     drafts: list[_Draft] = field(default_factory=list)
     made: dict[str, int] = field(default_factory=dict)
-    """Of each storage that the forward makes, the unit that does."""
+    """The unit that makes each storage of the forward."""
     ends: dict[str, int] = field(default_factory=dict)
-    """The last forward unit that reads it."""
+    """The last forward unit that reads each storage."""
     saved: set[str] = field(default_factory=set)
     parted: set[str] = field(default_factory=set)
-    """Values that tensor parallelism has in parts."""
+    """Values that tensor parallelism divides."""
     module: dict[str, int] = field(default_factory=dict)
     last: int = 0
 
     def add(self, task: Task) -> None:
-        """Take one more task."""
+        """Add one task."""
         if task.phase == "forward":
             self._forward(task)
         elif self.drafts:
@@ -94,8 +94,8 @@ class _Builder:
             self.made.setdefault(self._storage(value), number)
 
     def _divide(self, task: Task, draft: _Draft) -> None:
-        """Products take turns: what comes whole is multiplied by columns and then in parts; what comes in parts by
-        rows, and then summed. An embedding has its rows in parts."""
+        """Divide products alternately: a whole input by columns, a divided one by rows, then summed. An embedding is
+        divided by rows."""
         value = self.graph.value
         matrix = any(value[name].kind == "state" and len(value[name].shape) > 1 for name in task.inputs)
         parts = any(name in self.parted for name in task.inputs)
@@ -130,7 +130,7 @@ class _Builder:
         return frozenset(self.graph.outputs)
 
     def units(self) -> list[Unit]:
-        """All units."""
+        """Return all units."""
         value = self.graph.value
         for storage, number in self.made.items():
             nbytes = value[storage].bytes / self.rows
@@ -156,7 +156,7 @@ class _Builder:
         )  # fmt: skip
 
     def _block(self, module: str) -> str:
-        """The repeated layer that a module is in."""
+        """Return the repeated layer that a module belongs to."""
         for path in self.lists:
             if module.startswith(f"{path}."):
                 return f"{path}.{module[len(path) + 1 :].split('.')[0]}"
@@ -164,7 +164,7 @@ class _Builder:
 
 
 def _repeated(units: Sequence[Unit], path: str, count: int) -> list[Unit]:
-    """Units with the second of three layers as often as it takes for `count`."""
+    """Repeat the second of three layers to reach `count` in all."""
     places = [number for number, unit in enumerate(units) if unit.block == f"{path}.1"]
     first, stop = places[0], places[-1] + 1
     body = units[first:stop]
@@ -174,7 +174,7 @@ def _repeated(units: Sequence[Unit], path: str, count: int) -> list[Unit]:
 
 
 def _moved(unit: Unit, path: str, old: str, new: str) -> Unit:
-    """The unit in another layer of its list."""
+    """Return the unit moved to another layer of its list."""
     here, there = f"{path}.{old}", f"{path}.{new}"
     if unit.block != here:
         return unit

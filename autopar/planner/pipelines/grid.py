@@ -1,4 +1,4 @@
-"""Processes laid out as replicas × positions, and the ways between them."""
+"""Processes arranged as replicas × positions, and the routes between them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .processes import Process
 
 
 class Way(NamedTuple):
-    """A way between two processes: a message takes `latency_s + bytes / bytes_per_s` seconds and holds `wire`."""
+    """A route between two processes: a message takes `latency_s + bytes / bytes_per_s` seconds and occupies `wire`."""
 
     latency_s: float
     bytes_per_s: float
     wire: str
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds of a message."""
+        """Return the seconds of a message."""
         return self.latency_s + nbytes / self.bytes_per_s if nbytes else 0.0
 
 
@@ -31,7 +31,7 @@ class Way(NamedTuple):
 class Grid:
     """`rows[replica][position]` is a process. The ports of a host are shared evenly by all that send at once.
 
-    Positions of replicas that differ are planned as the slowest of them: every step waits for it.
+    If a position differs between replicas, it is planned as the slowest of them, for which every step waits.
     """
 
     hosts: Hosts
@@ -44,12 +44,12 @@ class Grid:
 
     @cached_property
     def kinds(self) -> tuple[tuple[str, ...], ...]:
-        """The kinds of process at each position."""
+        """Kinds of process at each position."""
         return tuple(tuple(dict.fromkeys(process.kind for process in column)) for column in zip(*self.rows))
 
     @cached_property
     def caps(self) -> tuple[int | None, ...]:
-        """The least memory of the devices at each position."""
+        """Least device memory at each position."""
         return tuple(
             min((p.memory_bytes for p in column if p.memory_bytes is not None), default=None)
             for column in zip(*self.rows)
@@ -57,7 +57,7 @@ class Grid:
 
     @cached_property
     def ways(self) -> dict[tuple[int, int], Way]:
-        """The slowest way of any replica from each position to the next, round to the first, and back again."""
+        """Slowest route over the replicas from each position to the next (cyclic), and back."""
         found: dict[tuple[int, int], Way] = {}
         count = self.positions
         for at in range(count if count > 1 else 0):
@@ -67,7 +67,8 @@ class Grid:
         return found
 
     def _slowest(self, src: int, dst: int) -> Way:
-        """Replicas that leave one host at a time share its ports."""
+        """Return the slowest route between two positions; replicas that leave one host at the same time share its
+        ports."""
         leaving = Counter(row[src].host for row in self.rows if row[src].host != row[dst].host)
         ways = {
             self._way(row[src], row[dst], leaving[row[src].host]): None
@@ -88,8 +89,9 @@ class Grid:
         return Way(link.latency_s, rate, wire)
 
     def reduce_s(self, position: int, nbytes: float, backward_s: float) -> float:
-        """Seconds that the sum of `nbytes` of gradients over the replicas of a position ends behind the last backward,
-        which makes them evenly in `backward_s`. It goes on bucket by bucket, while other positions do so too."""
+        """Return the seconds by which the sum of `nbytes` of gradients over the replicas of a position ends after the
+        last backward, which makes them evenly in `backward_s`. Buckets are summed one by one, while other positions do
+        the same."""
         if not nbytes:
             return 0.0
         first = min(nbytes, FIRST_BUCKET_BYTES)
@@ -100,14 +102,14 @@ class Grid:
         return max(all_s - backward_s * (1 - first / nbytes), all_s * last / nbytes)
 
     def gather_s(self, position: int, nbytes: float, groups: int) -> float:
-        """Seconds to gather `nbytes` of parameters that the replicas of a position share out, in so many messages, or
-        to sum and scatter their gradients: each is half of an `all_reduce_s`."""
+        """Return the seconds to all-gather `nbytes` of sharded parameters over the replicas of a position in `groups`
+        messages, or to reduce-scatter their gradients: each is half of an `all_reduce_s`."""
         return groups * self._ring(self._replicas(position), nbytes / groups) / 2
 
     def pass_s(self, position: int, compute_s: float, nbytes: float, groups: int, messages: int) -> float:
-        """Seconds of a pass through a sharded stage: computation, and `messages` of each group.
+        """Return the seconds of a pass through a sharded stage: computation, and `messages` for each group.
 
-        An accelerator computes one group while the next is gathered, so that only the first is waited for.
+        An accelerator computes one group while the next is gathered, so that only the first wait is exposed.
         """
         each = self.gather_s(position, nbytes, groups)
         process = self.rows[0][position]
@@ -119,7 +121,7 @@ class Grid:
         return tuple(row[position] for row in self.rows)
 
     def tie_s(self, positions: Sequence[int], nbytes: float) -> float:
-        """Seconds of the sum of a gradient over positions of one replica that share the parameter."""
+        """Return the seconds to sum a gradient over positions of one replica that share the parameter."""
         return self._ring(tuple(self.rows[0][position] for position in dict.fromkeys(positions)), nbytes)
 
     def _ring(self, members: tuple[Process, ...], nbytes: float) -> float:
@@ -133,7 +135,7 @@ class Grid:
         return {}
 
     def _pace(self, members: tuple[Process, ...]) -> tuple[float, float]:
-        """Latency and bytes per second of the slowest link of a ring that goes through the hosts one by one."""
+        """Return latency and bytes per second of the slowest link of a ring through the hosts in order."""
         if members in self._paces:
             return self._paces[members]
         on = Counter(process.host for process in members)
@@ -153,7 +155,7 @@ class Grid:
 
     @cached_property
     def _used(self) -> Counter[str]:
-        """Accelerators of each host that are in use."""
+        """Number of accelerators of each host in use."""
         used: Counter[str] = Counter()
         for row in self.rows:
             for process in row:
@@ -162,14 +164,15 @@ class Grid:
 
 
 def inside(host: Host, src: str, dst: str) -> Way:
-    """The way between two devices of a host, for messages of `torch.distributed`: no thread is woken for them."""
+    """Return the route between two devices of a host for `torch.distributed`, without thread hand-offs."""
     links = host.machine.route(src, dst)
     latency = sum(max(0.0, link.latency_s - 2 * HANDOFF_S) for link in links)
     return Way(latency, min(link.bytes_per_s for link in links), f"{host.name} {links[0].wire}")
 
 
 def all_reduce_s(count: int, nbytes: float, latency_s: float, bytes_per_s: float) -> float:
-    """Seconds to sum `nbytes` over `count` processes whose slowest link has this latency and rate.
+    """Return the seconds of an all-reduce of `nbytes` over `count` processes, given latency and rate of the slowest
+    link.
 
     Each sends 2 (count - 1) / count of the bytes, as in a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce
     algorithms for clusters of workstations", JPDC 2009); latencies are those of two trees (Sanders, Speck and Träff,
@@ -181,8 +184,8 @@ def all_reduce_s(count: int, nbytes: float, latency_s: float, bytes_per_s: float
 
 
 def grids(hosts: Hosts, members: Sequence[Process], replicas: int, positions: int) -> list[Grid]:
-    """The two usual layouts of the first `replicas × positions` processes: each replica on neighbours, and each
-    position on neighbours. One where they are the same."""
+    """Return the two common layouts of the first `replicas × positions` processes: each replica on neighbours, and
+    each position on neighbours; one if they are equal."""
     used = members[: replicas * positions]
     rows = tuple(tuple(used[r * positions : (r + 1) * positions]) for r in range(replicas))
     columns = tuple(tuple(used[s * replicas + r] for s in range(positions)) for r in range(replicas))

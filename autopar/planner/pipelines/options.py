@@ -1,4 +1,4 @@
-"""Ways to run a chain on processes: replicas, stages, micro-batches and schedule, before any cut."""
+"""Options to run a chain on processes: replicas, stages, micro-batches and schedule, without cuts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ...ir.distribution import SCHEDULES, UNSHARDED
 from .orders import Action, forwards, orders, refusal
 
 OBJECTIVES = ("training", "latency", "throughput")
-"""`training`: the shortest step of forward, backward and sum of gradients. `latency`: the shortest forward of one
-batch. `throughput`: the shortest period of batches that follow each other, forward alone."""
+"""`training`: least step of forward, backward and gradient sums. `latency`: least forward of one batch. `throughput`:
+least period of successive batches, forward only."""
 CHUNKS = (2, 4, 8)
-"""Stages to a process that are tried for the interleaved schedules."""
+"""Numbers of stages for each process, tried with interleaved schedules."""
 ALL_UP_TO = 16
-"""Processes up to which every length of a pipeline is tried; above, the divisors of their number."""
+"""Limit on processes up to which every pipeline length is tried; above, divisors of their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way: `positions` processes to each of `replicas`, with `chunks` stages each; `rows` of each micro-batch.
-    `sharded`: replicas share out the parameters of their stages (FSDP2)."""
+    """One option: `positions` processes for each of `replicas`, with `chunks` stages each; `rows` of each micro-batch.
+    `sharded`: replicas shard the parameters of their stages (FSDP2)."""
 
     replicas: int
     positions: int
@@ -39,11 +39,11 @@ class Option:
 
     @property
     def shardable(self) -> bool:
-        """True if replicas could share out their parameters."""
+        """True if replicas could shard their parameters."""
         return self.trained and self.replicas > 1 and self.schedule != "zero-bubble"
 
     def orders(self) -> list[list[Action]]:
-        """The actions of each position."""
+        """Return the actions of each position."""
         if not self.trained:
             return forwards(self.positions, self.micro_batches)
         return orders(self.schedule, self.positions, self.chunks, self.micro_batches)
@@ -59,7 +59,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The numbers that the user has fixed; None where they are to be chosen."""
+    """Numbers fixed by the user; None: to be chosen."""
 
     batch: int
     objective: str
@@ -76,7 +76,7 @@ class Asked:
         return self.objective == "training"
 
     def check(self, members: int, units: int) -> Asked:
-        """Return self, or raise PlanError naming the number that cannot be, for so many processes and units."""
+        """Return self, or raise PlanError with the number that is impossible for this many processes and units."""
         if self.objective not in OBJECTIVES:
             raise PlanError(f"objective={self.objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
         for name in self.schedules:
@@ -120,8 +120,10 @@ class Asked:
 
 
 def options(asked: Asked, members: int, most: int) -> Iterator[Option]:
-    """All ways to be tried, simple ones first, with no more stages than `most` unless they are asked for. A batch is
-    divided evenly, by replicas and by micro-batches."""
+    """Yield all options to try, simple ones first, with at most `most` stages unless more are asked for.
+
+    A batch is divided evenly by replicas and by micro-batches.
+    """
     units = max(most, asked.stages or 0)
     for positions, replicas in _shapes(asked, members, units):
         each = asked.batch // replicas
@@ -140,7 +142,7 @@ def options(asked: Asked, members: int, most: int) -> Iterator[Option]:
 
 
 def _shapes(asked: Asked, members: int, units: int) -> Iterator[tuple[int, int]]:
-    """Processes to a replica, and replicas."""
+    """Yield (processes of a replica, replicas)."""
     few = members <= ALL_UP_TO
     for positions in range(1, min(members, units) + 1):
         if asked.stages and asked.stages % positions:
@@ -160,7 +162,7 @@ def _shapes(asked: Asked, members: int, units: int) -> Iterator[tuple[int, int]]
 
 
 def _schedules(asked: Asked, positions: int, units: int) -> Iterator[tuple[str, int]]:
-    """Schedules, and stages to a process."""
+    """Yield (schedule, stages of a process)."""
     wanted = sorted(asked.schedules, key=("1f1b", "gpipe", "interleaved", "zero-bubble").index)
     if not asked.trained or positions == 1:
         # Without a backward, or other processes to wait for, there is nothing to interleave.

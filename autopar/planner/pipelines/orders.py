@@ -1,8 +1,8 @@
-"""Orders of pipeline schedules: the actions of each process, one after the other.
+"""Pipeline schedules: the sequence of actions of each process.
 
-They are those that the schedules of `torch.distributed.pipelining` carry out: GPipe (Huang et al., NeurIPS 2019), 1F1B
-(Narayanan et al., SOSP 2019; DAPPLE: Fan et al., PPoPP 2021), interleaved 1F1B (Narayanan et al., SC 2021) and ZB1P (Qi
-et al., "Zero bubble pipeline parallelism", ICLR 2024).
+As in `torch.distributed.pipelining`: GPipe (Huang et al., NeurIPS 2019), 1F1B (Narayanan et al., SOSP 2019; DAPPLE:
+Fan et al., PPoPP 2021), interleaved 1F1B (Narayanan et al., SC 2021) and ZB1P (Qi et al., "Zero bubble pipeline
+parallelism", ICLR 2024).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ...ir.distribution import SCHEDULES
 
 
 class Action(NamedTuple):
-    """A pass of one micro-batch through one stage. `what` is `F`, forward; `B`, the whole backward; `I`, its part for
-    the inputs of the stage; or `W`, its part for weights."""
+    """A pass of one micro-batch through one stage. `what`: `F`, forward; `B`, whole backward; `I`, its input
+    gradients; `W`, its weight gradients."""
 
     what: str
     stage: int
@@ -32,7 +32,7 @@ class Action(NamedTuple):
 
 
 def refusal(schedule: str, positions: int, chunks: int, micro_batches: int) -> str:
-    """The reason for which torch's schedule of that name takes no such numbers, or nothing."""
+    """Return the reason why torch's schedule does not support these numbers; "" if it does."""
     if schedule not in SCHEDULES:
         return f"schedule {schedule!r} is not known; give one of {', '.join(SCHEDULES)}"
     if schedule in ("gpipe", "1f1b"):
@@ -48,9 +48,9 @@ def refusal(schedule: str, positions: int, chunks: int, micro_batches: int) -> s
 
 
 def orders(schedule: str, positions: int, chunks: int, micro_batches: int) -> list[list[Action]]:
-    """The actions of each of `positions` processes, which have `chunks` stages each: stage s is at s modulo positions.
+    """Return the actions of each of `positions` processes with `chunks` stages each: stage s is at s modulo positions.
 
-    Raises PlanError for numbers that the schedule does not take. O(positions × chunks × micro_batches).
+    Raises PlanError for numbers that the schedule does not support. O(positions × chunks × micro_batches).
     """
     wrong = refusal(schedule, positions, chunks, micro_batches)
     if wrong:
@@ -67,14 +67,14 @@ def orders(schedule: str, positions: int, chunks: int, micro_batches: int) -> li
 
 
 def forwards(positions: int, micro_batches: int) -> list[list[Action]]:
-    """The actions of inference, where one stage is at each process."""
+    """Return the actions of inference, with one stage on each process."""
     return [[Action("F", stage, m) for m in range(micro_batches)] for stage in range(positions)]
 
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, positions: int, chunks: int, micro_batches: int, at: int) -> NDArray[np.int64]:
-    """How many micro-batches of each chunk of a process have had their forward and not all of their backward, just
-    behind each forward that may find the most: (moments, chunks). It is what a walk through `orders` counts."""
+    """Return the micro-batches in flight (forward done, backward not finished) of each chunk of a process, right after
+    each forward that may be the worst: (moments, chunks). In closed form, equal to a walk through `orders`."""
     if schedule == "gpipe":
         return np.array([[micro_batches]])
     if schedule == "1f1b":
@@ -89,21 +89,23 @@ def in_flight(schedule: str, positions: int, chunks: int, micro_batches: int, at
 
 
 def _begun(passes: NDArray[np.int64], turn: NDArray[np.int64], each: int) -> NDArray[np.int64]:
-    """How many micro-batches of each chunk are among so many passes, where a chunk has the turn-th turn of a round."""
+    """Return the micro-batches of each chunk among the first `passes`, for a chunk with the turn-th turn of a
+    round."""
     rounds, rest = np.divmod(passes, each * len(turn))
     begun: NDArray[np.int64] = rounds[:, None] * each + np.clip(rest[:, None] - turn * each, 0, each)
     return begun
 
 
 def _rounds(at: int, positions: int, chunks: int, micro_batches: int, apart: bool) -> tuple[int, int]:
-    """Micro-batches of a round, and forwards before the first backward, of the interleaved schedules."""
+    """Return micro-batches of a round, and warm-up forwards before the first backward, of the interleaved
+    schedules."""
     each = micro_batches // max(1, micro_batches // positions)
     ahead = (chunks - 1) * each + (1 if apart else 2) * (positions - 1 - at)
     return each, min(chunks * micro_batches, ahead)
 
 
 def _one_f_one_b(stage: int, ahead: int, micro_batches: int) -> Iterator[Action]:
-    """As many forwards first as there are stages from this one on, then a backward and a forward in turns."""
+    """Yield 1F1B: as many forwards as there are stages from this one on, then a backward and a forward alternately."""
     ahead = min(ahead, micro_batches)
     for m in range(ahead):
         yield Action("F", stage, m)
@@ -114,8 +116,10 @@ def _one_f_one_b(stage: int, ahead: int, micro_batches: int) -> Iterator[Action]
 
 
 def _interleaved(at: int, positions: int, chunks: int, micro_batches: int, apart: bool) -> Iterator[Action]:
-    """Forwards go through the chunks in rounds of about as many micro-batches as there are processes, backwards through
-    them in reverse. With the backward in two parts, those of weights follow `at` backwards later, the rest at the end.
+    """Yield interleaved 1F1B: forwards pass through the chunks in rounds of about as many micro-batches as processes,
+    backwards in reverse.
+
+    With a divided backward (`apart`), weight gradients follow `at` backwards later, the rest at the end.
     """
     each, ahead = _rounds(at, positions, chunks, micro_batches, apart)
     total = chunks * micro_batches
@@ -135,7 +139,7 @@ def _interleaved(at: int, positions: int, chunks: int, micro_batches: int, apart
 
 
 def _turns(at: int, positions: int, chunks: list[int], each: int) -> Iterator[tuple[int, int]]:
-    """Stages and micro-batches of one process, in rounds: `each` micro-batches through every chunk."""
+    """Yield (stage, micro-batch) of one process in rounds: `each` micro-batches through every chunk."""
     for begin in count(0, each):
         for chunk in chunks:
             for m in range(begin, begin + each):

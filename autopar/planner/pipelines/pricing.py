@@ -1,4 +1,4 @@
-"""One way to run a chain, with its cuts: the seconds of its stages, its memory, a lower bound, its simulated step."""
+"""The price of an option with its cuts: seconds of stages, memory, lower bound, and simulated step."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .orders import Action, in_flight
 from .simulation import Passes, passes_of, simulate
 
 MOST_GROUPS = 16
-"""Groups that a sharded stage is gathered in, at most."""
+"""Limit on the groups in which a sharded stage is gathered."""
 GATHERED = 4
-"""Times the bytes of a group: its parameters and those of the next one, its gradients, and the message of these."""
+"""Factor on the bytes of a group: its parameters and those of the next one, its gradients, and their message."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """An option on a grid of processes, before any cut. `kept` is the bytes kept for each byte of trained weights, that
-    byte included, by all replicas that share them out together."""
+    """An option on a grid of processes, without cuts. `kept`: bytes for each byte of trained weights, itself included,
+    over all replicas that shard them."""
 
     chain: Chain
     grid: Grid
@@ -36,11 +36,12 @@ class Setup:
 
     @property
     def state(self) -> float:
-        """Bytes that a process keeps for each byte of trained weights of its stages."""
+        """Bytes in a process for each byte of trained weights of its stages."""
         return self.kept / self.option.replicas if self.option.sharded else self.kept
 
     def groups(self, first: int, stop: int) -> tuple[int, ...]:
-        """Ends of the groups of units of a stage whose parameters are gathered together, of about equal bytes."""
+        """Return ends of the groups of units of a stage whose parameters are gathered together, of about equal
+        bytes."""
         weights = self.chain.weights[first : stop + 1]
         total = int(weights[-1] - weights[0])
         count = min(MOST_GROUPS, max(1, total // BUCKET_BYTES))
@@ -49,7 +50,7 @@ class Setup:
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """The slowest kind of each position."""
+        """Slowest kind at each position."""
         return tuple(
             max((self.chain.kind(kind) for kind in kinds), key=lambda k: float(self._spent(k)[-1]))
             for kinds in self.grid.kinds
@@ -62,7 +63,7 @@ class Setup:
 
     @property
     def roomy(self) -> bool:
-        """False where all memory of a replica is too small for the weights and one micro-batch, however it is cut."""
+        """False if a replica's memory is too small for the weights and one micro-batch, however cut."""
         chain, caps = self.chain, self.grid.caps
         least = self.state * chain.weight_bytes(0, len(chain.units))
         if self.option.trained:
@@ -71,11 +72,12 @@ class Setup:
 
     @cached_property
     def orders(self) -> list[list[Action]]:
-        """The actions of each position."""
+        """Actions of each position."""
         return self.option.orders()
 
     def live(self, position: int) -> NDArray[np.int64]:
-        """Micro-batches of each chunk of a position whose saved bytes are held, at moments that may be the worst."""
+        """Return the micro-batches of each chunk of a position whose saved bytes are alive, at moments that may be the
+        worst."""
         option = self.option
         if not option.trained:
             return np.zeros((1, option.chunks), np.int64)
@@ -83,7 +85,7 @@ class Setup:
 
     @cached_property
     def cutting(self) -> Cutting:
-        """The problem of where to cut."""
+        """The cutting problem."""
         option, chain, count = self.option, self.chain, self.option.positions
         spent = {kind: self._spent(kind) for kind in set(self.kinds)}
         crossing = chain.crossing * option.rows
@@ -117,7 +119,7 @@ class Priced:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages with their figures for one micro-batch."""
+        """Stages with their figures for one micro-batch."""
         setup, chain, rows = self.setup, self.setup.chain, self.setup.option.rows
         found = []
         for number, (first, stop) in enumerate(zip(self.cuts, self.cuts[1:])):
@@ -140,7 +142,7 @@ class Priced:
 
     @cached_property
     def passes(self) -> Passes:
-        """What the simulator needs to know."""
+        """Input of the simulator."""
         setup, option = self.setup, self.setup.option
         shares = [
             self._seconds("weight", setup.kinds[number % option.positions], stage.first, stage.stop)
@@ -154,7 +156,7 @@ class Priced:
 
     @cached_property
     def ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """(stages, bytes) of each parameter that several stages have."""
+        """(stages, bytes) of each parameter that several stages share."""
         found = [
             (tuple(dict.fromkeys(self._stage_of(user) for user in users)), nbytes)
             for nbytes, users in self.setup.chain.shared.values()
@@ -166,7 +168,7 @@ class Priced:
 
     @cached_property
     def memory(self) -> tuple[int, ...]:
-        """Peak bytes of each position: state, what the schedule has in flight, and one message in and out."""
+        """Peak bytes of each position: state, micro-batches in flight, and one message in and out."""
         return tuple(self._held(position) for position in range(self.setup.option.positions))
 
     def _held(self, position: int) -> int:
@@ -182,8 +184,8 @@ class Priced:
         return round(state) + moving + gathered + int(saved.max())
 
     def _gathered(self, stage: Stage) -> int:
-        """Bytes that a sharded stage holds beside its shards: of its largest group, and of parameters that several
-        groups use, with their gradients."""
+        """Return the bytes that a sharded stage holds beyond its shards: its largest group, and parameters used by
+        several groups, with their gradients."""
         chain, ends = self.setup.chain, (stage.first, *stage.groups)
         largest = max((chain.weight_bytes(a, b) for a, b in pairwise(ends)), default=0)
         several = sum(
@@ -195,7 +197,7 @@ class Priced:
 
     @cached_property
     def over(self) -> tuple[int, int]:
-        """Bytes above the cap, the most of any position, and that position; up to 0 where it fits."""
+        """The largest excess over a cap in bytes, and its position; at most 0 if it fits."""
         rows = zip(self.memory, self.setup.grid.caps)
         return max(
             (nbytes - cap if cap is not None else -nbytes, position)
@@ -204,7 +206,7 @@ class Priced:
 
     @cached_property
     def ideal_s(self) -> float:
-        """Seconds of the busiest process alone, without any wait."""
+        """Seconds of the busiest process without waits."""
         count = self.setup.option.positions
         busy = [0.0] * count
         for number, stage in enumerate(self.stages):
@@ -212,8 +214,8 @@ class Priced:
         return self.setup.option.micro_batches * max(busy)
 
     def bound_s(self, period: bool) -> float:
-        """No step is shorter: the first micro-batch must come to a process and the last gradient go from there to the
-        first, and in between it has all its work. With `period`, only the work, and that of each link."""
+        """Return a lower bound on the step: for each process, arrival of the first micro-batch, all its work, and the
+        way of the last gradient back to the first. With `period`, only its work and that of each link."""
         option, passes, grid = self.setup.option, self.passes, self.setup.grid
         count, m = option.positions, option.micro_batches
         links = [
@@ -238,7 +240,7 @@ class Priced:
         return found
 
     def step_s(self, period: bool) -> float:
-        """Seconds of a step as the simulator plays it; with `period` those of one of many that follow each other."""
+        """Return the simulated seconds of a step; with `period`, of one of many successive steps."""
         setup = self.setup
         if not period:
             return simulate(self.passes, setup.orders, setup.grid.ways).makespan

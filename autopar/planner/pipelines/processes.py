@@ -1,4 +1,4 @@
-"""Processes of a job over hosts: a whole host each, or one accelerator, or several."""
+"""The processes of a job: a whole host each, one accelerator, or several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...ir.hosts import Host, Hosts, compute_devices
 class Process:
     """One process of a pipeline: `devices` of a host, with `memory_bytes` on each (None: not limited).
 
-    `kind` is the name of the first process like it. `whole`: it has its host, and the host's network, for itself.
+    `kind`: name of the first equal process. `whole`: it uses the host and its network alone.
     """
 
     name: str
@@ -25,19 +25,19 @@ class Process:
     whole: bool = False
 
     def capped(self, memory_bytes: int) -> Process:
-        """The same with other memory."""
+        """Return the process with another cap."""
         return replace(self, memory_bytes=memory_bytes)
 
 
 def processes(
     hosts: Hosts, each: Literal["host", "accelerator"] = "host", group: int = 1
 ) -> tuple[Process, ...]:
-    """The processes of a job, host by host.
+    """Return the processes of a job, host by host.
 
-    `each` `host`: one to a host, whose devices autopar plans inside; its memory is that of all that compute.
-    `accelerator`: one to every `group` accelerators of a host (a group computes each unit together, as tensor
-    parallelism does), or to its CPU where it has none; what `group` does not divide is left over. Raises DeviceError
-    where no host has as many accelerators as a group.
+    `each` `host`: one for each host, whose devices autopar plans inside; its memory is that of all devices that
+    compute. `accelerator`: one for every `group` accelerators of a host (a group computes each unit together, by
+    tensor parallelism), or for its CPU if it has none; a remainder is unused. Raises DeviceError if no host has that
+    many accelerators.
     """
     found: list[Process] = []
     kinds: dict[Hashable, str] = {}

@@ -1,4 +1,4 @@
-"""The simulated step of a pipeline: passes as clusters, processes as devices with a lane for sums of gradients each."""
+"""Simulation of a pipeline step: passes as clusters, processes as devices, each with a lane for gradient sums."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from .options import Option
 from .orders import Action
 
 HALF = 0.5
-"""Share of a backward that makes the gradients of weights, where it is not known."""
+"""Default share of a backward that computes weight gradients."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Of each stage: `seconds` of its actions by their letter, for one micro-batch; `bytes_out` that it sends to the
-    next, and gets back as gradients; `reduce_s` that the sum of its gradients over the replicas takes behind the last
-    backward. `ties`: (stages that share parameters, seconds to sum their gradients)."""
+    """Figures for each stage.
+
+    seconds: of its actions by letter, for one micro-batch.
+    bytes_out: sent to the next stage, and received back as gradients.
+    reduce_s: by which its gradient sum over replicas ends after the last backward.
+    ties: (stages that share parameters, seconds to sum their gradients).
+    """
 
     seconds: Sequence[Mapping[str, float]]
     bytes_out: Sequence[int]
@@ -36,8 +40,8 @@ def passes_of(
     grid: Grid, option: Option, stages: Sequence[Stage], weights: Sequence[int], shares: Sequence[float],
     ties: Sequence[tuple[tuple[int, ...], int]],
 ) -> Passes:  # fmt: skip
-    """The passes of stages with so many bytes of `weights`. `shares`: the part of each stage's backward that makes
-    gradients of weights. `ties`: parameters of several stages, (stages, bytes)."""
+    """Return the passes of stages with `weights` bytes each. `shares`: share of each stage's backward for weight
+    gradients. `ties`: (stages, bytes) of shared parameters."""
     seconds, sums = [], []
     for number, (stage, nbytes, share) in enumerate(zip(stages, weights, shares)):
         position = number % option.positions
@@ -58,9 +62,9 @@ def passes_of(
 
 
 def simulate(passes: Passes, orders: Sequence[Sequence[Action]], ways: Mapping[tuple[int, int], Way]) -> Play:
-    """Play the actions of each process in their order; messages take their wires as they come.
+    """Simulate the actions of each process in order; messages use their wires FIFO.
 
-    What is left of the sums of a stage's gradients follows its last backward, beside what its process has still to do.
+    The rest of a stage's gradient sums follows its last backward, overlapping with the process's remaining actions.
     """
     positions, stages = len(orders), len(passes.seconds)
     tasks: list[Task] = []
@@ -105,13 +109,13 @@ def simulate(passes: Passes, orders: Sequence[Sequence[Action]], ways: Mapping[t
 
 
 def _sums(passes: Passes, last: Mapping[int, str]) -> list[tuple[tuple[int, ...], float]]:
-    """(stages, seconds) of all sums of gradients, in the order in which the stages end."""
+    """Return (stages, seconds) of all gradient sums, by the end of the stages."""
     own = [((stage,), s) for stage, s in enumerate(passes.reduce_s) if s > 0]
     return [*reversed(own), *((of, s) for of, s in passes.ties if s > 0 and last)]
 
 
 def _machine(positions: int, ways: Mapping[tuple[int, int], Way]) -> Machine:
-    """The processes as devices. All reach each other, though only neighbours have anything to send."""
+    """Return the processes as the devices of a fully connected machine, though only neighbours send."""
     devices = tuple(Device(str(at), "emulated", lanes=2) for at in range(positions))
     other = Way(max((way.latency_s for way in ways.values()), default=0.0), 1.0, "")
     pairs = [(src, dst) for src in range(positions) for dst in range(positions) if src != dst]

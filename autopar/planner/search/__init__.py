@@ -1,1 +1,1 @@
-"""Local search over placements and orders."""
+"""Local search over placements and orders: annealing, hill climbing, placements by price."""

@@ -1,4 +1,4 @@
-"""Improve list schedules: simulated annealing, each step timed as wires serve it.
+"""Simulated annealing from list schedules, timed with FIFO wires.
 
 Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983.
 """
@@ -20,22 +20,22 @@ from .core import CLOSE, KEEP, Chain, Listed, Timed
 from .large import WEIGHTS, polished
 
 POLICY = "search"
-"""Policy of the schedules found by annealing."""
+"""Policy name of schedules found by annealing."""
 STEPS = 1_100_000
-"""Clusters placed in all schedules together, at most; the search is counted in these, never in seconds."""
+"""Limit on the clusters placed in all schedules together. The search counts these, never seconds."""
 EACH = 8_000
-"""The same for each cluster of a graph, but `LEAST` for a small one, unless it has few schedules."""
+"""Limit on placed clusters for each cluster of a graph, but at least `LEAST`, unless it has few schedules."""
 LEAST = 450_000
 SQUARE = 700
-"""The same for each pair of clusters of a tiny graph."""
+"""Limit on placed clusters for each pair of clusters of a tiny graph."""
 FASTER = 20
 TOGETHER = 24
-"""Times as many steps taken by chains, which place a cluster in less time than lists do: by one, and by several
-side by side."""
+"""Factors on the steps of chains, which place a cluster faster than lists do: `FASTER` for one chain, `TOGETHER` for
+several in parallel."""
 LARGE = 1_500
-"""Clusters from which on a graph is too large for this; the steps shrink towards it."""
+"""Limit on the clusters of a graph; the steps decrease towards it."""
 POLISH = 25_000
-"""Steps for a schedule of a graph for which there are too few of them to begin with lists."""
+"""Steps to refine a schedule of a graph with too few steps for first lists."""
 LISTS = (
     *WEIGHTS,
     (0.5, 1.0, 1.0),
@@ -43,40 +43,39 @@ LISTS = (
     (0.5, 1.0, 0.3),
     (1.0, 1.0, 0.0),
 )
-"""Weights of the first lists beside those of HEFT, some of which rather stay where they are than move anything."""
+"""Weights of the first lists in addition to those of HEFT; some prefer fewer transfers."""
 FIRST = 128
-"""Steps for each cluster that these lists take together."""
+"""Steps for each cluster in the first lists together."""
 HOTTEST = 0.1
-"""Share by which a schedule may become worse at first, at most."""
+"""Largest initial temperature, as a share of the makespan."""
 GAIN = 0.4
-"""The same as a share of what the first schedule is above the lower bound: what is near it is searched nearby."""
+"""Initial temperature as a share of the gap of the first schedule: near the bound, search nearby."""
 SLOW = 5_000
-"""Steps for each cluster from which on there is time to cool down from there; with fewer it begins colder."""
+"""Steps for each cluster above which cooling starts from that temperature; with fewer, from a lower one."""
 ROOM = 7_000
-"""Steps of lists for each cluster from which on there is room for more than one chain."""
+"""Steps of lists for each cluster above which there are several chains."""
 CHAINS = 16
-"""Chains that begin there."""
+"""Number of initial chains."""
 STAGES = ((0.4, 1), (0.2, 1), (0.2, 1), (0.2, 4))
-"""Shares of the cooling, and of how many chains as began one is there in each."""
+"""(share of the cooling, number of chains relative to the initial number) of each stage."""
 QUARTER = 4
-"""Of so many chains one goes on from stage to stage."""
+"""One of this many chains continues from stage to stage."""
 AGREED = 8
-"""Chains that have come to the same makespan after which none goes on: hardly any would come to a shorter one."""
+"""Number of chains with the same makespan at which the search ends."""
 SEED = 3_000
-"""Of the first chain; the others count from there."""
+"""Random seed of the first chain; the others count up."""
 COOLING = 1 / 30
-"""Final temperature of the annealing as a share of the initial one."""
+"""Final temperature as a share of the initial one."""
 
 
 def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
-    """The best schedules found, the shortest first.
+    """Anneal the best list schedules; return the best schedules found, the shortest first.
 
-    The best of a few list schedules is annealed, the `CHAINS` best where there are steps for it. About `FASTER`
-    (`TOGETHER`) times `steps` clusters are placed, fewer of a small graph and of a large one, or until `until` of the
-    monotonic clock. Devices, queues and wires are in the model; memory caps, the host's dispatch and orders of copies
-    other than first come, first served, are not: `simulate` has the last word. Nothing for a graph so large that the
-    first lists would be half of the steps, nor for one with clusters that may take several lanes, nor without the
-    native search. Deterministic.
+    Starts from the best list schedule, or from the `CHAINS` best if there are enough steps. About `FASTER`
+    (`TOGETHER`) × `steps` clusters are placed, fewer for a small or large graph, or until `until` of the monotonic
+    clock. The model has devices, queues and wires, but not memory caps, dispatch, or copy orders other than FIFO:
+    `simulate` decides. Returns nothing if the first lists alone would use half of the steps, for clusters with several
+    lanes, and without the native search. Deterministic.
     """
     clusters = instance.clusters
     most = max(min(LEAST, SQUARE * clusters * clusters), EACH * clusters)
@@ -90,8 +89,8 @@ def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = 
 
 
 def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
-    """Refine a simulated schedule by annealing chains, where `anneal` has too few steps for a graph; nothing where they
-    cannot go on from it (`polished`), or after `until`."""
+    """Refine a simulated schedule by annealing, if `anneal` has too few steps for a graph; nothing if chains cannot
+    continue from it (`polished`), or after `until`."""
     if _settled(instance) or not polished(instance) or time.monotonic() > until:
         return []
     timed = Timed(instance, play.device, play.start[: instance.clusters], eager=True)
@@ -101,13 +100,13 @@ def polish(instance: Instance, bound: float, play: Play, steps: int, until: floa
 
 
 def _settled(instance: Instance) -> bool:
-    """True if there is nothing to choose, or clusters that may take several lanes, which no list here does."""
+    """Return True if there is nothing to choose, or clusters with several lanes, which lists do not support."""
     return instance.clusters < 2 or sum(map(len, instance.lane_names)) < 2 or bool(instance.modes)
 
 
 def _first(instance: Instance) -> list[Timed]:
-    """Initial solutions of annealing: the first lists, each in its own order and with devices that start whatever they
-    can (non-delay): the shortest of each placement, the shortest first."""
+    """Return initial solutions: the first lists, each in its own order and non-delay; the shortest of each placement,
+    the shortest first."""
     found, tail = [], cost_to_go(instance)
     lists = [(urgent_first(instance), ahead, 0.0) for ahead in (0.0, 1.0)]
     lists += [(mean_first(instance, rank), ahead, stay) for rank, ahead, stay in LISTS]
@@ -125,7 +124,7 @@ def _first(instance: Instance) -> list[Timed]:
 def _annealed(
     instance: Instance, starts: list[Timed], bound: float, steps: float, until: float, keep: int
 ) -> list[Schedule]:
-    """The shortest schedules found in about so many steps, the shortest first."""
+    """Return the shortest schedules found in about `steps` steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     several = steps / instance.clusters >= ROOM
     steps *= TOGETHER if several else FASTER
@@ -145,13 +144,13 @@ def winners(
     count: int,
     copies: int = 0,
 ) -> list[Timed]:
-    """The `keep` shortest that any chain found, each placement once, the shortest first.
+    """Anneal `count` parallel chains by "go with the winners"; return the `keep` shortest lists, each placement once,
+    the shortest first.
 
-    About `steps` steps are taken by `count` chains, which cool side by side from the heat `hot`, a share of the
-    makespan; `copies` is how often clusters are copied (`Chain`). In which basin a chain ends shows long before it
-    is cold, so the best go on (Aldous and Vazirani, "Go with the winners algorithms", FOCS 1994): after each of
-    `STAGES` one of `QUARTER`, and others begin from the shortest schedules of these. The end is at `until` of the
-    monotonic clock, where a chain is at the bound, or where `AGREED` of them agree.
+    About `steps` steps in all; `hot`: initial temperature as a share of the makespan; `copies`: weight of duplication
+    (`Chain`). Since a chain's basin shows long before it is cold, the best continue (Aldous and Vazirani, "Go with the
+    winners algorithms", FOCS 1994): after each of `STAGES` one in `QUARTER`, and others restart from their shortest
+    schedules. Ends at `until` of the monotonic clock, at the bound, or when `AGREED` chains agree.
     """
     pace = steps / sum(share * max(1, count // among) for share, among in STAGES)
     begun: list[Chain] = []
@@ -179,8 +178,8 @@ def winners(
 
 
 def _cooled(chains: list[Chain], steps: float, heats: tuple[float, float], until: float) -> list[Chain]:
-    """The chains after so many steps of each, up to the first that has come to the bound: where it does, those behind
-    it need not go on, and may or may not have, as there are cores."""
+    """Return the chains after this many steps each, up to the first at the bound; chains after that may or may not
+    have run, depending on the number of cores."""
 
     def cool(at: int) -> None:
         if not any(map(_at_bound, chains[: at + 1])):

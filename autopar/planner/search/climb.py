@@ -1,5 +1,5 @@
-"""Hill climbing on one schedule, simulated with all that there is: memory, copy queues, the host, several lanes for a
-cluster. First it is to fit, then to be short."""
+"""Hill climbing on one schedule in the full simulation: memory, copy queues, host, several lanes for a cluster. First
+for feasibility, then for length."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..lists.heft import list_schedule
 from ..model.simulator import Play
 
 TRIES, SHORT = 500, 100
-"""Schedules at most from each of `STARTS` where nothing fits, and from the best that does."""
+"""Limits on schedules from each of `STARTS` if nothing fits, and from the best one that fits."""
 STARTS = 3
 STEPS = 20_000
-"""Clusters placed in all at most from one that fits."""
+"""Limit on the clusters placed from a schedule that fits."""
 FEWEST = 20
-"""Schedules below which it is not begun."""
+"""Least number of schedules for which it is worth starting."""
 NEAR = 0.01
-"""Share of the bound above it at which a plan is left as it is."""
+"""Gap to the bound, as a share, at which a plan is not improved."""
 MOVED = 0.7
-"""Probability that a move changes a device and not the order."""
+"""Probability that a move changes a device instead of the order."""
 URGENT = 0.8
-"""Probability that a move is of a cluster of the critical path, or of a device that is too full."""
+"""Probability that a move affects a cluster on the critical path, or on a device that is too full."""
 
 
 def climb(race: Race, steps: int) -> bool:
-    """Enter what is reached from the best schedule by changing one cluster, or colocate group, at a time, or from those
-    that are least too large where nothing fits; whether anything is entered, which then fits.
+    """Enter the result of hill climbing from the best schedule or, if nothing fits, from those with the least excess;
+    return whether an entry, which then fits, was made.
 
-    About `steps` clusters are placed at most. Deterministic.
+    Each move changes one cluster or colocate group. About `steps` clusters are placed at most. Deterministic.
     """
     instance, leader = race.instance, race.leading()
     if not leader or not instance.clusters or sum(map(len, instance.lane_names)) < 2:
@@ -51,7 +51,7 @@ def climb(race: Race, steps: int) -> bool:
 
 
 def _climbed(race: Race, draw: random.Random, start: Entry, tries: int) -> Entry:
-    """Hill climbing in so many moves, each kept unless it takes more memory than there is, or longer."""
+    """Climb for this many moves, each kept unless it increases excess memory or length."""
     instance, current, first = race.instance, start, bool(start.over)
     place, keys = [*start.play.device], _places(start.play)
     seen = set()
@@ -86,7 +86,7 @@ def _climbed(race: Race, draw: random.Random, start: Entry, tries: int) -> Entry
 
 
 def _places(play: Play) -> list[float]:
-    """The place of each cluster in the order of starts."""
+    """Return the position of each cluster in the order of starts."""
     keys = [0.0] * play.instance.clusters
     for at, r in enumerate(sorted(range(play.instance.clusters), key=play.when)):
         keys[r] = float(at)
@@ -94,7 +94,7 @@ def _places(play: Play) -> list[float]:
 
 
 def _urgent(race: Race, entry: Entry) -> Sequence[int]:
-    """The clusters of devices that are too full, or else those of the critical path."""
+    """Return the clusters of devices that are too full, or else of the critical path."""
     if not entry.over:
         return critical(entry.play) or range(race.instance.clusters)
     full = {race.instance.costed.index[device] for device, _, _ in entry.over}
@@ -106,7 +106,7 @@ def _one(draw: random.Random, of: Sequence[int]) -> int:
 
 
 def critical(play: Play) -> list[int]:
-    """Clusters of a chain of steps without a pause that ends when the plan does, from its end."""
+    """Return the clusters of a chain of steps without a pause that ends the plan, backwards."""
     steps = sorted(range(len(play.end)), key=lambda step: (play.end[step], play.start[step], step))
     ends: dict[float, list[int]] = {}
     for position, step in enumerate(steps):

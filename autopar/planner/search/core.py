@@ -1,5 +1,5 @@
-"""The native search as it is called from here: the structures of `native/core.h`, of the same fields in the same
-order, lists that are timed, and chains of annealing."""
+"""Python interface of the native search: the structures of `native/core.h`, field by field, timed lists, and annealing
+chains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from ..model.instance import Instance
 from ..model.simulator import Schedule, in_order
 
 MOST = 24
-"""Copies of clusters in a list at most."""
+"""Limit on duplicates in a list."""
 COPIES = 3
-"""Weight of the move that makes or leaves out copies of clusters, where there may be any, relative to the moves that
-any chain makes (`native/anneal.c`)."""
+"""Weight of the move that adds or removes duplicates, relative to the other moves (`native/anneal.c`)."""
 KEEP = 6
-"""Schedules that a chain returns."""
+"""Number of schedules that a chain returns."""
 CLOSE = 1e-6
-"""Share above the lower bound at which a chain ends."""
+"""Gap to the lower bound, as a share, at which a chain ends."""
 
 Int, Float = ctypes.c_int, ctypes.c_double
 Ints, Floats = ctypes.POINTER(Int), ctypes.POINTER(Float)
@@ -39,13 +38,13 @@ log = logging.getLogger("autopar")
 
 
 class _Lists(ctypes.Structure):
-    """`Lists` of `native/core.h`."""
+    """Structure `Lists` of `native/core.h`."""
 
     _fields_ = [("at", Ints), ("of", Ints)]
 
 
 class _Arrays(ctypes.Structure):
-    """A problem: `Network` of `native/core.h`, which says what each is."""
+    """Structure `Network` of `native/core.h`: a problem."""
 
     _fields_ = [
         *((name, Int) for name in ("clusters", "devices", "wires", "values", "groups", "most_copies")),
@@ -61,7 +60,7 @@ class _Arrays(ctypes.Structure):
     ]
 
     def __init__(self, **fields: Any) -> None:
-        """Numbers, and sequences of numbers or of sequences, by name."""
+        """Take numbers and (nested) sequences of numbers by field name."""
         super().__init__()
         self.held: list[np.ndarray[Any, Any]] = []
         for name, kind, *_ in self._fields_:
@@ -83,7 +82,7 @@ _ARRAYS: weakref.WeakKeyDictionary[Instance, _Arrays] = weakref.WeakKeyDictionar
 
 
 def arrays(instance: Instance) -> _Arrays:
-    """The problem as the C sources have it, made once."""
+    """Return the problem as C arrays, made once."""
     if instance not in _ARRAYS:
         _ARRAYS[instance] = _arrays(instance)
     return _ARRAYS[instance]
@@ -164,7 +163,7 @@ def _arrays(instance: Instance) -> _Arrays:
 
 @contextmanager
 def capped(instance: Instance) -> Iterator[None]:
-    """Have chains accept nothing that takes more bytes above the caps than what is at hand."""
+    """Within the block, chains reject moves that increase the bytes above the caps."""
     arrays(instance).capped = 1
     try:
         yield
@@ -173,12 +172,12 @@ def capped(instance: Instance) -> Iterator[None]:
 
 
 def near(instance: Instance, cluster: int) -> list[int]:
-    """All clusters beside one."""
+    """Return the clusters adjacent to one."""
     return [*dict.fromkeys((*instance.before[cluster], *instance.after[cluster]))]
 
 
 class _List(ctypes.Structure):
-    """That of `native/core.h`."""
+    """Structure `List` of `native/core.h`."""
 
     _fields_ = [
         ("device", Ints),
@@ -192,12 +191,12 @@ class _List(ctypes.Structure):
 
     @classmethod
     def room(cls, instance: Instance) -> _List:
-        """A structure with room for any list of a problem."""
+        """Return a structure with room for any list of a problem."""
         count = instance.clusters + 1 + MOST
         return cls(device=(Int * count)(), of=(Int * MOST)(), keys=(Float * count)())
 
     def fill(self, listed: Listed) -> None:
-        """Take over a list, into the room there is."""
+        """Copy a list into the structure."""
         for to, numbers in ((self.device, listed.device), (self.keys, listed.keys), (self.of, listed.of)):
             np.ctypeslib.as_array(to, (len(numbers),))[:] = numbers
         self.eager, self.copies = listed.eager, len(listed.of)
@@ -206,12 +205,12 @@ class _List(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A list: each device starts its clusters in the order of their `keys`, as early as it can, also where it has
-    several lanes; or, if `eager`, whatever it can start, the least key first.
+    """A list: each device, or each of its lanes, starts its clusters in the order of their `keys`, as early as
+    possible; if `eager`, any that can start, the least key first.
 
-    Numbers up to R - 1 are clusters. Where there are copies of clusters, R stands for what no cluster makes, and R + 1
-    + i for a copy of cluster `of[i]`. `makespan` is in seconds, inf where no way leads or clusters wait for each other;
-    `over` are the bytes above the caps, all devices together, of a list made while the instance is `capped`.
+    Numbers below R are clusters. With duplicates, R is the maker of given values, and R + 1 + i a copy of cluster
+    `of[i]`. `makespan` is in seconds, inf without a route or in a deadlock; `over` is the total bytes above the caps
+    of a list made while the instance is `capped`.
     """
 
     device: Sequence[int]
@@ -223,12 +222,11 @@ class Listed:
 
 
 class Timed(Listed):
-    """A list with its times, by number: `start` and `end` in seconds, and `lane`, its place among those of the device.
+    """A timed list, by number: `start` and `end` in seconds, and `lane` within the device.
 
-    It is given up, with an infinite makespan, where it must become longer than `limit`; `ended` clusters and copies
-    have ended by then. Second hops of a way are asked for with the first, and orders of copies other than first
-    come, first served, and the host's dispatch are not looked at; for all else it is what the simulator finds.
-    O(V log V + E). Raises MemoryError where there is no memory for it.
+    Aborted, with an infinite makespan, once it must exceed `limit`; `ended` copies and clusters had ended by then.
+    Ignores copy orders other than FIFO and dispatch, and requests second hops with the first; otherwise equal to the
+    simulator. O(V log V + E). Raises MemoryError if memory runs out.
     """
 
     def __init__(
@@ -265,13 +263,13 @@ class Timed(Listed):
         self.lane: list[int] = lanes[:count].tolist()
 
     def schedule(self, policy: str) -> Schedule:
-        """The orders of the lanes, where there are no copies."""
+        """Return the orders of the lanes; only without duplicates."""
         clusters = sorted(range(self.instance.clusters), key=lambda r: (self.start[r], self.end[r], r))
         return in_order(self.instance, policy, ((r, self.device[r], (self.lane[r],)) for r in clusters))
 
 
 class _State(ctypes.Structure):
-    """`Chain` of `native/anneal.c`."""
+    """Structure `Chain` of `native/anneal.c`."""
 
     _fields_ = [
         ("now", _List),
@@ -284,8 +282,8 @@ class _State(ctypes.Structure):
 
 
 class Chain:
-    """One list that is annealed (`native/anneal.c`): changed again and again, clusters copied as often as `copies`
-    says, until it comes to `bound` seconds. Random numbers follow from `seed`."""
+    """One annealing chain (`native/anneal.c`), which ends at `bound` seconds. `copies`: weight of duplication; `seed`:
+    of its random numbers."""
 
     def __init__(self, instance: Instance, start: Listed, bound: float, seed: int, copies: int = 0) -> None:
         self.instance, self.bound = instance, bound
@@ -296,8 +294,8 @@ class Chain:
         self._state.now.fill(start)
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
-        """Go on for about so many steps, from one heat to another, each a share of the shortest makespan, or until
-        `until` of the monotonic clock; nothing changes, with a line in the log, where there is no memory for it."""
+        """Continue for about `steps` steps, from one temperature to another, each a share of the shortest makespan, or
+        until `until` of the monotonic clock. Without memory, nothing changes except a line in the log."""
         assert native.LIBRARY
         failed = native.LIBRARY.autopar_cool(
             ctypes.byref(arrays(self.instance)),
@@ -310,27 +308,27 @@ class Chain:
 
     @property
     def makespan(self) -> float:
-        """That of the shortest list there was."""
+        """Makespan of the shortest list so far, in seconds."""
         return float(self._best[0].makespan)
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Sort key of chains: bytes above the caps and makespan of the best list there was."""
+        """Sort key: bytes above the caps and makespan of the best list so far."""
         return self._best[0].over, self._best[0].makespan
 
     @property
     def spent(self) -> float:
-        """Steps taken when it last cooled."""
+        """Steps of the last cooling."""
         return float(self._state.spent)
 
     @property
     def now(self) -> Listed:
-        """The list at hand."""
+        """The current list."""
         return self._listed(self._state.now)
 
     @property
     def best(self) -> list[Listed]:
-        """The shortest lists there were, the shortest first."""
+        """The shortest lists so far, the shortest first."""
         return [self._listed(kept) for kept in self._best[: self._state.count]]
 
     def _listed(self, kept: _List) -> Listed:

@@ -1,5 +1,5 @@
-"""Several placements of graphs that are too large to search: list schedules under several weights, and by prices alone,
-where a second of a device or a wire costs more, the more is laid on it already.
+"""Placements for graphs that are too large to search: list schedules under several weights, and by prices alone, where
+the price of a device or wire rises with its load.
 
 Aspnes, Azar, Fiat, Plotkin and Waarts, "On-line routing of virtual circuits with applications to load balancing and
 machine scheduling", Journal of the ACM 44(3), 1997.
@@ -25,7 +25,7 @@ from ..native import searches
 from .core import Timed
 
 LARGE = 500
-"""Clusters from which on these are tried."""
+"""Least number of clusters of a graph for which these are tried."""
 WEIGHTS = (
     (0.5, 0.0, 0.1),
     (0.0, 0.25, 0.0),
@@ -37,34 +37,36 @@ WEIGHTS = (
     (1.0, 0.5, 0.3),
     (0.0, 1.0, 0.0),
 )
-"""Weights of copies in the rank, of what follows in where a cluster goes, and of the copies it needs there: of all from
-0 to 1, those that together did best on random graphs, the best first, and among them HEFT's own."""
+"""Weights of copies in the rank, of the remaining path and of copies in the choice of a device: the best combination,
+from 0 to 1, on random graphs, best first, with HEFT's own among them."""
 LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.3),))
 FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.3)))
-"""Parameters where wires are FIFO, for graphs with a long critical path, and for those that fill all devices. First
-weights for lists: of what follows, of copies, and of the price of seconds on a device. Then those of `priced`: the
-steepness of prices, and the least cost of a copy."""
+"""Parameters with FIFO wires, for graphs with a long critical path and for those that fill all devices. First weights
+of lists: remaining path, copies, price of seconds on a device. Then parameters of `priced`: steepness of prices, and
+least cost of a copy."""
 FILLED = 2.0
-"""Longest ways in the load of a graph that fills all devices."""
+"""Ratio of load to critical path above which a graph fills all devices."""
 MANY = 20_000
-"""Clusters from which on only the first of each are tried."""
+"""Number of clusters above which only the first of each are tried."""
 POLISHED = 10_000
-"""Clusters up to which what is found is polished: chains go on from it (`anneal.polish`)."""
+"""Limit on the clusters of a graph whose schedules are refined by chains (`anneal.polish`)."""
 DEVICES = 16
-"""Devices looked at for each cluster in all variants together."""
+"""Limit on devices considered for each cluster in all variants together."""
 APART = 40
-"""The same where copies never wait for each other, which makes a list schedule quick and where it goes matter more."""
+"""Limit on devices considered for each cluster if copies never wait for each other, which makes list schedules fast
+and placement matter more."""
 FULLEST = 4
-"""Power of a wire's load, as a share of that of the devices, to which its price rises."""
+"""Exponent of the price of a wire in its load relative to the devices."""
 FIRST = 100
-"""Clusters of usual length that devices are taken to have at first, for no wire to count as full for its first copy."""
+"""Initial load of devices, in clusters of typical length, so that no wire counts as full with its first copy."""
 
 Way: TypeAlias = Callable[[], tuple[list[int], list[float]]]
-"""The device of each cluster, and how early it is to start there beside others."""
+"""The device of each cluster, and its priority there by earliest start."""
 
 
 def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
-    """Functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer on more devices."""
+    """Return functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer for more
+    devices."""
     found = {} if crowded(instance) else _lists(instance)
     if plain(instance) and (not found or worth(instance)[1] > FILLED):
         for policy, way in _ways(instance).items():
@@ -73,19 +75,18 @@ def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
 
 
 def plain(instance: Instance) -> bool:
-    """True if there is nothing that non-delay lists leave out: copy queues of their own, a host that dispatches,
-    several lanes for one cluster."""
+    """Return True if non-delay lists cover the problem: no copy queues, dispatch, or clusters with several lanes."""
     return not instance.costed.machine.queued and not instance.modes
 
 
 def crowded(instance: Instance) -> bool:
-    """The same, where copies wait for wires besides."""
+    """Return True if the problem is `plain` and its copies wait for wires."""
     return bool(instance.copy_lanes) and plain(instance)
 
 
 def polished(instance: Instance) -> bool:
-    """True if chains can go on from what is found here: not where memory is short, clusters take several
-    lanes, or there is no native search."""
+    """Return True if chains can refine these placements: enough memory, no clusters with several lanes, and a native
+    search."""
     return instance.clusters <= POLISHED and not instance.tight and not instance.modes and searches()
 
 
@@ -102,8 +103,8 @@ def _lists(instance: Instance) -> dict[str, Callable[..., Schedule]]:
 
 
 def quickest(instance: Instance, until: float, room: float = 1.0) -> Schedule:
-    """The shortest of all variants where wires serve first come, first served; after `until` of the monotonic clock no
-    other is tried. Caps are not kept, whatever `room` there is."""
+    """Return the shortest of all variants with FIFO wires; after `until` of the monotonic clock no other is tried.
+    Caps, and `room`, are ignored."""
     best, name = None, ""
     for policy, way in _ways(instance).items():
         timed = Timed(instance, *way(), eager=True)
@@ -121,7 +122,7 @@ def _busy(instance: Instance, room: float = 1.0, *, policy: str, way: Way) -> Sc
 
 
 def _ways(instance: Instance) -> dict[str, Way]:
-    """Placements for lists in which no lane idles while a cluster of its device is ready (non-delay schedules: Baker,
+    """Return placements by non-delay lists, in which no lane idles while a cluster of its device is ready (Baker,
     "Introduction to Sequencing and Scheduling", Wiley, 1974); none without the native search, which times them."""
     if not searches():
         return {}
@@ -151,12 +152,11 @@ def _ways(instance: Instance) -> dict[str, Way]:
 
 
 def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float) -> list[int]:
-    """The device of each cluster, in graph order each where it costs least.
+    """Return the device of each cluster, in graph order each on the cheapest.
 
-    A second on a device is `worth` so much, and exp(`steep` * n) times that where it is n clusters of usual length
-    ahead of the least loaded. A copy costs `toll` times its seconds at the least, and infinitely much where no way
-    leads.
-    Linear in clusters and reads times devices.
+    A second on a device costs `worth`, times exp(`steep` × n) if it is n clusters of typical length ahead of the least
+    loaded. A copy costs at least `toll` times its seconds, and infinitely much without a route. Linear in clusters and
+    reads times devices.
     """
     lanes = [len(names) for names in instance.lane_names]
     least_of = (min(worth[d] * row[d] for d in own) for own, row in zip(instance.allowed, instance.seconds))
@@ -204,8 +204,8 @@ def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float
 
 
 def last_first(instance: Instance, device: Sequence[int]) -> list[float]:
-    """Seconds from the start of each cluster to the end of the graph, negative, where all are placed and wires are
-    never busy: the least is the most urgent."""
+    """Return the negated upward rank of each cluster on its device, in seconds, with idle wires: the least is the most
+    urgent."""
     rank = [0.0] * instance.clusters
     for r in reversed(range(instance.clusters)):
         own, longest = device[r], 0.0

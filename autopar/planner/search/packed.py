@@ -1,5 +1,4 @@
-"""Search among placements that fit, for graphs whose best schedules do not: chains of annealing that keep the caps, or
-come nearer to them."""
+"""Search among placements that fit, by annealing chains that respect the caps or reduce the excess."""
 
 from __future__ import annotations
 
@@ -17,20 +16,20 @@ from .anneal import CHAINS, GAIN, HOTTEST, TOGETHER, winners
 from .core import KEEP, Timed, capped
 
 EACH = 7_000
-"""Clusters placed for each cluster of a graph, at most; chains take `TOGETHER` times as many."""
+"""Limit on placed clusters for each cluster of a graph; chains take `TOGETHER` times as many."""
 FEWEST = 512
-"""The same at the least, for it to be worth beginning."""
+"""Least number of placed clusters for each cluster for which it is worth starting."""
 ROOMS = (1.0, 0.75, 0.5)
-"""Shares of the caps that state is to fill at first, so that some are left to what is made."""
+"""Shares of the caps that state fills at first, which leaves room for other values."""
 
 
 def pack(race: Race, steps: int) -> None:
-    """Enter the best schedules found among those that fit, by chains that begin from those of `race` and from
-    `stretches`; where none fits, from those that are least too large.
+    """Enter the best schedules among those that fit, by chains from the entries of `race` and from `stretches`; if
+    none fits, from those with the least excess.
 
-    About `steps` clusters are placed, fewer of a small graph; nothing is done for a graph so large that only a few
-    placements could be tried, nor for one with clusters that may take several lanes, and without the native search
-    `stretches` alone are tried. Deterministic.
+    About `steps` clusters are placed, fewer for a small graph. Skipped for a graph so large that only a few placements
+    could be tried, and for clusters with several lanes; without the native search only `stretches` are tried.
+    Deterministic.
     """
     instance = race.instance
     clusters, steps = instance.clusters, min(steps, EACH * instance.clusters)
@@ -60,8 +59,8 @@ def pack(race: Race, steps: int) -> None:
 
 
 def stretches(instance: Instance) -> Iterator[list[int]]:
-    """Placements that fill one device after the other with state along an order of the graph that keeps branches
-    together, from its beginning or its end, and leave the rest to that with most room."""
+    """Yield placements that fill one device after the other with state, along a depth-first order of the graph from
+    its start or end; the rest goes to the device with most room."""
     room = [
         math.inf if limit is None else limit - sum(given.values())
         for limit, given in zip(instance.caps, instance.given)

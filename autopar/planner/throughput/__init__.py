@@ -1,4 +1,4 @@
-"""Pipelined calls: the placement of the smallest period."""
+"""Throughput of successive calls: the placement with the smallest period."""
 
 from .balance import balance
 from .loads import Hop, Loads, Standing, Value, loads_of

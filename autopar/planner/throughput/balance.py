@@ -1,4 +1,4 @@
-"""Search for the placement of the smallest largest load, by annealing."""
+"""Load balancing by simulated annealing: the placement with the least maximum load."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ from collections.abc import Sequence
 from .loads import Loads, Standing
 
 STEPS = 24_000
-"""Moves tried in all, fewer where a group touches many values, so that about `TOUCHES` values are looked at."""
+"""Limit on moves, lower if a group touches many values, so that about `TOUCHES` values are read."""
 PAIRS = 200
-"""The same at most for each pair of groups."""
+"""Limit on moves for each pair of groups."""
 TOUCHES = 120_000
 POWER = 16
-"""Exponent of the power mean of loads that is minimised: near the largest load, but with a slope on all others too."""
+"""Exponent of the power mean of loads that is minimised: close to the maximum, but with a slope on all loads."""
 STEEPEST = 1e18
-"""Times the largest load at first as which a longer one counts, so that its power is still a number."""
+"""Limit on a load, relative to the initial maximum, so that its power stays finite."""
 CHAINS = ((0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25))
-"""Of each chain the start it goes on from (-1: the best so far), the share of itself that the mean may rise by at the
-beginning, falling to nothing, and its share of the steps. Of many groups, in which there are too many ways up, those
-that never rise find what is near the best start."""
+"""For each chain: its start (-1: the best so far), the initial share by which the mean may rise, and its share of the
+steps. With many groups, chains that never rise find what is near the best start."""
 
 
 def balance(
     loads: Loads, until: float = math.inf, starts: Sequence[Sequence[int]] = ()
 ) -> tuple[list[int] | None, bool]:
-    """The device of each group in the best placement found (None: nothing found fits), and whether the time that
-    `until` names (of `time.monotonic`) ended the search.
+    """Return the device of each group in the best placement found (None: nothing fits), and whether the time limit
+    `until` (`time.monotonic`) ended the search.
 
-    It begins from `starts` and from all groups on one device; where none of these fits, from the largest first, each
-    on the fullest device that has room. The best are improved by simulated annealing (Kirkpatrick, Gelatt and Vecchi,
-    Science 220, 1983): a group, a cluster of neighbours in the order, or two groups swapped, mostly from the busiest
-    device. Deterministic.
+    Starts from `starts` and from all groups on one device; if none fits, from the largest first, each on the fullest
+    device with room. The best are improved by simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983):
+    move a group, a cluster of neighbours, or swap two groups, mostly from the busiest device. Deterministic.
     """
     if not loads.groups:
         return [], False
@@ -60,13 +58,13 @@ def balance(
 
 
 def _only(loads: Loads, device: int) -> list[int]:
-    """Everything on one device, but for what it cannot run, which is where it is quickest."""
+    """Place everything on one device, and what cannot run there on its fastest device."""
     quickest = loads.area.argmin(axis=1)
     return [device if device in allowed else int(quickest[g]) for g, allowed in enumerate(loads.allowed)]
 
 
 def _fullest(loads: Loads) -> list[int]:
-    """Groups by falling bytes, each on the fullest device that has room for it, or where most is left."""
+    """Place groups by decreasing bytes, each on the fullest device with room, or with most room left."""
     left, at = list(loads.caps), [0] * loads.groups
     for g in sorted(range(loads.groups), key=lambda g: (-max(loads.held[g]), g)):
         room = [(left[d] - loads.held[g][d], d) for d in loads.allowed[g]]
@@ -78,7 +76,7 @@ def _fullest(loads: Loads) -> list[int]:
 def _anneal(
     loads: Loads, stand: Standing, hot: float, steps: int, draw: random.Random, until: float
 ) -> tuple[list[int] | None, float, bool]:
-    """The best placement met, its period, and whether time ran out."""
+    """Return the best placement met, its period, and whether time ran out."""
     rank = {g: index for index, g in enumerate(loads.order)}
     near = _neighbours(loads)
     scale = max(stand.load) or 1.0
@@ -118,7 +116,8 @@ def _anneal(
 
 
 def _neighbours(loads: Loads) -> list[list[int]]:
-    """Groups that share a value with each group; of a value with many readers only its maker and one next to it."""
+    """Return the groups that share a value with each group; of a value with many readers, only the maker and an
+    adjacent one."""
     near: list[dict[int, None]] = [{} for _ in range(loads.groups)]
     for value in loads.values:
         if value.maker >= 0:
@@ -132,7 +131,7 @@ def _neighbours(loads: Loads) -> list[list[int]]:
 def _moves(
     loads: Loads, stand: Standing, draw: random.Random, rank: dict[int, int], near: list[list[int]]
 ) -> list[tuple[int, int]]:
-    """Groups to move and where to."""
+    """Return groups to move and their targets."""
     at = stand.at
     busiest = max(range(loads.resources), key=stand.load.__getitem__)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Loads of devices and wires in one period, by which a placement of groups is judged."""
+"""Loads of devices and wires in one period, for a placement of groups."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from ..model.instance import Instance
 from ..model.toposort import late
 
 Part = tuple[float, int]
-"""Seconds, and the lanes taken for so long."""
+"""Seconds, and the number of lanes used for that long."""
 
 FEW = 64
-"""Parts of all groups up to which they are shared out to lanes at each move; the lanes of a device with many are about
-as busy as each other in any case."""
+"""Limit on the parts of all groups for which each move assigns them to lanes; with more, lanes are about equally
+busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One link of a route, by number, and the seconds it takes of some resources: `latency_s` + bytes × `s_per_byte`
-    of each."""
+    """One link of a route, by number, and its seconds on some resources: `latency_s` + bytes × `s_per_byte` each."""
 
     number: int
     resources: tuple[int, ...]
@@ -38,8 +37,8 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """`nbytes` made by group `maker`, or at hand on device `home` (maker -1), read by groups and brought to devices
-    in any case. A group is named once for each of its readers."""
+    """A value of `nbytes` made by group `maker`, or given on device `home` (maker -1), with its reading groups, each
+    once for each reader, and devices that it must reach."""
 
     nbytes: float
     maker: int
@@ -49,14 +48,18 @@ class Value:
 
 
 class Loads:
-    """A load balancing problem: groups of tasks, each of which goes to one device, and the values between them.
+    """A load balancing problem: groups of tasks, each to be placed on one device, and the values between them.
 
-    `seconds[g][d]` are those of one lane of device d (inf: cannot run there); a device is resource d with `lanes[d]`
-    lanes, and `resources` counts them with the wires that follow. `held[g][d]` bytes that a group needs there, of
-    `caps[d]` (inf: enough). `routes[s][d]` are hops, None without a way. `fixed[r]` seconds of resource r are taken
-    in any case. `parts[g][d]` are the tasks of group g as (seconds, lanes), which stay whole on lanes of device d;
-    `seconds` counts each once for each of its lanes. `touches[g]` are the values that group g makes or reads, and how
-    often it reads them.
+    seconds[g][d]: lane seconds of group g on device d; inf: cannot run there.
+    lanes[d]: lanes of device d, which is resource d.
+    resources: number of devices and wires.
+    held[g][d]: bytes that group g needs there.
+    caps[d]: bytes; inf: enough.
+    routes[s][d]: hops; None without a route.
+    fixed[r]: seconds of resource r in any case.
+    parts[g][d]: (seconds, lanes) of the indivisible tasks of group g on device d; `seconds` counts each for each of
+    its lanes.
+    touches[g]: values that group g makes or reads, and how often it reads them.
     """
 
     def __init__(
@@ -96,13 +99,13 @@ class Loads:
         self._ways: dict[tuple[int, int], tuple[Hop, ...] | None] = {}
 
     def within(self, room: float) -> Loads:
-        """These loads with `room` of the caps, from 0 to 1."""
+        """Return the loads with `room` of the caps, from 0 to 1."""
         found = copy(self)
         found.caps = tuple(room * cap for cap in self.caps)
         return found
 
     def ways(self, source: int, targets: int) -> tuple[Hop, ...] | None:
-        """The hops that bring a value from a device to a set of devices (as bits), each once; None without a way."""
+        """Return the hops from a device to a set of devices (a bit mask), each once; None without a route."""
         key = source, targets
         if key not in self._ways:
             routes = [self.routes[source][d] for d in range(self.devices) if targets >> d & 1]
@@ -112,15 +115,18 @@ class Loads:
 
     @cached_property
     def area(self) -> Floats:
-        """Seconds of each group on each device over its lanes."""
+        """Seconds of each group on each device divided by its lanes."""
         made: Floats = np.array(self.seconds).reshape(self.groups, self.devices) / np.array(self.lanes)
         return made
 
 
 class Standing:
-    """A placement and its loads, kept up as groups move. `load[r]` is in seconds of the period: of the busiest lane of
-    a device where parts stay whole, else of all its lanes evenly. `lost` counts values that have no way to a reader,
-    `over` the bytes above caps."""
+    """A placement and its loads, updated as groups move.
+
+    load[r]: seconds of the period: of the busiest lane if parts are indivisible, else the mean over lanes.
+    lost: number of values without a route to a reader.
+    over: bytes above caps.
+    """
 
     def __init__(self, loads: Loads, at: Sequence[int]) -> None:
         self.loads = loads
@@ -141,16 +147,16 @@ class Standing:
 
     @property
     def over(self) -> float:
-        """Bytes above the caps, all devices together."""
+        """Bytes above the caps, summed over the devices."""
         return sum(max(0.0, used - cap) for used, cap in zip(self.used, self.loads.caps))
 
     @property
     def period(self) -> float:
-        """The largest load, in seconds; infinite where a value has no way."""
+        """The maximum load in seconds; inf if a value has no route."""
         return math.inf if self.lost else max(self.load, default=0.0)
 
     def move(self, group: int, device: int) -> None:
-        """Put a group on another device."""
+        """Move a group to another device."""
         before = self.at[group]
         touched = self.loads.touches[group]
         for v, _ in touched:
@@ -198,7 +204,7 @@ class Standing:
 
 
 def share(parts: Sequence[Part], lanes: int) -> list[tuple[int, ...]]:
-    """The lanes of each part: the longest first, on those that are least busy so far (Graham, "Bounds on
+    """Assign parts to lanes by longest processing time first, each to the least busy lanes (Graham, "Bounds on
     multiprocessing timing anomalies", SIAM J. Appl. Math. 17(2), 1969)."""
     found: list[tuple[int, ...]] = [()] * len(parts)
     busy = [(0.0, lane) for lane in range(lanes)]
@@ -212,7 +218,7 @@ def share(parts: Sequence[Part], lanes: int) -> list[tuple[int, ...]]:
 
 
 def busiest(parts: Sequence[tuple[float, int]], lanes: int) -> float:
-    """Seconds of the busiest lane when parts, given as (-seconds, -lanes) in order, are shared out by `share`."""
+    """Return the seconds of the busiest lane for parts (-seconds, -lanes), sorted, assigned as by `share`."""
     busy = [0.0] * lanes
     for less, fewer in parts:
         if fewer == -1:
@@ -225,7 +231,7 @@ def busiest(parts: Sequence[tuple[float, int]], lanes: int) -> float:
 
 
 def loads_of(instance: Instance) -> tuple[Loads, list[list[int]]]:
-    """The problem as loads, and the clusters of each group."""
+    """Return the problem as loads, and the clusters of each group."""
     devices = len(instance.devices)
     of = [-1] * instance.clusters
     groups: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Placements for calls that follow each other without a pause: the smallest period instead of the shortest call."""
+"""Plans for successive calls without a pause: the least period instead of the least makespan."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ from .balance import balance
 from .loads import Loads, Standing, busiest, loads_of, share
 
 POLICY = "throughput"
-"""Policy of the plans whose placement was chosen for the period."""
+"""Policy name of plans chosen for the period."""
 TRIED = 16
-"""Periods tried from the shortest to one call after the other, before the first that fits is halved towards."""
+"""Number of periods tried, from the shortest to the makespan, before bisection."""
 HALVES = 8
-"""Halvings of the last step of periods that leads to one that fits: to within a 256th of it."""
+"""Bisection steps towards the first period that fits: to 1/256 of the interval."""
 TICKS = 10**12
-"""Of a period: what ends as another begins, but for rounding, is gone by then."""
+"""Ticks of a period: a step that ends as another begins, within rounding, counts as ended."""
 NEGLIGIBLE = 1e-9
-"""Share of the period that is no reason for anything."""
+"""Share of the period that is too small for a reason."""
 NAMED = 3
-"""Devices of one outcome that are named."""
+"""Limit on the devices named for one outcome."""
 ROOM = (1.0, 0.8, 0.6)
-"""Shares of the caps to balance for, in turn, while what is in flight does not fit."""
+"""Shares of the caps to balance for, in turn, while the calls in flight do not fit."""
 
 
 def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
-    """The plan of the smallest period found, in seconds: calls may begin that far apart for ever.
+    """Return the plan with the least period found, in seconds, at which calls can start indefinitely.
 
-    In the steady state of a pipeline each call is at another stage, so that only how busy things are counts: `period`
-    is the seconds in one call of the busiest lane, wire or queue, or of the host's dispatch. The plan's steps are one
-    call, with the tasks of a device shared out to its lanes for that. A graph split into micro-batches is one call of
-    all its parts. `lower_bound` is of the period.
+    In a pipeline's steady state each call is at another stage, so that only loads count: `period` is the seconds in
+    one call of the busiest lane, wire or queue, or of the host's dispatch. The plan's steps are one call, with the
+    tasks of a device distributed over its lanes accordingly. A graph split into micro-batches is one call with all its
+    parts. `lower_bound` is on the period.
 
-    Memory caps hold for state and for what calls in flight keep, when each goes as in the plan; where these would be
-    too many, calls begin further apart. Where state is carried from call to call, and where nothing else fits, they
-    go one after the other: the period is the makespan.
-    Raises MemoryCapError when not even one call fits, PlanError for a graph that cannot be placed.
+    Memory caps include state and the values of all calls in flight, each as in the plan; if these do not fit, calls
+    start further apart. If state is carried between calls, or nothing else fits, calls are sequential: the period is
+    the makespan.
+
+    Raises MemoryCapError if not even one call fits, PlanError for a graph that cannot be placed.
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     options = [
@@ -122,9 +123,11 @@ def _reasons(instance: Instance, loads: Loads, groups: list[list[int]], at: list
 def reason_by_period(
     names: Sequence[str], group: Sequence[int], loads: Loads, at: Sequence[int], called: Sequence[str]
 ) -> Callable[[int], Reason]:
-    """The reason of a cluster by its number: the load that would be the largest with the cluster, and its `group`, on
-    each other device, all else where it is. `at` is the device of each group in the plan, and `called` names the
-    resources of `loads`."""
+    """Return a function from a cluster's number to its reason: the maximum load with the cluster and its `group` on
+    each other device, all else unchanged.
+
+    `at`: device of each group in the plan. `called`: names of the resources of `loads`.
+    """
     standing = Standing(loads, at)
     was = standing.period
 
@@ -156,9 +159,11 @@ def reason_by_period(
 
 
 def listed(what: str, ends: Mapping[str, tuple[float, Sequence[str]]]) -> str:
-    """Sentence on the alternatives of a placement, the shortest first: `The period would be 3.1 s on cpu. Not on gpu:0,
-    gpu:1 and 3 more: no room.` Of each outcome `ends` has its seconds (inf: infeasible; its name says why) and the
-    devices."""
+    """Return a sentence on the alternatives of a placement, the shortest first.
+
+    Example: `The period would be 3.1 s on cpu. Not on gpu:0, gpu:1 and 3 more: no room.`
+    `ends`: for each outcome its seconds (inf: infeasible; its name says why) and the devices.
+    """
     parts, text = [], ""
     for how, (took, names) in sorted(ends.items(), key=lambda end: end[1][0]):
         few = names if len(names) <= NAMED else [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
@@ -175,7 +180,7 @@ def _given(where: dict[str, str]) -> Callable[[CostedGraph], dict[str, str]]:
 
 
 def _shared_out(plan: Plan, until: float) -> Plan:
-    """A plan with the tasks of each device shared out to its lanes where that is better, if it then fits."""
+    """Distribute the tasks of each device of a plan over its lanes, if that is better and fits."""
     steps: dict[str, list[Placed]] = {}
     for step in plan.placed:
         steps.setdefault(step.device, []).append(step)
@@ -202,7 +207,7 @@ def _shared_out(plan: Plan, until: float) -> Plan:
 
 
 def busy(plan: Plan) -> dict[str, float]:
-    """Seconds of a call that each lane, queue and wire of a plan, and the host, is busy."""
+    """Return the busy seconds of a call for each lane, queue and wire of a plan, and for the host."""
     machine = plan.costed.machine
     found = {"dispatch": sum(cluster.dispatch_s for cluster in plan.costed.clusters)}
     for step in plan.placed:
@@ -220,8 +225,8 @@ def busy(plan: Plan) -> dict[str, float]:
 
 
 def _narrow(cluster: Cluster, quick: bool) -> Cluster:
-    """A cluster with one way on each device: the one that costs least lanes times seconds, as there are other calls to
-    fill the lanes; or the quickest, lest it take longer than all else."""
+    """Restrict a cluster to one mode on each device: the one with the least lanes × seconds, since other calls fill
+    the lanes; or the fastest, if that would take longer than all else."""
     if not cluster.modes:
         return cluster
     ways: dict[int, tuple[float, int, float]] = {}
@@ -233,14 +238,14 @@ def _narrow(cluster: Cluster, quick: bool) -> Cluster:
 
 
 def _longest(instance: Instance) -> float:
-    """Seconds of the cluster that takes longest where and as it is quickest: its lane is busy for so long."""
+    """Return the seconds of the longest cluster in its fastest mode, which occupies a lane for that long."""
     return max(
         (min(instance.seconds[r][d] for d in instance.able[r]) for r in range(instance.clusters)), default=0.0
     )
 
 
 def shared(instance: Instance) -> float:
-    """Lower bound in seconds from the load of devices, wires and memory alone, without precedence constraints."""
+    """Return the lower bound in seconds from the load of devices, wires and memory, without precedence constraints."""
     if not instance.clusters:
         return 0.0
     seconds = np.array(instance.seconds).reshape(instance.clusters, len(instance.devices))
@@ -253,7 +258,7 @@ def shared(instance: Instance) -> float:
 
 
 def apart(plan: Plan, least: float) -> float:
-    """The shortest period found, from `least` to the makespan, in seconds, at which caps hold."""
+    """Return the least period found, from `least` to the makespan, in seconds, at which caps hold."""
     if fits(plan, least):
         return least
     short, long = least, plan.makespan
@@ -270,7 +275,7 @@ def apart(plan: Plan, least: float) -> float:
 
 
 def fits(plan: Plan, period: float) -> bool:
-    """True if caps hold with a call begun every `period` seconds, each as in the plan. O(n log n) for n changes."""
+    """Return True if caps hold with a call started every `period` seconds as planned. O(n log n) for n changes."""
     if period <= 0:
         return True
     for memory in plan.memory:

@@ -1,5 +1,4 @@
-"""Kernels: the work of many tasks in one call, compiled by libraries that others keep. `STACKS` lists them,
-the quickest to compile first."""
+"""Kernels of several tasks, compiled by other libraries. `STACKS` lists these, the fastest to compile first."""
 
 from __future__ import annotations
 

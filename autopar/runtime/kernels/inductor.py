@@ -1,4 +1,4 @@
-"""PyTorch's own compiler, ahead of time: a piece is a graph of ATen calls already, so that no guard is needed."""
+"""PyTorch's own compiler, ahead of time: a piece is already a graph of ATen calls, so that no guard is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...ops.bodies import body
 from .stack import Work
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
-"""Operators that it writes out step by step, or that it cannot see into."""
+"""Operators that it unrolls step by step, or that are opaque to it."""
 _SEEN = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
 
 
@@ -25,7 +25,7 @@ class Inductor:
         self.name, self.frozen = name, frozen
 
     def missing(self) -> str:
-        """It needs a C++ compiler."""
+        """Return the reason why it cannot be used, such as no C++ compiler; "" if it can."""
         from torch._inductor import config
 
         named = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
@@ -33,12 +33,12 @@ class Inductor:
         return "" if found else "no C++ compiler is on PATH; install g++"
 
     def keeps(self, task: Task, _: Graph) -> bool:
-        """All but recurrent layers, and composites of ours that have no body."""
+        """Return True for all but recurrent layers and autopar's composites without a body."""
         seen = task.target.startswith(_SEEN) or not task.target.startswith(_UNROLLED)
         return seen or body(task) is not None
 
     def compile(self, work: Work) -> None:
-        """Compile a piece. Raises whatever inductor raises."""
+        """Compile a piece. Raises inductor's errors."""
         import torch._inductor
         from torch._inductor import config
 
@@ -48,7 +48,7 @@ class Inductor:
             torch._inductor.aoti_compile_and_package(exported, package_path=str(work.folder / "piece.pt2"))
 
     def load(self, work: Work) -> Callable[..., Any]:
-        """The kernel of a piece."""
+        """Return the kernel of a piece."""
         import torch._inductor
 
         # One call at a time and no more buffers than that takes: a lane has one thread.

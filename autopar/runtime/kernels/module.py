@@ -1,5 +1,5 @@
-"""The tasks of a piece as an `fx.GraphModule` of ATen calls, which every compiler of PyTorch's takes; a composite is a
-function of these."""
+"""The tasks of a piece as an `fx.GraphModule` of ATen calls, as PyTorch's compilers accept; a composite is a function
+of these."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from ...ops.bodies import body
 def module_of(
     piece: Piece, program: Program, graph: Graph, device: torch.device, state: Mapping[str, Any]
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """The module of a piece, and the positions in `piece.reads` of what it takes. The tensors of `state` are its
-    attributes; everything else that the piece reads is an argument, in turn. It gives a tuple of the piece's writes.
+    """Return the module of a piece, and the positions in `piece.reads` of its arguments.
+
+    The tensors of `state` are its attributes; all else that the piece reads is an argument. It returns a tuple of the
+    piece's outputs.
     """
     root, made = nn.Module(), fx.Graph()
     nodes: dict[str, fx.Node] = {}

@@ -1,4 +1,4 @@
-"""ONNX Runtime, by way of `torch.onnx.export`: weights are part of the model it loads."""
+"""ONNX Runtime, through `torch.onnx.export`; weights are part of the model that it loads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...ops.bodies import body
 from .stack import Refusal, Work
 
 LARGEST = 2**31 - 2**26
-"""Bytes of weights that fit into one file, beside the graph."""
+"""Limit on the bytes of weights, which are in one file with the graph."""
 _DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
@@ -23,18 +23,18 @@ class OnnxRuntime:
     name, frozen = "onnxruntime", True
 
     def missing(self) -> str:
-        """Its packages are an extra."""
+        """Return the reason why it cannot be used, such as missing packages; "" if it can."""
         lacks = [name for name in ("onnxruntime", "onnx", "onnxscript") if not find_spec(name)]
         return f"not installed: {', '.join(lacks)} (pip install 'autopar[onnxruntime]')" if lacks else ""
 
     def keeps(self, task: Task, graph: Graph) -> bool:
-        """ATen operators, and composites of these, on dtypes that NumPy has."""
+        """Return True for ATen operators, and composites of these, on NumPy's dtypes."""
         values = (graph.value[name] for name in (*task.inputs, *task.outputs))
         known = task.target.startswith("aten.") or body(task) is not None
         return known and all(value.dtype in _DTYPES for value in values)
 
     def compile(self, work: Work) -> None:
-        """Export a piece. Raises Refusal where it is too large for one file, else whatever the libraries raise."""
+        """Export a piece. Raises Refusal if it is too large for one file, and the libraries' errors."""
         if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
             raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
         with torch.no_grad():
@@ -43,7 +43,7 @@ class OnnxRuntime:
         (work.folder / "piece.onnx").write_bytes(exported.model_proto.SerializeToString())
 
     def load(self, work: Work) -> Callable[..., Any]:
-        """The kernel of a piece: a session of its own."""
+        """Return the kernel of a piece: its own session."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""OpenVINO, by way of `torch.export`: weights are part of the model it compiles."""
+"""OpenVINO, through `torch.export`; weights are part of the model that it compiles."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class OpenVino:
     name, frozen = "openvino", True
 
     def missing(self) -> str:
-        """It is an extra."""
+        """Return the reason why it cannot be used, such as a missing extra; "" if it can."""
         return "" if find_spec("openvino") else "not installed: openvino (pip install 'autopar[openvino]')"
 
     def keeps(self, task: Task, graph: Graph) -> bool:
-        """ATen operators, and composites of these, on dtypes that NumPy has; its converter writes recurrent layers out
-        step by step."""
+        """Return True for ATen operators, and composites of these, on NumPy's dtypes, except recurrent ones, which its
+        converter unrolls step by step."""
         values = (graph.value[name] for name in (*task.inputs, *task.outputs))
         plain = task.target.startswith("aten.") and not task.target.startswith(
             ("aten.lstm", "aten.gru", "aten.rnn")
@@ -34,7 +34,7 @@ class OpenVino:
         return (plain or body(task) is not None) and all(value.dtype in _DTYPES for value in values)
 
     def compile(self, work: Work) -> None:
-        """Convert a piece. Raises whatever the library raises."""
+        """Convert a piece. Raises the library's errors."""
         import openvino
 
         with torch.no_grad():
@@ -44,7 +44,7 @@ class OpenVino:
         openvino.save_model(model, work.folder / "piece.xml", compress_to_fp16=False)
 
     def load(self, work: Work) -> Callable[..., Any]:
-        """The kernel of a piece: a compiled model and a request of its own."""
+        """Return the kernel of a piece: its own compiled model and request."""
         import openvino
 
         settings = {

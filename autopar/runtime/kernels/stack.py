@@ -1,4 +1,4 @@
-"""`Stack`: a library that compiles the work of many tasks; `Kernel`: what it made of one piece."""
+"""`Stack`: a library that compiles several tasks; `Kernel`: the compiled form of one piece."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...ir.graph import Graph, Task
 
 
 class Refusal(Exception):
-    """A library cannot compile a piece, or its kernel is wrong; the text is one sentence that says why."""
+    """A library cannot compile a piece, or its kernel is wrong; the text is one sentence with the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """The compiled form of a piece. `call` is called with those of the piece's reads whose positions are in `takes`,
-    and gives its writes in turn."""
+    """The compiled form of a piece. `call` takes the piece's reads at the positions `takes`, and returns its
+    outputs."""
 
     stack: str
     call: Callable[..., Sequence[torch.Tensor]]
@@ -29,8 +29,8 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What is to be compiled: a module of ATen calls, for inputs like `examples`, with `threads`, as one of `lanes`
-    that run at the same time. `folder` is where what was compiled lies."""
+    """A compilation: a module of ATen calls, for inputs like `examples`, with `threads`, as one of `lanes` in
+    parallel. `folder` takes the result."""
 
     module: fx.GraphModule
     examples: Sequence[torch.Tensor]
@@ -40,23 +40,23 @@ class Work:
 
 
 class Stack(Protocol):
-    """A library that compiles. `frozen` ones copy the weights into the kernel, and lay them out for the machine.
+    """A library that compiles. `frozen` ones copy the weights into the kernel, in the layout best for the machine.
 
-    It compiles in a process of its own, since what traces a model changes modules and flags that all threads of a
-    process share; what it leaves in the folder is loaded where it is called.
+    It compiles in a separate process, since tracing changes modules and flags shared by all threads of a process; the
+    result in the folder is loaded in the caller's process.
     """
 
     name: str
     frozen: bool
 
     def missing(self) -> str:
-        """Say in one sentence why it cannot be used here, or ""."""
+        """Return the reason why it cannot be used here as one sentence, or ""."""
 
     def keeps(self, task: Task, graph: Graph, /) -> bool:
-        """True if a task can be part of a piece."""
+        """Return True if a task can be part of a piece."""
 
     def compile(self, work: Work) -> None:
-        """Compile, and leave it in the folder. Raises anything."""
+        """Compile into the folder. Raises any error."""
 
     def load(self, work: Work) -> Callable[..., Any]:
-        """The kernel, from the folder. Raises anything."""
+        """Load the kernel from the folder. Raises any error."""

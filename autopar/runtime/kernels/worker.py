@@ -1,4 +1,4 @@
-"""A process that compiles: started by `Worker`, it reads a job a line and answers each with a line.
+"""The compiler process: started by `Worker`, it reads one job per line and answers each with a line.
 
 Run as `python -m autopar.runtime.kernels.worker`.
 """
@@ -28,29 +28,31 @@ from .module import module_of
 from .stack import Refusal, Work
 
 NICE = 5
-"""How far it stands back behind the caller's process."""
+"""Increment of its nice value over the caller's process."""
 LONGEST_S = 240.0
-"""Seconds that a library may take for one piece."""
+"""Limit on the seconds that a library may take for one piece."""
 ENDING_S = 5.0
-"""Seconds in which it ends once its pipe is closed."""
+"""Seconds to end after its pipe is closed."""
 LOOK_S = 0.5
-"""Seconds between looks at whether it has ended."""
+"""Seconds between checks that it has ended."""
 _ROOT = Path(__file__).resolve().parents[3]
 
 
 class Worker:
-    """A process that compiles one piece at a time; another one where it has ended. It ends with who holds it."""
+    """A process that compiles one piece at a time, restarted if it has ended. It ends with its owner."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.spent_s = 0.0
-        """Seconds of a core that it has worked, C++ compilers included."""
+        """CPU seconds that it has used, C++ compilers included."""
 
     def compile(
         self, stack: str, piece: Piece, program: Program, graph: Graph, state: Mapping[str, Any], work: Work
     ) -> None:
-        """Compile a piece of a program into `work.folder`; `state` are the weights to be folded. Raises Refusal with
-        what the library says, or where it takes longer than `LONGEST_S` seconds."""
+        """Compile a piece of a program into `work.folder`; `state` are the weights to fold.
+
+        Raises Refusal with the library's message, or if it takes longer than `LONGEST_S` seconds.
+        """
         steps = [
             (lane, at) for lane in range(len(program.lanes)) for at in range(len(program.lanes[lane].steps))
         ]
@@ -71,7 +73,7 @@ class Worker:
             raise Refusal(answer)
 
     def stop(self) -> None:
-        """End its process, and whatever it is compiling."""
+        """Kill its process and the current compilation."""
         if self._process is not None:
             _end(self._process)
 
@@ -113,9 +115,9 @@ class Worker:
 
 
 def _line(process: subprocess.Popen[bytes], until: float) -> bytes:
-    """A line of a process; nothing where it has ended, or once the monotonic clock says `until`.
+    """Return a line of a process; empty if the process has ended, or at `until` of the monotonic clock.
 
-    The pipe is no measure of that: a process that the library has forked may hold it open for long.
+    A closed pipe is no sign of that: a process forked by the library may keep it open.
     """
     assert process.stdout is not None
     found, pipe = b"", process.stdout.fileno()
@@ -132,7 +134,7 @@ def _line(process: subprocess.Popen[bytes], until: float) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and those it has started."""
+    """Kill a process and its children."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
@@ -140,7 +142,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def reason(problem: BaseException) -> str:
-    """One line of an error."""
+    """Return an error as one line."""
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
     text = lines[0] if lines else type(problem).__name__
     text = text if isinstance(problem, Refusal) else f"{type(problem).__name__}: {text}"
@@ -148,7 +150,7 @@ def reason(problem: BaseException) -> str:
 
 
 def compiled(folder: Path) -> None:
-    """Do the job that lies in a folder. Raises anything."""
+    """Do the job in a folder. Raises any error."""
     job = json.loads((folder / "job.json").read_text())
     tensors = torch.load(folder / "tensors.pt", weights_only=True, mmap=True)
     program, graph = Program.parse(job["program"]), decode(Graph, job["graph"])

@@ -1,1 +1,1 @@
-"""Backends of lanes: CPU threads, accelerator streams, the declared clock."""
+"""Lane backends: CPU threads, accelerator streams, the declared clock."""

@@ -1,9 +1,9 @@
-"""Lane backend of an accelerator: a `torch.Stream` and a host thread that feeds it.
+"""Lane backend of an accelerator: a `torch.Stream` and the host thread that feeds it.
 
-A hand-off between lanes has two halves: the gate says that the event has been recorded, the stream (or, on
-the CPU, the thread) then waits for the event itself. Memory needs no `record_stream`: the lane that frees a
-buffer is the one that allocated it, and its stream has waited for the events of all readers before the last
-reference goes, also where a view turns out to be a copy (`programs.Free`).
+A hand-off between lanes has two halves: the gate tells that the event has been recorded, then the stream (or, on the
+CPU, the thread) waits for the event itself. `record_stream` is not needed: the lane that frees a buffer also allocated
+it, and its stream has waited for the events of all readers before the last reference is dropped, even if a view turns
+out to be a copy (`programs.Free`).
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from ..worker import Gates
 from .host import HostLane
 
 PINNED_LIMIT = 256 << 20
-"""Tensors above this many bytes are not staged: torch rounds pinned memory up to a power of two."""
+"""Limit on the bytes of a staged tensor: torch rounds pinned memory up to a power of two."""
 
 
 @functools.cache
 def stream(lane: str, device: torch.device) -> torch.Stream:  # noqa: ARG001 - the key of the cache
-    """The stream of a lane on a device, one for the whole process.
+    """Return the stream of a lane on a device, one for the whole process.
 
-    Streams come from a pool of 32 and each has memory of its own, so all executors share them.
+    Streams come from a pool of 32 and each has its own memory, so all executors share them.
     """
     return torch.Stream(device=device)
 
 
 class AcceleratorLane(HostLane):
-    """A lane of an accelerator. A program with no other lane, and no copies, needs no hand-off: its lane is not
-    `streamed` and uses the caller's own stream.
-    """
+    """A lane of an accelerator. If a program has no other lane and no copies, its lane is not `streamed` and uses the
+    caller's stream, without hand-offs."""
 
     def __init__(
         self, lane: Lane, program: Program, device: torch.device, place: Callable[[str], torch.device]
@@ -73,7 +72,7 @@ class AcceleratorLane(HostLane):
             self.last += ("stream.synchronize()",)
 
     def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Lines of a Wait: the thread waits for the gate, then the stream for the event."""
+        """Return lines of a Wait: the thread waits for the gate, then the stream for the event."""
         lines = [gates.wait(event)]
         if event in signals:
             self.names[f"e{gates.number[event]}"] = signals[event]
@@ -81,18 +80,18 @@ class AcceleratorLane(HostLane):
         return lines
 
     def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Lines of a Record: the stream records the event, then the gate opens."""
+        """Return lines of a Record: the stream records the event, then the gate opens."""
         self.names[f"e{gates.number[event]}"] = signals[event]
         return [f"record_event(e{gates.number[event]})", *gates.record(event)]
 
     def copy(self, step: Copy, source: str) -> str:
-        """The expression that copies, by way of pinned memory where the host has an end."""
+        """Return the expression of a copy, through pinned memory if one end is the host."""
         if self.place(step.dst).type == "cpu":
             return f"to_host({source})"
         return f"to_device({source}, device)"
 
     def enter(self, stack: contextlib.ExitStack) -> None:
-        """Make the stream the current one of the thread, until `stack` closes."""
+        """Make the stream current in the thread, until `stack` closes."""
         if self._stream is None:
             return
         # Not `with stream`: the object remembers the stream before, and other threads use the same object.
@@ -103,18 +102,18 @@ class AcceleratorLane(HostLane):
             torch.accelerator.set_stream(queue)
 
     def drain(self) -> None:
-        """Block until the stream has done what it was given."""
+        """Block until the stream is idle."""
         (self._stream or torch.accelerator.current_stream(self.device)).synchronize()
 
     def recorder(self, recording: CallRecord) -> LaneRecorder:
-        """Timing events of the stream for the steps of one call."""
+        """Return a recorder of timing events for the steps of one call."""
         return _StreamRecorder(
             self.lane, recording, self._stream or torch.accelerator.current_stream(self.device)
         )
 
 
 class _StreamRecorder(LaneRecorder):
-    """Marks are timing events of the stream, counted from one whose time on the host's clock is known."""
+    """Marks are timing events of the stream, relative to one whose time on the host's clock is known."""
 
     def __init__(self, lane: Lane, recording: CallRecord, queue: torch.Stream) -> None:
         super().__init__(lane, recording)
@@ -125,37 +124,34 @@ class _StreamRecorder(LaneRecorder):
         self._base_at = time.perf_counter()
 
     def now(self) -> Any:
-        """A timing event, recorded now."""
+        """Record and return a timing event."""
         mark = torch.Event(device=self._queue.device, enable_timing=True)
         self._queue.record_event(mark)
         return mark
 
     def seconds(self, mark: Any, origin: float) -> float:
-        """Seconds from `origin` on the host's clock to a mark."""
+        """Return the seconds from `origin`, on the host's clock, to a mark."""
         mark.synchronize()
         return max(0.0, self._base_at - origin + self._base.elapsed_time(mark) / 1e3)
 
 
 def signals(program: Program, lanes: Mapping[str, torch.device]) -> dict[str, torch.Event]:
-    """A torch event for each event that one of the accelerator `lanes` records."""
+    """Return a torch event for each event recorded by one of the accelerator `lanes`."""
     return {
         event: torch.Event(device=lanes[lane]) for event, lane in events(program, Record) if lane in lanes
     }
 
 
 def arrivals(devices: tuple[torch.device, ...]) -> list[torch.Event]:
-    """Events on the caller's current stream of each device: what it was given is there when they have
-    happened.
-    """
+    """Record an event on the caller's current stream of each device; its earlier work is done when the event
+    happens."""
     return [torch.accelerator.current_stream(device).record_event() for device in devices]
 
 
 def leave(ended: list[torch.Event], results: list[Any], devices: tuple[torch.device, ...]) -> None:
-    """Make the caller's streams wait for the lanes, and tell the allocator that results are used there from
-    now on.
+    """Make the caller's streams wait for the lanes, and tell the allocator that results are used there from now on.
 
-    The program cannot know when the caller drops a result, so for these alone `record_stream` is the right
-    tool.
+    The program cannot know when the caller drops a result, so that only these need `record_stream`.
     """
     for device in devices:
         queue = torch.accelerator.current_stream(device)
@@ -167,7 +163,7 @@ def leave(ended: list[torch.Event], results: list[Any], devices: tuple[torch.dev
 
 
 def to_host(value: Any) -> Any:
-    """The tensor in pinned memory, there when the stream gets so far."""
+    """Copy a tensor to pinned memory, in stream order."""
     if not isinstance(value, torch.Tensor):
         return value
     # torch conjugates and negates on the host, at once, without waiting for what it copies there.
@@ -180,7 +176,7 @@ def to_host(value: Any) -> Any:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """The tensor on `device`, there when the stream gets so far; from the CPU by way of pinned memory."""
+    """Copy a tensor to `device`, in stream order; from the CPU through pinned memory."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.device.type == "cpu" and (value.layout is not torch.strided or not value.is_pinned()):

@@ -1,13 +1,13 @@
-"""The declared clock: each lane sleeps to the modelled end of what it does, on a chained clock.
+"""The declared clock: each lane sleeps until the modelled end of its work, on a chained clock.
 
-A task starts at max(arrival of its inputs, end of the task before) and lasts what the declared chip would
-take × the machine's slow-down; sleeping to that end instead of "for that long" keeps errors from adding up. A
-computation that really lasts longer makes its lane late; how late at worst, as a share of the modelled
-makespan, bounds the error of every figure taken from the call.
+A task starts at max(arrival of its inputs, end of the previous task) and lasts as long as on the declared chip × the
+machine's slow-down; sleeping until that end, not for that duration, avoids accumulated errors. A computation that
+takes longer makes its lane late; the largest lateness, as a share of the modelled makespan, bounds the error of all
+figures of the call.
 
-What made a lane late really lasts as long on a clock k times slower, and what is tolerated grows with k. What lasted
-`real` instead of `modelled` seconds is therefore tolerable with k = real ÷ (modelled + `TOLERANCE` × makespan). This is
-asked of all that was done since the lane was last on time, and of the last step alone.
+What made a lane late takes equally long on a clock k times slower, while the tolerance grows with k. Work that took
+`real` instead of `modelled` seconds is therefore tolerable with k = real ÷ (modelled + `TOLERANCE` × makespan). This
+is computed for all work since the lane was last on time, and for the last step alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Iterable
 from ...ir.plan import Plan
 
 TOLERANCE = 0.01
-"""Share of the modelled makespan by which a lane may be behind its clock before figures are refused."""
+"""Share of the modelled makespan by which a lane may be late before figures are refused."""
 MARGIN = 1.2
-"""Factor of safety on the slow-down: what made this call late may last so many times longer in another."""
+"""Safety factor on the slow-down: another call may be late by this factor more."""
 
 
 class Clock:
-    """The modelled time of one call. `makespan` is the modelled one in seconds, slow-down included."""
+    """The modelled time of one call. `makespan`: modelled seconds, slow-down included."""
 
     def __init__(self, makespan: float, slow_down: float) -> None:
         self.makespan, self.slow_down = makespan, slow_down
@@ -39,16 +39,16 @@ class Clock:
 
     @property
     def late(self) -> float:
-        """Worst time behind the model as a share of the modelled makespan."""
+        """The largest lateness as a share of the modelled makespan."""
         return self.behind / self.makespan if self.makespan > 0 else 0.0
 
     @property
     def enough(self) -> float:
-        """A slow-down at which this call would hardly have been late."""
+        """A slow-down at which this call would probably have been on time."""
         return self.slow_down * self.slower * MARGIN
 
     def fell(self, behind: float, *lasted: tuple[float, float]) -> None:
-        """A lane is `behind` seconds late after what `lasted` so many real instead of modelled seconds."""
+        """Note that a lane is `behind` seconds late after work that `lasted` (real, modelled) seconds."""
         tolerated = TOLERANCE * self.makespan
         with self.lock:
             self.behind = max(self.behind, behind)
@@ -57,8 +57,8 @@ class Clock:
 
 
 class LaneClock:
-    """The clock of one lane: `now` is modelled seconds since the start of the call, `since` when what it does now
-    was last on time, `ended` the real time at which it last did something."""
+    """The clock of one lane. `now`: modelled seconds since the start of the call; `since`: modelled start of the work
+    since it was last on time; `ended`: real time of its last activity."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -68,7 +68,7 @@ class LaneClock:
         self.copying = 0.0
 
     def wait(self, event: str) -> None:
-        """Not before `event` has happened in modelled time."""
+        """Advance to the modelled time of `event`."""
         happened, since, ended = self.clock.events[event]
         self.now = max(self.now, happened)
         if ended > self.ended:
@@ -76,11 +76,11 @@ class LaneClock:
             self.since, self.ended = since, ended
 
     def record(self, event: str) -> None:
-        """The event happens now."""
+        """Record the event at the current modelled time."""
         self.clock.events[event] = self.now, self.since, self.ended
 
     def dispatch(self, seconds: float) -> None:
-        """A run is started by the one host, which starts no other for `seconds`; it waits for its turn."""
+        """Wait for the turn of the one host, and occupy it for `seconds` to dispatch a cluster."""
         clock = self.clock
         with clock.lock:
             start = max(self.now, clock.host)
@@ -89,13 +89,11 @@ class LaneClock:
             self._until(start)
 
     def compute(self, seconds: float) -> None:
-        """Sleep to the modelled end of what was computed since the last call and lasts `seconds`."""
+        """Sleep until the modelled end of a computation of `seconds`."""
         self._until(self.now + seconds)
 
     def reserve(self, wires: Iterable[str], seconds: float) -> None:
-        """A copy of `seconds` starts when the lane and all `wires` are free; they carry nothing else until it
-        ends.
-        """
+        """Start a copy of `seconds` when the lane and all `wires` are free, and occupy them until its end."""
         clock = self.clock
         with clock.lock:
             start = max([self.now, *(clock.wires.get(wire, 0.0) for wire in wires)])
@@ -106,7 +104,7 @@ class LaneClock:
         self.copying = seconds
 
     def copied(self) -> None:
-        """The reserved copy has been made."""
+        """Note that the reserved copy has been made."""
         self._until(self.now + self.copying)
 
     def _until(self, end: float) -> None:
@@ -121,9 +119,9 @@ class LaneClock:
 
 
 def task_seconds(plan: Plan) -> dict[str, float]:
-    """Seconds each task lasts on the device it is placed on, slow-down included.
+    """Return the seconds of each task on its device, slow-down included.
 
-    The planner prices runs; the seconds of a run are shared out over its tasks in proportion to their own.
+    The planner prices clusters; a cluster's seconds are divided among its tasks in proportion to their own.
     """
     costed = plan.costed
     found: dict[str, float] = {}

@@ -1,6 +1,4 @@
-"""Lane backend whose work has ended when the call returns: a CPU worker or an emulated
-queue.
-"""
+"""Synchronous lane backend: a CPU worker or an emulated queue, whose work has ended when the call returns."""
 
 from __future__ import annotations
 
@@ -17,9 +15,8 @@ from ..worker import Gates
 
 
 class HostLane:
-    """A lane of CPU tensors. `device` is where its tensors are, `place` gives the same of a buffer by its name.
-    `streamed` lanes have a stream of their own, other than the caller's.
-    """
+    """A lane of CPU tensors. `device`: device of its tensors. `place`: device of a buffer, by name. `streamed` lanes
+    have their own stream, other than the caller's."""
 
     streamed = False
 
@@ -36,7 +33,7 @@ class HostLane:
         self._frees = frozenset(step.event for step in end if isinstance(step, Wait))
 
     def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Lines of a Wait; `signals` are the torch events of those that accelerators record."""
+        """Return lines of a Wait; `signals` are the torch events recorded by accelerators."""
         lines = [gates.wait(event)]
         if event in signals and event not in self._frees:
             self.names[f"e{gates.number[event]}"] = signals[event]
@@ -44,11 +41,11 @@ class HostLane:
         return lines
 
     def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:  # noqa: ARG002
-        """Lines of a Record; only streams have `signals` to give."""
+        """Return lines of a Record; only streams have `signals`."""
         return gates.record(event)
 
     def copy(self, step: Copy, source: str) -> str:
-        """The expression that copies."""
+        """Return the expression of a copy."""
         target = self.place(step.dst)
         if self.place(step.src) == target:
             return f"clone({source})"
@@ -56,22 +53,23 @@ class HostLane:
         return f"move({source}, to_{target.type})"
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function by which the lane computes a task whose operator is `function`."""
+        """Return the function that computes a task whose operator is `function`."""
         return function
 
     def enter(self, stack: contextlib.ExitStack) -> None:
-        """Make the current thread the lane's, until `stack` closes."""
+        """Prepare the current thread for the lane, until `stack` closes."""
 
     def drain(self) -> None:
-        """Block until everything the lane was given has ended."""
+        """Block until all work of the lane has ended."""
 
     def recorder(self, recording: CallRecord) -> LaneRecorder:
-        """Recorder of the start and end of each step of the lane in one call."""
+        """Return a recorder of start and end of each step of the lane in one call."""
         return LaneRecorder(self.lane, recording)
 
 
 def apart(made: Any, *others: Any) -> Any:
-    """The value that a task made, cloned if it lies in the memory of one of these others though the graph says not."""
+    """Return a task's result, cloned if it shares memory with one of the other values without saying so in the
+    graph."""
     if isinstance(made, torch.Tensor) and made.layout is torch.strided and made.numel():
         memory = made.untyped_storage().data_ptr()
         for other in others:
@@ -82,10 +80,10 @@ def apart(made: Any, *others: Any) -> Any:
 
 
 def clone(value: Any) -> Any:
-    """A tensor in fresh storage; a value that is no tensor as it is."""
+    """Return a tensor in fresh storage; other values unchanged."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """A tensor on another device, there when this returns; a value that is no tensor as it is."""
+    """Return a tensor copied synchronously to another device; other values unchanged."""
     return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,5 @@
-"""Tasks that mix the rows of a batch become tasks that pass rows or sum them: `summed`, a rule for each operator."""
+"""Rewrites of tasks that mix rows into tasks that treat rows independently or sum them: `summed`, with a rule for each
+operator."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .moments import batch_norm, batch_norm_backward, mean, per_part, single_val
 __all__ = ["drawn", "single_valued", "summed"]
 
 Rule: TypeAlias = Callable[[Steps], bool]
-"""Fills in what takes the task's place and says whether it did."""
+"""Appends the replacement of a task; returns whether it did."""
 
 _DRAWS: dict[str, Rule] = {
     "native_dropout": native_dropout,
@@ -38,22 +39,21 @@ _BATCH_NORM = frozenset(name for name, rule in _RULES.items() if rule in (batch_
 
 
 def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
-    """The graph with tasks that pass the rows of a batch, or sum over them, where tasks mixed rows.
+    """Replace tasks that mix rows by tasks that pass rows or sum over them.
 
-    Mean losses become sums ÷ N, means and variances over the first two axes sums ÷ N, a dropout draws its
-    whole mask from shape and type alone and applies it row by row. In training, BatchNorm takes the
-    statistics of the whole batch from two sums (`batch_norm="full"`), or, as `nn.DataParallel` does, each
-    part takes its own and the first part's go into the running statistics (`"per_part"`).
+    Mean losses become sums ÷ N, means and variances over the first two axes sums ÷ N; a dropout draws its whole mask
+    from shape and dtype alone and applies it row by row. In training, BatchNorm uses the statistics of the whole batch
+    from two sums (`batch_norm="full"`), or, as in `nn.DataParallel`, each part its own, with the first part's for the
+    running statistics (`"per_part"`).
 
-    Equal to the graph in exact arithmetic, and in the draws of the random generator. A task `t` becomes
-    `t#sum`, …, `t`; values keep the names their readers know. Meant for the way to a split: an uncut
-    batch is better off with the tasks as they were captured. Linear in tasks.
+    Equal in exact arithmetic, and in the random draws. A task `t` becomes `t#sum`, …, `t`; values keep the names that
+    readers use. Only useful before a split: for a whole batch the captured tasks are faster. Linear in tasks.
     """
     return _rewritten(graph, lambda task: _rule(task, batch_norm))
 
 
 def drawn(graph: Graph) -> Graph:
-    """The graph whose dropouts draw the whole mask from shape and type alone, as in `summed`, and nothing else."""
+    """Let dropouts draw the whole mask from shape and dtype alone, as in `summed`, and change nothing else."""
     return _rewritten(graph, lambda task: _DRAWS.get(_name(task)))
 
 
@@ -81,6 +81,6 @@ def _rule(task: Task, batch_norm: str) -> Rule | None:
 
 
 def _name(task: Task) -> str:
-    """The operator of aten that a task calls, without its overload; "" for others."""
+    """Return the ATen operator of a task without its overload; "" for others."""
     space, _, rest = task.target.partition(".")
     return rest.partition(".")[0] if space == "aten" else ""

@@ -1,4 +1,4 @@
-"""The tasks that take the place of one, each with the ways in which it may be cut."""
+"""Builder of the tasks that replace one task, each with its cuts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...ir.graph import SUMMED, Argument, Const, Cut, Graph, Ref, Task, Value
 _BYTES = {"bool": 1, "uint8": 1, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
           "complex64": 8, "complex128": 16}  # fmt: skip
 HALF = frozenset({"float16", "bfloat16"})
-"""Types too coarse to sum in: what is summed of them is summed in float32, as torch's own kernels do."""
+"""Dtypes too coarse to sum in: their sums are in float32, as in torch's own kernels."""
 
 
 class Steps:
-    """New tasks in the place of `task`, named `<task>#<step>`; the one that ends it keeps the name.
+    """New tasks in place of `task`, named `<task>#<step>`; the last one keeps the name.
 
-    `values` are those of the graph so far and grow with each step.
+    `values` are those of the graph so far, to which each step adds.
     """
 
     def __init__(self, graph: Graph, task: Task, values: dict[str, Value]) -> None:
@@ -26,15 +26,15 @@ class Steps:
         self.tasks: list[Task] = []
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a value."""
+        """Return the shape of a value."""
         return self.values[name].shape
 
     def dtype(self, name: str) -> str:
-        """Type of a value's elements."""
+        """Return the dtype of a value."""
         return self.values[name].dtype
 
     def given(self, names: str, **defaults: Any) -> dict[str, Any]:
-        """Arguments by schema name: `names` in order, then keywords; the name of a value for a `Ref`."""
+        """Return arguments by schema name: `names` in order, then keywords; the name of a value for a `Ref`."""
         found: dict[str, Any] = dict(defaults)
         found.update(zip(names.split(), self.task.args))
         found.update(self.task.kwargs)
@@ -53,9 +53,9 @@ class Steps:
         make: str = "",
         view: str = "",
     ) -> str:
-        """Append a task with one output, named after the step unless `make` names it; the output's name.
+        """Append a task with one output, named after the step unless `make` names it; return the output's name.
 
-        `view` is the value whose memory the output shares.
+        `view`: the value whose memory the output shares.
         """
         task = self.named(step)
         made = make or task
@@ -74,7 +74,7 @@ class Steps:
         cuts: Iterable[Cut] = (),
         **more: Any,
     ) -> None:
-        """Append a task whose outputs are among the values; it stands where the task it is for stands."""
+        """Append a task whose outputs are among the values, with the source location of the replaced task."""
         self.tasks.append(
             dataclasses.replace(
                 self.task,
@@ -89,18 +89,18 @@ class Steps:
         )
 
     def named(self, step: str) -> str:
-        """Name of the task of one step; without a step, of the last."""
+        """Return the name of the task of a step; without a step, of the last one."""
         return f"{self.task.name}#{step}" if step else self.task.name
 
     def value(self, name: str, shape: tuple[int, ...], dtype: str, view: str = "") -> None:
-        """Add a value, or set what is known of one that is there."""
+        """Add a value, or update an existing one."""
         storage, known = self.values[view].storage if view else name, self.values.get(name)
         order = known.order if known is not None and known.shape == shape else ()
         nbytes = math.prod(shape) * _BYTES[dtype]
         self.values[name] = Value(name, shape, dtype, nbytes, storage, order=order)
 
     def cast(self, name: str, dtype: str, step: str, make: str = "") -> str:
-        """The value in another type; itself where it has that already and needs no other name."""
+        """Return the value in another dtype; itself if it has that already and needs no other name."""
         if self.dtype(name) == dtype and not make:
             return name
         return self.pointwise(
@@ -118,14 +118,15 @@ class Steps:
         make: str = "",
         whole: bool = False,
     ) -> str:
-        """A task whose arguments broadcast; cut along every axis, or along none when it stays `whole`."""
+        """Append a task with broadcast arguments, with cuts along every axis, or along none if `whole`; return its
+        output."""
         names = [argument.value for argument in args if isinstance(argument, Ref)]
         shape = broadcast([self.shape(name) for name in names])
         cuts = () if whole else self.rows(names, shape)
         return self.put(step, target, args, shape, dtype, kwargs=kwargs, cuts=cuts, make=make)
 
     def rows(self, names: Sequence[str], shape: tuple[int, ...], outputs: int | None = None) -> list[Cut]:
-        """A cut along each axis of values that broadcast to `shape`; `outputs` SUMMED when they are summed."""
+        """Return a cut along each axis of values that broadcast to `shape`; `outputs` is SUMMED if they are summed."""
         return [
             Cut(tuple(aligned(self.shape(name), axis, shape) for name in dict.fromkeys(names)),
                 (axis if outputs is None else outputs,))
@@ -142,7 +143,8 @@ class Steps:
         keep: bool = False,
         dtype: str = "",
     ) -> str:
-        """The sum over some axes: parts of these are summands, of the others parts of the sum."""
+        """Append a sum over axes, along which parts are summands; along the others, parts of the sum. Return its
+        name."""
         shape, dtype = self.shape(name), dtype or wide(self.dtype(name))
         kept = [axis for axis in range(len(shape)) if keep or axis not in axes]
         made = tuple(1 if axis in axes else shape[axis] for axis in kept)
@@ -158,7 +160,8 @@ class Steps:
     def kept(
         self, step: str, target: str, args: tuple[Argument, ...], dtype: str, make: str, like: str = ""
     ) -> str:
-        """A pointwise task that computes in `dtype`; its result is `make`, in the type of that or of `like`."""
+        """Append a pointwise task that computes in `dtype`; its result is `make`, in that value's dtype or in that of
+        `like`."""
         goal = self.dtype(like or make)
         if goal == dtype:
             return self.pointwise(step, target, args, dtype, make=make)
@@ -167,30 +170,30 @@ class Steps:
 
 
 def wide(dtype: str) -> str:
-    """The type to sum values of this type in."""
+    """Return the dtype in which to sum values of this dtype."""
     return "float32" if dtype in HALF else dtype
 
 
 def typed(dtype: str) -> Const:
-    """A type as an argument."""
+    """Return a dtype as an argument."""
     return Const(f"torch.{dtype}")
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that shapes broadcast to."""
+    """Return the broadcast shape of shapes."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded))
 
 
 def aligned(shape: tuple[int, ...], axis: int, whole: tuple[int, ...]) -> int | None:
-    """The axis that broadcasts into axis `axis` of `whole`; None where the value is needed whole."""
+    """Return the axis that broadcasts into axis `axis` of `whole`; None if the value is needed whole."""
     own = axis - (len(whole) - len(shape))
     return own if own >= 0 and shape[own] == whole[axis] else None
 
 
 def axes_of(dims: Any, rank: int) -> tuple[int, ...]:
-    """Axes counted from the front, in order; none given, or an empty tuple, means all of them."""
+    """Return axes counted from the front, in order; none, or an empty tuple, means all."""
     if dims is None or dims == ():
         return tuple(range(rank))
     given = (dims,) if isinstance(dims, int) else dims
@@ -198,5 +201,5 @@ def axes_of(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def holds_batch(shape: tuple[int, ...], axes: Sequence[int]) -> bool:
-    """True if the batch may lie on one of the axes: it lies on one of the first two."""
+    """Return True if the batch may be on one of the axes: it is on one of the first two."""
     return any(axis < 2 and shape[axis] > 1 for axis in axes)

@@ -1,4 +1,4 @@
-"""Dropout: the mask is drawn whole, at home and in program order, and applied row by row."""
+"""Dropout: the mask is drawn as a whole, at home and in program order, and applied row by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .builder import HALF, Steps, typed
 
 
 def native_dropout(steps: Steps) -> bool:
-    """The mask by the same kernel on ones, so that the bits are those it would have drawn for the input."""
+    """Draw the mask by the same kernel on ones, with the same bits as for the input."""
     given = steps.given("input p train")
     name, probability = given["input"], given["p"]
     if steps.task.random != DEFAULT:
@@ -36,7 +36,7 @@ def native_dropout(steps: Steps) -> bool:
 
 
 def noise(steps: Steps) -> bool:
-    """An empty tensor like another, to be filled with random numbers: made without the other."""
+    """Make the empty tensor to be filled with random numbers independent of its template."""
     (made,) = steps.task.outputs
     if not any(steps.graph.task[reader].random == DEFAULT for reader in steps.graph.readers[made]):
         return False
@@ -50,7 +50,7 @@ def noise(steps: Steps) -> bool:
 
 
 def _ones(steps: Steps, shape: tuple[int, ...], dtype: str, order: tuple[int, ...]) -> str:
-    """Ones that lie in memory as the input does: in that order the numbers are drawn."""
+    """Append ones with the memory layout of the input, in whose order numbers are drawn; return their name."""
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
     flat = tuple(shape[axis] for axis in order) or shape
     ones = steps.put("ones", "aten.ones.default", (flat,), flat, dtype, kwargs=kwargs)

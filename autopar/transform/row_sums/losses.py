@@ -1,4 +1,4 @@
-"""Mean losses as sums ÷ N, and what their gradients are of a sum."""
+"""Mean losses as sums ÷ N, and their gradients as those of a sum."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ LOSSES = {
     "binary_cross_entropy": "self target weight reduction",
     "binary_cross_entropy_with_logits": "self target weight pos_weight reduction",
 }
-"""Arguments by position of the losses whose tensors broadcast, of those that a trace with its backward does not take
-apart."""
+"""Positional arguments of losses with broadcast tensors that a trace with its backward does not decompose."""
 
 _CLASSES = "self target weight reduction ignore_index"
 
 
 def loss(steps: Steps) -> bool:
-    """The summed loss ÷ the number of elements; a sum gets its cuts."""
+    """Replace a mean loss by the summed loss ÷ the number of elements; a sum gets its cuts."""
     order = LOSSES[steps.task.target.split(".")[1]]
     reduction = steps.given(order, reduction=_MEAN)["reduction"]
     (made,) = steps.task.outputs
@@ -46,7 +45,7 @@ def loss(steps: Steps) -> bool:
 
 
 def _reduced(steps: Steps, order: str, reduction: int, step: str, shape: tuple[int, ...], dtype: str) -> str:
-    """The loss under another reduction, the elements or their sum."""
+    """Append the loss under another reduction, the elements or their sum; return its name."""
     inputs = steps.task.inputs
     whole = broadcast([steps.shape(name) for name in inputs])
     args, kwargs = _with(steps, order, reduction)
@@ -55,7 +54,8 @@ def _reduced(steps: Steps, order: str, reduction: int, step: str, shape: tuple[i
 
 
 def backward(steps: Steps) -> bool:
-    """The gradient of the summed loss, for the loss's gradient ÷ N: a number, so the rows are passed once."""
+    """Replace the backward by that of the summed loss, for the gradient ÷ N, which is a number, so that rows are read
+    once."""
     name = steps.task.target.split(".")[1].removesuffix("_backward")
     order = f"grad_output {LOSSES[name]}"
     given = steps.given(order, reduction=_MEAN)
@@ -78,8 +78,10 @@ def backward(steps: Steps) -> bool:
 
 
 def nll_forward(steps: Steps) -> bool:
-    """The summed loss of scores of classes ÷ the total weight of the targets. This is an output, made of the targets
-    alone: the gradient needs it, and would otherwise wait until every part has its loss.
+    """Replace the NLL loss by the summed loss ÷ the total weight of the targets.
+
+    The total weight is an output that depends only on the targets: the gradient needs it, and would otherwise wait for
+    the loss of every part.
     """
     given = steps.given(_CLASSES)
     scores, target = given["self"], given["target"]
@@ -116,7 +118,7 @@ def nll_forward(steps: Steps) -> bool:
 
 
 def nll_backward(steps: Steps) -> bool:
-    """Row by row: the total weight comes with the call."""
+    """Split the backward by rows: the total weight is an argument."""
     given = steps.given(f"grad_output {_CLASSES} total_weight")
     scores, target = given["self"], given["target"]
     each = given["reduction"] == _NONE
@@ -133,9 +135,9 @@ def _class_cuts(
     *,
     own: bool = False,
 ) -> list[Cut] | None:
-    """A cut along each axis but the classes; None where the classes are not on axis 1.
+    """Return a cut along each axis except the classes; None if the classes are not on axis 1.
 
-    None among `outputs` stands for the axis itself: as the scores have it when `own`, else the targets.
+    None in `outputs` stands for the axis: as in the scores if `own`, else as in the targets.
     """
     shape, other = steps.shape(scores), steps.shape(target)
     if len(shape) < 2 or 0 in shape or other != (shape[0], *shape[2:]):
@@ -152,7 +154,7 @@ def _class_cuts(
 
 
 def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> str:
-    """The weight of all targets but the ignored ones: how many there are, or what their classes weigh."""
+    """Append the weight of all targets except ignored ones, by number or by class weight; return its name."""
     target, weight, ignored = given["target"], given["weight"], int(given["ignore_index"])
     kwargs: dict[str, Argument] = {"dtype": typed(dtype)}
     if weight is None:
@@ -170,7 +172,7 @@ def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> 
 
 
 def _with(steps: Steps, order: str, reduction: int) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-    """The arguments of the call with another reduction."""
+    """Return the arguments of the call with another reduction."""
     args, kwargs = steps.task.args, dict(steps.task.kwargs)
     place = order.split().index("reduction")
     if place < len(args):
@@ -179,6 +181,6 @@ def _with(steps: Steps, order: str, reduction: int) -> tuple[tuple[Argument, ...
 
 
 def _same(steps: Steps, cuts: list[Cut]) -> bool:
-    """The task as it is, with cuts."""
+    """Keep the task, with cuts."""
     steps.tasks.append(dataclasses.replace(steps.task, cuts=tuple(dict.fromkeys(cuts))))
     return True

@@ -1,7 +1,8 @@
-"""Means and variances over the batch as sums, and BatchNorm in training by such sums, or by those of each part.
+"""Means and variances over the batch by sums, and BatchNorm in training by such sums, or by the statistics of each
+part.
 
-Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
-Shift", 2015. The sums are what `torch.nn.SyncBatchNorm` exchanges between processes; here they are tasks.
+Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift",
+2015. The sums are those that `torch.nn.SyncBatchNorm` exchanges between processes; here they are tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _BACKWARD = "grad_out input weight running_mean running_var save_mean save_invst
 
 
 def mean(steps: Steps) -> bool:
-    """`mean` over an axis the batch may lie on: the sum ÷ the number of elements summed."""
+    """Replace `mean` over a possible batch axis by the sum ÷ the number of summed elements."""
     given = steps.given(
         "self dim keepdim" if ".dim" in steps.task.target else "self", dim=None, keepdim=False
     )
@@ -35,8 +36,9 @@ def mean(steps: Steps) -> bool:
 
 
 def variance(steps: Steps) -> bool:
-    """`var`, `std` and their pairs with the mean: the mean first, then the sum of centred squares, which loses
-    nothing to cancellation (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983).
+    """Replace `var`, `std` and their pairs with the mean: first the mean, then the sum of centred squares.
+
+    This avoids cancellation (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983).
     """
     kind = steps.task.target.removeprefix("aten.").partition(".")[0]
     given = steps.given("self dim", dim=None, keepdim=False, correction=None)
@@ -66,14 +68,16 @@ def variance(steps: Steps) -> bool:
 
 
 def _centred_squares(steps: Steps, name: str, middle: str, dtype: str) -> str:
-    """(value − mean)², the mean broadcast onto it."""
+    """Append (value − mean)², with the mean broadcast; return its name."""
     centred = steps.pointwise("centred", "aten.sub.Tensor", (Ref(name), Ref(middle)), dtype)
     return steps.pointwise("square", "aten.mul.Tensor", (Ref(centred), Ref(centred)), dtype)
 
 
 def batch_norm(steps: Steps) -> bool:
-    """Mean and centred squares are summed over the parts, twice in a row so that nothing cancels; the rows are
-    normalised by them as in evaluation. float16 and bfloat16 have their statistics in float32.
+    """Replace BatchNorm: sum the mean, then the centred squares (no cancellation), and normalise rows as in
+    evaluation.
+
+    float16 and bfloat16 have their statistics in float32.
     """
     given = _forward(steps)
     rows = given["input"]
@@ -105,7 +109,9 @@ def batch_norm(steps: Steps) -> bool:
 
 
 def batch_norm_backward(steps: Steps) -> bool:
-    """The gradients of weight and bias are sums; with them, the input's is made row by row:
+    """Replace the backward of BatchNorm: gradients of weight and bias are sums, from which the input's follows row by
+    row.
+
     dx = w σ⁻¹ (dy − Σdy/N − (x − μ) σ⁻¹ Σ(dy x̂)/N).
     """
     given = steps.given(_BACKWARD)
@@ -159,7 +165,7 @@ def batch_norm_backward(steps: Steps) -> bool:
 
 
 def per_part(steps: Steps) -> bool:
-    """The task as it is, each part with its own statistics, the first part's for the running ones."""
+    """Keep the task, with each part's own statistics, and the first part's for the running ones."""
     task = steps.task
     if task.target.startswith("aten.native_batch_norm_backward"):
         given = steps.given(_BACKWARD)
@@ -179,7 +185,7 @@ def per_part(steps: Steps) -> bool:
 
 
 def single_valued(graph: Graph) -> Task | None:
-    """The first part of a BatchNorm in training that has one value for each channel, which has no variance."""
+    """Return the first part of a BatchNorm in training with one value for each channel, which has no variance."""
     values = dict(graph.value)
     for task in graph.tasks:
         if task.part and "native_batch_norm" in task.target and "backward" not in task.target:
@@ -196,7 +202,7 @@ def _forward(steps: Steps) -> dict[str, str]:
 
 
 def _others(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """All axes but the channels."""
+    """Return all axes except the channels."""
     return tuple(axis for axis in range(len(shape)) if axis != 1)
 
 
@@ -207,7 +213,7 @@ def _cuts(
     shape: tuple[int, ...],
     outputs: tuple[int | None, ...],
 ) -> tuple[Cut, ...]:
-    """A cut of `rows` along each axis but the channels; None among `outputs` stands for that axis."""
+    """Return a cut of `rows` along each axis except the channels; None in `outputs` stands for that axis."""
     inputs = dataclasses.replace(steps.task, args=args, kwargs=()).inputs
     return tuple(
         Cut(
@@ -220,7 +226,7 @@ def _cuts(
 
 
 def _column(steps: Steps, name: str, shape: tuple[int, ...]) -> str:
-    """One number for each channel in a shape that broadcasts onto the input."""
+    """Append a reshape of one number for each channel so that it broadcasts to the input; return its name."""
     column = (1, shape[1], *(1 for _ in shape[2:]))
     step = f"{name.removeprefix(f'{steps.task.name}#')}_column"
     return steps.put(step, "aten.reshape.default", (Ref(name), column), column, steps.dtype(name), view=name)

@@ -1,1 +1,1 @@
-"""SVG, its look, and free space for labels."""
+"""SVG shapes, their design, and free space for labels."""

@@ -1,8 +1,8 @@
-"""What every picture looks like: colours, patterns and styles of lines, and text measured and shortened.
+"""Design of all pictures: colours, patterns and line styles, and text metrics.
 
-Hue and pattern name a device, depth says forward or backward, vermillion is waiting, black ink is the critical path; no
-hue is spent on anything else. Labels are placed by measure: a width is the greater of those of Inter (tabular figures)
-and DejaVu Sans, so that a label fits whichever of the two a viewer has; `widths.json` has them in thousandths of an em.
+Hue and pattern identify a device, depth distinguishes forward from backward, vermilion is waiting, black is the
+critical path; no hue has another meaning. Labels are placed by their width, the larger of those in Inter (tabular
+figures) and DejaVu Sans, so that they fit in either font; `widths.json` has widths in thousandths of an em.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STYLES: dict[str, dict[str, str]] = {
     "wait": {"stroke": WAIT, "stroke-width": "2.4", "stroke-dasharray": "0.1 4.6", "stroke-linecap": "round"},
     "wait box": {"rx": "2", "fill": WAIT_FILL, "stroke": WAIT, "stroke-dasharray": "2.5 2"},
 }
-"""Styles as attributes: not every viewer of SVG reads a style sheet in it."""
+"""Styles as attributes: some SVG viewers ignore embedded style sheets."""
 
 FAMILY = "Inter, 'DejaVu Sans', Verdana, sans-serif"
 
@@ -57,8 +57,8 @@ _PATH = re.compile(r"(?<!\w)(…\w+|(?=\w*[A-Za-z_])\w+)(\.\w+)+")
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """The look of one device: full `hue`, `fill` of a box, `deep` fill of a backward one, `text` on
-    white, `pattern`."""
+    """Colours of one device: full `hue`, `fill` of a box, `deep` fill of a backward one, `text` on white, and
+    `pattern`."""
 
     hue: str
     fill: str
@@ -78,19 +78,19 @@ _PATTERNS = ("slash", "backslash", "cross", "level", "upright")
 
 
 def fill_of(shade: Shade, phase: str) -> str:
-    """Fill of a box: deeper for the backward, white for sums and updates."""
+    """Return the fill of a box: deeper for the backward, white for sums and updates."""
     return shade.deep if phase == "backward" else shade.fill if phase in ("forward", "") else "#FFFFFF"
 
 
 def strips(phase: str) -> tuple[bool, bool]:
-    """True if a box has its device's pattern at its left, and at its right edge: the forward at the left, the
-    backward at the right, sums and updates at both, so that phases are told without colour."""
+    """Return whether a box has its device's pattern on its left and right edge: forward left, backward right, sums and
+    updates both, so that phases are distinguishable without colour."""
     return phase != "backward", phase not in ("forward", "")
 
 
 def shades(devices: Iterable[tuple[str, bool]]) -> dict[str, Shade]:
-    """A shade for each (name, whether it is a CPU): CPUs amber and dotted, accelerators blue, green,
-    rose, sky, then the same hues with new patterns."""
+    """Return a shade for each (name, whether it is a CPU): CPUs amber and dotted, accelerators blue, green, rose, sky,
+    then the same hues with other patterns."""
     found, index = {}, 0
     for name, cpu in devices:
         if cpu:
@@ -103,13 +103,14 @@ def shades(devices: Iterable[tuple[str, bool]]) -> dict[str, Shade]:
 
 
 def width(text: str, size: float, bold: bool = False) -> float:
-    """Pixels `text` takes at `size` pixels, at most; a character outside the table counts as one em."""
+    """Return an upper bound on the pixels of `text` at `size` pixels; a character outside the table counts as one
+    em."""
     table = _WIDTHS["bold" if bold else "regular"]
     return sum(table.get(character, _OTHER) for character in text) * size / 1000
 
 
 def fit(text: str, room: float, size: float, bold: bool = False) -> str:
-    """`text`, shortened with `…` in its middle to fit `room` pixels; empty when not even three characters do."""
+    """Shorten `text` to `room` pixels with `…` in its middle; empty if not even three characters fit."""
     if width(text, size, bold) <= room:
         return text
 
@@ -122,8 +123,8 @@ def fit(text: str, room: float, size: float, bold: bool = False) -> str:
 
 
 def fit_words(text: str, room: float, size: float, bold: bool = False) -> str:
-    """`text`, shortened to fit `room` pixels by what is told elsewhere or goes without saying: the part of the
-    batch, the phase, the modules around; else cut at its end. Empty when not even three characters fit."""
+    """Shorten `text` to `room` pixels by omitting redundant words: part of the batch, phase, outer modules; else cut
+    its end. Empty if not even three characters fit."""
     for short in _shorter(text):
         if width(short, size, bold) <= room:
             return short
@@ -152,5 +153,5 @@ def _shorter(text: str) -> Iterator[str]:
 
 
 def _names(path: str) -> list[str]:
-    """The names in a path, without `grad` and a number at its end, which say nothing alone."""
+    """Return the names in a path, without a final `grad` or number, which mean nothing alone."""
     return re.sub(r"(\.grad|\.\d+)$", "", path).split(".")

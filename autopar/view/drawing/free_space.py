@@ -1,4 +1,4 @@
-"""Free space for labels: rectangles and lines that are taken, and whether a rectangle is free of them."""
+"""Free space for labels: occupied rectangles and lines, and tests against them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CELL = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Rect:
-    """A rectangle from its top left corner, in pixels."""
+    """A rectangle by its top left corner, in pixels."""
 
     x: float
     y: float
@@ -24,16 +24,16 @@ class Rect:
     h: float
 
     def grown(self, pad: float) -> Rect:
-        """The rectangle `pad` pixels farther out on every side."""
+        """Return the rectangle enlarged by `pad` pixels on every side."""
         return Rect(self.x - pad, self.y - pad, self.w + 2 * pad, self.h + 2 * pad)
 
     def meets(self, other: Rect) -> bool:
-        """True if the two share any area."""
+        """Return True if the two overlap."""
         across = self.x < other.x + other.w and other.x < self.x + self.w
         return across and self.y < other.y + other.h and other.y < self.y + self.h
 
     def crosses(self, start: Point, end: Point) -> bool:
-        """True if a line from `start` to `end` passes through it (Liang and Barsky, 1984)."""
+        """Return True if a line from `start` to `end` passes through it, by Liang-Barsky clipping (1984)."""
         low, high = 0.0, 1.0
         for origin, step, least, most in (
             (start[0], end[0] - start[0], self.x, self.x + self.w),
@@ -52,7 +52,7 @@ class Rect:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A line of text whose baseline is at `y`, measured by the fonts' own widths."""
+    """A line of text with its baseline at `y`, measured by the font's own widths."""
 
     x: float
     y: float
@@ -63,35 +63,35 @@ class Label:
     anchor: str = "start"
     halo: bool = False
     leader: tuple[Point, Point] | None = None
-    """A line from what the label is of, where that is too thin to hold it."""
+    """A line from the labelled shape, if that is too thin to hold the label."""
 
     @property
     def rect(self) -> Rect:
-        """Bounding box, from the top of its capitals to below its baseline."""
+        """Bounding box, from the top of capitals to below the baseline."""
         w = design.width(self.text, self.size, self.bold)
         x = self.x - (w if self.anchor == "end" else w / 2 if self.anchor == "middle" else 0)
         return Rect(x, self.y - self.size * 0.8, w, self.size)
 
 
 class Room:
-    """Rectangles and lines taken so far, in a grid of cells so that a query looks only at those near."""
+    """Occupied rectangles and lines, in a grid of cells so that a query only visits those nearby."""
 
     def __init__(self) -> None:
         self._rects: dict[tuple[int, int], list[Rect]] = defaultdict(list)
         self._lines: dict[tuple[int, int], list[tuple[Point, Point, bool]]] = defaultdict(list)
 
     def take(self, rect: Rect) -> None:
-        """Mark a rectangle as taken."""
+        """Mark a rectangle as occupied."""
         for cell in _cells(rect):
             self._rects[cell].append(rect)
 
     def take_line(self, start: Point, end: Point, *, under: bool = False) -> None:
-        """Mark a line as taken; one that is `under` the boxes is not seen in them."""
+        """Mark a line as occupied; one `under` the boxes is hidden by them."""
         for cell in _cells(_around(start, end)):
             self._lines[cell].append((start, end, under))
 
     def free(self, rect: Rect) -> bool:
-        """True if nothing taken meets it."""
+        """Return True if nothing occupied overlaps it."""
         return not any(
             any(rect.meets(other) for other in self._rects.get(cell, ()))
             or any(rect.crosses(start, end) for start, end, _ in self._lines.get(cell, ()))
@@ -99,17 +99,17 @@ class Room:
         )
 
     def unlined(self, rect: Rect) -> bool:
-        """True if no line over the boxes passes through it."""
+        """Return True if no line over the boxes passes through it."""
         lines = (line for cell in _cells(rect) for line in self._lines.get(cell, ()))
         return not any(rect.crosses(start, end) for start, end, under in lines if not under)
 
     def open(self, start: Point, end: Point) -> bool:
-        """True if a line from `start` to `end` touches no rectangle that is taken."""
+        """Return True if a line from `start` to `end` touches no occupied rectangle."""
         rects = (rect for cell in _cells(_around(start, end)) for rect in self._rects.get(cell, ()))
         return not any(rect.crosses(start, end) for rect in rects)
 
     def place(self, labels: Sequence[Label], *, pad: float = 1.5) -> bool:
-        """Take the room of all `labels` when every one is free; else take none and say so."""
+        """Occupy the room of all `labels` if every one is free; return whether it did."""
         if not all(self.free(label.rect.grown(pad)) for label in labels):
             return False
         for label in labels:
@@ -117,7 +117,7 @@ class Room:
         return True
 
     def first(self, places: Iterable[Sequence[Label]], *, pad: float) -> Sequence[Label]:
-        """The first of some sets of labels that has no empty one and is free, of which the room is then taken."""
+        """Return the first set of labels that is free and has no empty one, and occupy its room."""
         whole = (labels for labels in places if labels and all(label.text for label in labels))
         return next((labels for labels in whole if self.place(labels, pad=pad)), ())
 

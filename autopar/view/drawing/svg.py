@@ -19,33 +19,33 @@ from .free_space import Label, Point
 MARGIN = 32.0
 WIDTH = 1200.0
 _STEP = 5.0
-"""Pixels between the lines of a pattern, about."""
+"""Approximate pixels between the lines of a pattern."""
 SAMPLE = 34.0
-"""Pixels that the sample of a legend is wide."""
+"""Width of a legend sample in pixels."""
 
 Sample: TypeAlias = tuple[str, Callable[[float, float], None]]
-"""An entry of the legend: its meaning, and a function that draws a sample from `x` on around `y`."""
+"""A legend entry: its meaning, and a function that draws a sample from `x` on around `y`."""
 
 
 Figure: TypeAlias = tuple[str, str]
-"""A key number with its unit, and what it is."""
+"""A key figure with its unit, and its meaning."""
 
 _REFUSED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def clean(text: str) -> str:
-    """Text in which what neither XML nor HTML can hold is `�`."""
+    """Replace characters that XML or HTML cannot contain by `�`."""
     return _REFUSED.sub("\ufffd", text)
 
 
 def escape(text: str) -> str:
-    """Text for an element or a quoted attribute."""
+    """Escape text for an element or a quoted attribute."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;")
     return text.replace(">", "&gt;").replace('"', "&quot;")
 
 
 def number(value: float) -> str:
-    """A coordinate with at most two decimals: `12.5`."""
+    """Format a coordinate with at most two decimals: `12.5`."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text
 
@@ -59,9 +59,9 @@ def _attributes(style: str, pairs: dict[str, object]) -> str:
 
 
 class Svg:
-    """One picture of `width` × `height` pixels; shapes are painted in the order of the calls.
+    """A picture of `width` × `height` pixels; shapes are painted in the order of the calls.
 
-    `style` is a name of `design.STYLES`; attributes come on top of it, `stroke_width` for `stroke-width`.
+    `style` is a name in `design.STYLES`; attributes override it, with `stroke_width` for `stroke-width`.
     """
 
     def __init__(self, width: float, height: float, title: str) -> None:
@@ -69,23 +69,23 @@ class Svg:
         self.parts: list[str] = []
 
     def add(self, tag: str, style: str = "", **attributes: object) -> None:
-        """An empty element."""
+        """Add an empty element."""
         self.parts.append(f"<{tag}{_attributes(style, attributes)}/>")
 
     def rect(self, x: float, y: float, w: float, h: float, style: str = "", **attributes: object) -> None:
-        """A rectangle."""
+        """Add a rectangle."""
         self.add("rect", style, x=x, y=y, width=max(w, 0), height=max(h, 0), **attributes)
 
     def circle(self, x: float, y: float, r: float, style: str = "", **attributes: object) -> None:
-        """A circle around (`x`, `y`)."""
+        """Add a circle around (`x`, `y`)."""
         self.add("circle", style, cx=x, cy=y, r=r, **attributes)
 
     def line(self, start: Point, end: Point, style: str = "", **attributes: object) -> None:
-        """A straight line."""
+        """Add a straight line."""
         self.add("line", style, x1=start[0], y1=start[1], x2=end[0], y2=end[1], **attributes)
 
     def path(self, d: str, style: str = "", **attributes: object) -> None:
-        """A path; nothing when `d` is empty."""
+        """Add a path, if `d` is not empty."""
         if d:
             self.add("path", style, d=d, **attributes)
 
@@ -100,11 +100,11 @@ class Svg:
         bold: bool = False,
         anchor: str = "start",
     ) -> None:
-        """Text whose baseline is at `y`."""
+        """Add text with its baseline at `y`."""
         self.label(Label(x, y, text, size, color, bold, anchor))
 
     def label(self, label: Label) -> None:
-        """A label; one with a halo has a white edge under it so that lines behind do not touch it."""
+        """Add a label; one with a halo has a white edge that keeps lines behind it apart."""
         if not label.text:
             return
         where: dict[str, object] = {
@@ -123,7 +123,7 @@ class Svg:
         self.parts.append(f'<text{common} fill="{label.color}">{text}</text>')
 
     def quantity(self, x: float, y: float, text: str) -> None:
-        """A large number with its unit right behind it in grey: `4.90 ms`."""
+        """Add a large number followed by its unit in grey: `4.90 ms`."""
         figure, _, unit = text.partition(" ")
         place = _attributes("", {"x": x, "y": y, "font_size": 24, "font_weight": "bold"})
         grey = f'<tspan dx="5" font-size="14" font-weight="normal" fill="{QUIET}">{escape(unit)}</tspan>'
@@ -131,7 +131,7 @@ class Svg:
 
     @contextmanager
     def group(self, tooltip: str = "", style: str = "", **attributes: object) -> Iterator[None]:
-        """A group of what is drawn inside, with a tooltip that viewers show when it is pointed at."""
+        """Group the shapes of the block, with a tooltip."""
         self.parts.append(f"<g{_attributes(style, attributes)}>")
         if tooltip:
             self.parts.append(f"<title>{escape(tooltip)}</title>")
@@ -139,7 +139,7 @@ class Svg:
         self.parts.append("</g>")
 
     def arrow(self, start: Point, end: Point, color: str, size: float) -> None:
-        """The head of an arrow along `start` → `end`, its tip at `end`."""
+        """Add the head of an arrow along `start` → `end`, with its tip at `end`."""
         dx, dy = end[0] - start[0], end[1] - start[1]
         length = (dx * dx + dy * dy) ** 0.5
         if not length:
@@ -151,14 +151,14 @@ class Svg:
         self.path(trace(corners) + "Z", fill=color)
 
     def pattern(self, shade: Shade, x: float, y: float, w: float, h: float, **attributes: object) -> None:
-        """The pattern of a device over a rectangle."""
+        """Add the pattern of a device over a rectangle."""
         look: dict[str, Any] = {"fill": "none", "stroke": shade.hue, "stroke_width": 1.3, **attributes}
         if shade.pattern == "dots":
             look |= {"stroke_width": 1.5, "stroke_linecap": "round"}
         self.path(hatch(shade.pattern, x, y, w, h), **look)
 
     def swatch(self, shade: Shade, x: float, y: float, w: float, h: float) -> None:
-        """A small tile with a device's hue and pattern."""
+        """Add a small tile in a device's hue and pattern."""
         self.rect(x, y, w, h, rx=3, fill=shade.fill)
         self.pattern(shade, x + 1, y + 1, w - 2, h - 2)
         self.rect(x, y, w, h, rx=3, fill="none", stroke=shade.hue, stroke_width=1.4)
@@ -175,12 +175,12 @@ class Svg:
 
 
 def trace(points: Sequence[Point]) -> str:
-    """Path data through `points`."""
+    """Return path data through `points`."""
     return "".join(f"{'L' if index else 'M'}{number(x)} {number(y)}" for index, (x, y) in enumerate(points))
 
 
 def hatch(pattern: str, x: float, y: float, w: float, h: float) -> str:
-    """Path data of a pattern clipped to a rectangle; tiles of one pattern meet without a seam."""
+    """Return path data of a pattern clipped to a rectangle; adjacent tiles of one pattern join without a seam."""
     if w <= 0 or h <= 0:
         return ""
     if pattern == "dots":
@@ -214,7 +214,7 @@ def _multiples(low: float, high: float, step: float) -> Iterable[float]:
 def heading(
     svg: Svg, title: str, under: str, label: str, figures: Sequence[Figure], samples: Sequence[Sample]
 ) -> float:
-    """Title, the badge that says what the figures are, the figures and the legend; returns where they end."""
+    """Draw the title, the badge on the kind of figures, the figures and the legend; return their end in pixels."""
     room = svg.width - 2 * MARGIN
     if label:
         wide = design.width(label, 12, True) + 36
@@ -246,7 +246,7 @@ def _width(quantity: str, caption: str) -> float:
 
 
 def _flow(widths: Sequence[float], left: float, right: float, gap: float) -> Iterator[tuple[float, int]]:
-    """Position and row of each of some things side by side: what would pass `right` begins another row."""
+    """Yield position and row of items side by side; one that would exceed `right` starts another row."""
     x, row = left, 0
     for wide in widths:
         if x > left and x + wide > right:
@@ -256,7 +256,7 @@ def _flow(widths: Sequence[float], left: float, right: float, gap: float) -> Ite
 
 
 def phases(svg: Svg, shade: Shade) -> list[Sample]:
-    """Samples of how forward, backward, sums and updates look."""
+    """Return samples for forward, backward, sums and updates."""
 
     def sample(phase: str) -> Callable[[float, float], None]:
         def draw(x: float, y: float) -> None:
@@ -273,8 +273,8 @@ def phases(svg: Svg, shade: Shade) -> list[Sample]:
 
 
 def ticks(span: float, length: float, apart: float) -> tuple[list[tuple[float, str]], str]:
-    """Round moments of `span` seconds on `length` pixels, about `apart` pixels from one another, with their labels; and
-    the unit of these."""
+    """Return round times in `span` seconds on `length` pixels, about `apart` pixels apart, with labels; and their
+    unit."""
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
     unit, scale = next((u, s) for u, s in units if span >= s or u == "ns")
     if not span:

@@ -1,4 +1,4 @@
-"""HTML: pictures as self-contained pages that fetch nothing, and of a bounded size for notebooks."""
+"""HTML: self-contained pages without network access, of bounded size for notebooks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..report.statistics import device_busy, level_at
 from ..timeline import timeline_picture, timeline_svg
 
 _MOST_STEPS = 2_000
-"""Steps above which a notebook gets no picture: it keeps what it shows."""
+"""Limit on the steps of a picture in a notebook, which stores its outputs."""
 
 _MOST_PARTS = 8
-"""Clusters of a folded box that are named."""
+"""Limit on the named clusters of a folded box."""
 _LEAST = 0.55
-"""Share of its size to which a picture shrinks with the window, as its labels must be read: then it scrolls."""
+"""Smallest scale to which a picture shrinks with the window, for legible labels; below it, it scrolls."""
 
 
 def _source(name: str) -> str:
@@ -45,8 +45,8 @@ _TEMPLATES.filters |= {"seconds": seconds, "bytes": size, "percent": percent}
 
 
 def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
-    """The placed graph as one HTML file: the picture, panels beside it, and the facts of each box and arrow on hover,
-    focus and touch."""
+    """Return the placed graph as one HTML file: the picture, panels, and facts of boxes and arrows on hover, focus and
+    touch."""
     layout = lay_out(plan)
     picture = placed_picture(layout, timeline)
     ran: dict[str, float] = {}
@@ -84,7 +84,7 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
 
 
 def _example(layout: Layout) -> Card | None:
-    """The cluster whose reasons are shown without a hover: the longest of the critical path that had a choice."""
+    """Return the cluster whose reasons are shown initially: the longest with a choice on the critical path."""
     reason = layout.plan.reason
     single = [box for box in layout.boxes if len(box.card.clusters) == 1]
     choosy = [box for box in single if len(getattr(reason.get(box.card.clusters[0]), "choices", ())) > 1]
@@ -93,7 +93,7 @@ def _example(layout: Layout) -> Card | None:
 
 
 def _longest_clusters(plan: Plan, clusters: Sequence[str]) -> list[tuple[str, str]]:
-    """The longest of some clusters with their durations, and how many there are besides."""
+    """Return the longest of some clusters with durations, and the number of others."""
     places = sorted(
         (plan.place[cluster] for cluster in clusters),
         key=lambda place: (place.start - place.end, place.start),
@@ -106,7 +106,7 @@ def _longest_clusters(plan: Plan, clusters: Sequence[str]) -> list[tuple[str, st
 
 
 def timeline_page(timeline: Timeline) -> str:
-    """The timeline picture as one HTML file; spans say what they are when pointed at."""
+    """Return the timeline picture as one HTML file; spans have tooltips."""
     return _page("page.html", title=timeline.title, label=timeline.label, picture=timeline_picture(timeline))
 
 
@@ -127,12 +127,12 @@ _TEMPLATES.globals |= {
 
 
 def plan_html(plan: Plan) -> str:
-    """For a notebook: the picture of a plan; of a large one the first rows of its table."""
+    """Return the picture of a plan for a notebook; for a large one the first rows of its table."""
     return _scrolled(placed_svg(plan)) if len(plan.steps) <= _MOST_STEPS else text_html(repr(plan))
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """For a notebook: the picture of a timeline; of a large one a sentence."""
+    """Return the picture of a timeline for a notebook; for a large one a sentence."""
     if len(timeline.spans) <= _MOST_STEPS:
         return _scrolled(timeline_svg(timeline))
     spans = f"{counted(len(timeline.spans), 'span')} in {seconds(timeline.makespan)}"
@@ -140,7 +140,7 @@ def timeline_html(timeline: Timeline) -> str:
 
 
 def text_html(text: str) -> str:
-    """Text as it is, columns under each other."""
+    """Return preformatted text, with aligned columns."""
     return f"<pre>{html.escape(text)}</pre>"
 
 

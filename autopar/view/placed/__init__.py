@@ -1,4 +1,5 @@
-"""The placed graph as SVG: columns are devices, time runs down, slopes are transfers, one black line is critical."""
+"""The placed graph as SVG: columns are devices, time runs down, slopes are transfers, a black line is the critical
+path."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .layout import LEFT, Arrow, Box, Column, Layout, lay_out
 
 _MOST_NAMED = 8
 _CALM = 60
-"""A critical path of more transfers than this is drawn thinner, so that it stays a line."""
+"""Transfers on the critical path above which it is drawn thinner, to remain a line."""
 NOTES = (
     "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it",
     "busy: share of the predicted time a device computes · peak: most memory in use · "
@@ -28,13 +29,13 @@ NOTES = (
 
 
 def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
-    """The picture of a plan; a measured `timeline` adds its figures. The facts of a page hang on the groups with
-    `data-facts`: boxes and arrows."""
+    """Return the picture of a plan as SVG text; a measured `timeline` adds its figures. The groups of boxes and arrows
+    have the facts of a page as `data-facts`."""
     return str(placed_picture(lay_out(plan), timeline))
 
 
 def placed_picture(layout: Layout, timeline: Timeline | None) -> Svg:
-    """The picture of a plan that is laid out."""
+    """Return the picture of a laid out plan as shapes."""
     plan = layout.plan
     graph, label = plan.costed.graph, plan.costed.machine.label
     svg = Svg(max(layout.right + MARGIN, WIDTH), 0, f"placed graph of {graph.name}")
@@ -63,7 +64,7 @@ def _left_out(layout: Layout) -> str:
 
 
 def _under(plan: Plan) -> str:
-    """Subtitle: sizes, policy and split; for a plan on one device why it is not on several."""
+    """Return the subtitle: sizes, policy and split; for a single-device plan the reason."""
     graph, machine = plan.costed.graph, plan.costed.machine
     text = counted(len(graph.tasks), "task")
     text += f" in {counted(len(plan.placed), 'cluster')}" if machine.queued else ""
@@ -78,7 +79,7 @@ def _under(plan: Plan) -> str:
 
 
 def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
-    """The numbers everything is judged by: predicted, measured, bound, single device, moved."""
+    """Return the key figures: predicted, measured, bound, single device, moved."""
     plan = layout.plan
     found = [(seconds(plan.makespan), "predicted")]
     if timeline:
@@ -107,7 +108,7 @@ def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
 
 
 def _samples(svg: Svg, layout: Layout) -> list[Sample]:
-    """The legend, of what is in the picture."""
+    """Return the legend of what is in the picture."""
 
     def across(style: str, **more: Any) -> Callable[[float, float], None]:
         return lambda x, y: svg.line((x, y), (x + SAMPLE, y), style, **more)
@@ -186,7 +187,7 @@ def _columns(svg: Svg, layout: Layout) -> None:
 
 
 def _use(layout: Layout, column: Column, busy: float, room: float) -> list[str]:
-    """Busy share and peak memory of a device, in lines of at most `room` pixels."""
+    """Return the utilization and peak memory of a device, in lines of at most `room` pixels."""
     plan = layout.plan
     peak, cap = plan.peaks.get(column.device, 0), plan.costed.machine.device[column.device].memory_bytes
     held = f"peak {size(peak)}"
@@ -215,7 +216,7 @@ def _axis(svg: Svg, layout: Layout) -> None:
 
 
 def _margin(svg: Svg, layout: Layout) -> None:
-    """The critical path in words, beside the axis."""
+    """Draw the critical path as text beside the axis."""
     found = brackets(layout)
     if found:
         svg.text(LEFT - 87, layout.top - 18, "critical path", 12, QUIET, anchor="end")
@@ -260,7 +261,7 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
 
 
 def _band(svg: Svg, arrow: Arrow) -> None:
-    """Under the boxes, the time over which several folded transfers run; where bands meet they are one."""
+    """Draw, below the boxes, the time span of several folded transfers; touching bands merge."""
     if len(arrow.transfers) > 1:
         one, other = (arrow.x1, arrow.y1), (arrow.x2, arrow.y2)
         svg.path(trace([one, other, (arrow.x2, arrow.y2_last), (arrow.x1, arrow.y1_last)]) + "Z", "band")

@@ -1,8 +1,7 @@
-"""Runs as cards: one each while there are few, else equal repeated blocks as one stacked card and short
-runs merged into their module, so that a picture of any plan has a bounded number of boxes.
+"""Clusters folded into cards: one each if there are few, else equal repeated blocks as one stacked card, and short
+clusters merged by module, so that any picture has a bounded number of boxes.
 
-A card keeps the true times of what it holds: it begins with its first cluster, ends with its last, and
-`busy` is the sum.
+A card keeps true times: it starts with its first cluster, ends with its last, and `busy` is the sum.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ...ir.timeline import Placed
 from ..report.reasons import module_of
 
 BUDGET = 150
-"""The most boxes of one picture, when no more lanes than that are used."""
+"""Limit on the boxes of a picture with fewer lanes than that."""
 _PLAIN = 60
 _EQUAL = 0.25
 _DENSE = 0.75
@@ -30,10 +29,11 @@ Block: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A box: the `clusters` of one lane between `start` and `end`, at work for `busy` seconds of that.
+    """A box for `clusters` of one lane between `start` and `end`, of which `busy` seconds are work.
 
-    `copies` are the repeated blocks, a card each, when it is a stack; `module` what the clusters share; `phase` the
-    part of a training step that most of its work is of.
+    copies: the repeated blocks of a stack, a card each.
+    module: common module of the clusters.
+    phase: phase of most of its work.
     """
 
     lane: str
@@ -50,7 +50,7 @@ class Card:
 
 
 def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
-    """The cards of each lane that computes, in order; at most `budget` of them, or one for each such lane."""
+    """Return the cards of each compute lane, in order; at most `budget`, or one for each lane."""
     lanes: dict[str, list[Card]] = {}
     for lane, steps in plan.orders.items():
         cards = [_card(plan, step, lane) for step in steps if isinstance(step, Placed)]
@@ -109,7 +109,7 @@ def _join(cards: list[Card]) -> Card:
 
 
 def _marked(cards: list[Card], phase: str) -> str:
-    """Suffix of the title of joined cards that tells their phase, as their own titles do."""
+    """Return the suffix of a joined card's title with its phase, as in the cards' own titles."""
     if len({card.phase for card in cards}) == 1 and phase in ("reduction", "update"):
         return ", sums" if phase == "reduction" else ", update"
     return (
@@ -118,7 +118,7 @@ def _marked(cards: list[Card], phase: str) -> str:
 
 
 def _title(cards: list[Card], module: str) -> str:
-    """Name of the blocks of joined cards, `layers 3 … 5`, else the module they share."""
+    """Return the name of the blocks of joined cards, `layers 3 … 5`, else their common module."""
     blocks = [card.block for card in cards]
     known = [block for block in blocks if block]
     if len(known) < len(blocks) or len({path for path, _ in known}) != 1 or _block(module):
@@ -128,8 +128,8 @@ def _title(cards: list[Card], module: str) -> str:
 
 
 def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
-    """Join neighbours that are each shorter than `short` and not further apart; `strict`: only within
-    one block."""
+    """Join neighbours that are each shorter than `short` and no further apart; with `strict`, only within one
+    block."""
     groups: list[list[Card]] = []
     for card in cards:
         if groups and _joins(groups[-1], card, short, strict):
@@ -150,7 +150,7 @@ def _joins(group: list[Card], card: Card, short: float, strict: bool) -> bool:
 
 
 def _kin(one: Card, other: Card) -> bool:
-    """True if two cards lie in one numbered block, or, outside of such, below one module."""
+    """Return True if two cards are in one numbered block, or outside of blocks in one module."""
     if one.phase != other.phase:
         return False
     if one.block or other.block:
@@ -159,7 +159,7 @@ def _kin(one: Card, other: Card) -> bool:
 
 
 def _block(module: str) -> Block | None:
-    """The outermost numbered module of a path: `model.layers.3.attn` is in (`model.layers`, 3)."""
+    """Return the outermost numbered module of a path: `model.layers.3.attn` is in (`model.layers`, 3)."""
     parts = module.split(".")
     for position, part in enumerate(parts):
         if part.isdecimal() and position:
@@ -168,8 +168,7 @@ def _block(module: str) -> Block | None:
 
 
 def _stack(plan: Plan, cards: list[Card]) -> list[Card]:
-    """Fold each row of three or more equal numbered blocks that follow one another in this lane into one
-    card."""
+    """Fold each row of at least three equal successive blocks of this lane into one card."""
     rows: list[list[list[Card]]] = []
     for _, held in groupby(cards, key=lambda card: (card.block, card.phase) if card.block else card.clusters):
         group = list(held)
@@ -186,14 +185,14 @@ def _stack(plan: Plan, cards: list[Card]) -> list[Card]:
 
 
 def _follows(one: Card, other: Card) -> bool:
-    """True if the next block comes after the one before, in the same phase: up in a forward, down in a backward."""
+    """Return True if one block follows the other in the same phase: upwards in a forward, downwards in a backward."""
     if one.block is None or other.block is None or one.phase != other.phase:
         return False
     return one.block[0] == other.block[0] and abs(one.block[1] - other.block[1]) == 1
 
 
 def _stack_row(plan: Plan, row: list[list[Card]]) -> list[Card]:
-    """Equal blocks of a row as stacks; a block unlike the middle one stays open between them."""
+    """Fold equal blocks of a row into stacks; a block that differs from the middle one stays separate."""
     busy = [sum(card.busy for card in group) for group in row]
     usual = median(busy)
     done: list[Card] = []
@@ -221,7 +220,7 @@ def _stacked(plan: Plan, groups: list[list[Card]]) -> Card:
 
 
 def _kind(plan: Plan, copies: tuple[Card, ...], phase: str) -> str:
-    """Suffix of the title of a stack: the one cluster that all copies are alike, else their phase."""
+    """Return the suffix of a stack's title: the one cluster in all copies, else their phase."""
     if all(len(copy.clusters) == 1 for copy in copies):
         words = {plan.words.cluster(copy.clusters[0]).replace(f"{copy.title}.", "", 1) for copy in copies}
         if len(words) == 1:

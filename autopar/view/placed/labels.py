@@ -1,4 +1,4 @@
-"""The labels of a placed graph: each where it is free of boxes, lines and other labels, or not at all."""
+"""Labels of a placed graph, each placed free of boxes, lines and other labels, or omitted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST = 60
 
 
 def box_labels(layout: Layout, box: Box) -> list[Label]:
-    """Name and duration, and a second line where the box is high enough; none in a box under 16 pixels."""
+    """Return name and duration, with a second line if the box is high enough; none below 16 pixels."""
     card = box.card
     if box.h < 16:
         return []
@@ -65,7 +65,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
 
 
 def _middles(box: Box, half: float) -> Iterator[float]:
-    """Candidate middles of a label that is twice `half` high: that of the box first, then ever farther off."""
+    """Yield candidate centres of a label of height 2 × `half`, from the centre of the box outwards."""
     middle, most = box.y + box.h / 2, max(0.0, box.h / 2 - half)
     yield middle
     for step in range(1, min(_MOST_STEPS, int(most / _STEP)) + 1):
@@ -96,7 +96,7 @@ def _second_line(layout: Layout, box: Box) -> str:
 
 
 def free_labels(layout: Layout) -> list[Label]:
-    """The labels outside of boxes, the important ones first: transfers, waits, thin boxes, idle times."""
+    """Return the labels outside of boxes, important ones first: transfers, waits, thin boxes, idle times."""
     done: list[Label] = []
     order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.bytes, arrow.y1))
     for arrow in order:
@@ -110,7 +110,7 @@ def free_labels(layout: Layout) -> list[Label]:
 
 
 def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
-    """Candidate labels of an arrow: name over bytes and time, above it at its end first; then only one of the two."""
+    """Yield candidate labels of an arrow: name over bytes and time, above its end first; then only one of the two."""
     ends = [(*_corridor(layout, arrow, at_end), (arrow.x2 > arrow.x1) == at_end) for at_end in (True, False)]
     widest = min(high - low for low, high, _ in ends) - 14
     count, bold = len(arrow.transfers), arrow.critical
@@ -146,7 +146,7 @@ def _y_on(arrow: Arrow, x: float) -> float:
 
 
 def _corridor(layout: Layout, arrow: Arrow, at_end: bool) -> tuple[float, float]:
-    """The gap between columns that the arrow enters last, or leaves by first."""
+    """Return the gap between columns that the arrow enters last, or leaves first."""
     x = arrow.x2 if at_end else arrow.x1
     order = sorted(layout.columns.values(), key=lambda column: column.x)
     for one, other in pairwise(order):
@@ -166,7 +166,7 @@ def _wait_places(arrow: Arrow) -> Iterator[list[Label]]:
 
 
 def _gap_places(gap: Gap) -> Iterator[list[Label]]:
-    """`idle 2.2 ms` over its cause, in the middle of the gap; one line, or none, where there is less room."""
+    """Yield `idle 2.2 ms` over its cause, in the middle of the gap; then one line, or none."""
     x, room = gap.x + gap.w / 2, gap.w - 14
     last, time = gap.cause == "done", seconds(gap.end - gap.start)
     heads = [f"idle to the end {time}"] * last + [f"idle {time}", time]
@@ -185,7 +185,7 @@ def _gap_places(gap: Gap) -> Iterator[list[Label]]:
 
 
 def _thin_labels(layout: Layout, thin: Sequence[Box]) -> list[Label]:
-    """A label for each of the `thin` boxes, the longest first, where there is room; that is then taken."""
+    """Return a label for each of the `thin` boxes with room, the longest first, and occupy the room."""
     done: list[Label] = []
     beside: list[Box] = []
     for group in _groups(thin):
@@ -204,7 +204,7 @@ def _thin_labels(layout: Layout, thin: Sequence[Box]) -> list[Label]:
 
 
 def _groups(thin: Sequence[Box]) -> list[list[Box]]:
-    """Boxes of one lane that hardly have a space between them, the longest group first."""
+    """Return groups of nearly touching boxes of one lane, the longest first."""
     order = sorted(thin, key=lambda box: (box.x, box.y))
     groups = [order[:1]] if order else []
     for before, box in pairwise(order):
@@ -216,7 +216,7 @@ def _groups(thin: Sequence[Box]) -> list[list[Box]]:
 
 
 def _captions(layout: Layout, group: list[Box]) -> Iterator[list[Label]]:
-    """The names of a group, one under the other in the order of the boxes; of a large one the first and last."""
+    """Yield the names of a group, one below the other in the order of the boxes; of a large one the first and last."""
     first, last = group[0], group[-1]
     titles = [box.card.title for box in group]
     if len(group) > _MOST_LINES:
@@ -231,7 +231,7 @@ def _captions(layout: Layout, group: list[Box]) -> Iterator[list[Label]]:
 
 
 def _spots(layout: Layout, box: Box) -> Iterator[tuple[bool, float, float]]:
-    """(to the right?, pixels of room there, pixels below the box) of where its label may be, nearest first."""
+    """Yield (to the right, pixels of room, pixels below the box) of possible labels, nearest first."""
     order = sorted(layout.columns.values(), key=lambda column: column.x)
     here = order.index(layout.columns[box.card.device])
     sides = []
@@ -245,7 +245,7 @@ def _spots(layout: Layout, box: Box) -> Iterator[tuple[bool, float, float]]:
 
 
 def _led(layout: Layout, box: Box, right: bool, room: float, down: float) -> Label | None:
-    """The label of a thin box at a spot; None where that is taken."""
+    """Return the label of a thin box at a spot; None if it is occupied."""
     sign = 1 if right else -1
     edge, middle = box.x + box.w * right, box.y + box.h / 2
     text = design.fit_words(box.card.title, room - _LEAD - 10, 11.5, box.critical)
@@ -259,8 +259,8 @@ def _led(layout: Layout, box: Box, right: bool, room: float, down: float) -> Lab
 
 
 def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
-    """The critical path down the left margin: (top, bottom, labels) of each stretch that is tall enough
-    to be seen."""
+    """Return (top, bottom, labels) of each stretch of the critical path, along the left margin, that is tall
+    enough."""
     found = []
     for part in stretches(layout.plan, layout.found):
         top, bottom = layout.y(part.start), layout.y(part.end)

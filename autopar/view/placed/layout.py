@@ -1,7 +1,7 @@
-"""The geometry of a placed graph: what is drawn where, in pixels, with nothing of SVG in it.
+"""The geometry of a placed graph in pixels, independent of SVG.
 
-Columns of devices and lanes are in an order in which transfers join neighbours, and as wide as their use asks; the
-critical path is one unbroken line across them.
+Columns of devices and lanes are ordered so that transfers join neighbours, and as wide as needed; the critical path is
+one unbroken line across them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ TOP = 92.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _MOST_ARROWS = 80
 _WIDEST_BAND = 1 / 16
-"""Share of the plan within which transfers that begin are drawn as one: wider bands would say nothing."""
+"""Share of the plan within which starting transfers are drawn as one band."""
 _MOST_TRIED = 6
-"""Devices whose columns are tried in every order."""
+"""Limit on the devices whose column orders are all tried."""
 _TIGHT = 12.0
-"""Copies that follow one another in fewer pixels are one line."""
+"""Pixels below which successive copies are one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A device from `x` on, `w` wide; `lanes` are (lane, x, w) for those that compute."""
+    """A device from `x` on, `w` wide; `lanes` are (lane, x, w) of its compute lanes."""
 
     device: str
     x: float
@@ -43,17 +43,17 @@ class Column:
 
     @property
     def right(self) -> float:
-        """Its right edge."""
+        """Right edge in pixels."""
         return self.x + self.w
 
 
 Piece: TypeAlias = tuple[str, tuple[Point, ...]]
-"""A part of the critical path: `run` (of clusters), `copy` (its end is an arrow) or `bus`, drawn dotted; its points."""
+"""A piece of the critical path: `run` (of clusters), `copy` (ends in an arrow) or `bus` (dotted), and its points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A card at its place; one box where a cluster takes several lanes that are side by side."""
+    """A placed card; one box for a cluster on several adjacent lanes."""
 
     card: Card
     x: float
@@ -65,9 +65,9 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """One transfer, or several folded into a band from (`x1`, `y1`..`y1_last`) to (`x2`, `y2`..`y2_last`).
+    """A transfer, or several folded into a band from (`x1`, `y1`..`y1_last`) to (`x2`, `y2`..`y2_last`).
 
-    `ready_y` is where the wait for a busy wire began, None without one.
+    `ready_y`: start of the wait for a busy wire; None if there is none.
     """
 
     transfers: tuple[Transfer, ...]
@@ -88,7 +88,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a lane has nothing to do, and what ended it."""
+    """An idle time of a lane, and what ended it."""
 
     x: float
     y: float
@@ -101,8 +101,13 @@ class Gap:
 
 @dataclass
 class Layout:
-    """A placed graph ready to be drawn. `second` are pixels per second below `top`; `room` is what is
-    taken; `unnamed` the boxes that no label was found room for; `undrawn` how many transfers have no arrow."""
+    """A placed graph ready to draw.
+
+    second: pixels per second below `top`.
+    room: occupied space.
+    unnamed: boxes without room for a label.
+    undrawn: number of transfers without an arrow.
+    """
 
     plan: Plan
     found: Critical
@@ -120,7 +125,7 @@ class Layout:
     room: Room = field(default_factory=Room)
 
     def y(self, when: float) -> float:
-        """Vertical position of a moment, in pixels."""
+        """Return the vertical position of a time, in pixels."""
         return self.top + when * self.second
 
     @property
@@ -130,13 +135,12 @@ class Layout:
 
     @property
     def right(self) -> float:
-        """The right edge of the last column."""
+        """Right edge of the last column, in pixels."""
         return max(column.right for column in self.columns.values())
 
 
 def lay_out(plan: Plan) -> Layout:
-    """Everything at its place: at most `fold.BUDGET` boxes, a bounded height, small plans at a legible
-    scale."""
+    """Lay out a plan: at most `fold.BUDGET` boxes, a bounded height, small plans at a legible scale."""
     found = plan.critical
     cards = fold(plan)
     places = _columns(plan, cards)
@@ -152,7 +156,7 @@ def lay_out(plan: Plan) -> Layout:
 
 
 def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
-    """Tall enough that most boxes hold a line of text, within bounds."""
+    """Return a height at which most boxes hold a line of text, within bounds."""
     lengths = sorted(
         card.end - card.start for held in cards.values() for card in held if card.end > card.start
     )
@@ -180,7 +184,7 @@ def _boxes(layout: Layout) -> None:
 
 
 def _key(card: Card) -> tuple[object, ...]:
-    """Identity of a card, equal in all lanes that its cluster takes."""
+    """Return the identity of a card, equal in all lanes of its cluster."""
     return card.clusters, card.start, card.end
 
 
@@ -208,7 +212,7 @@ def _arrows(layout: Layout) -> None:
 
 
 def _bundles(transfers: list[Transfer], window: float) -> list[list[Transfer]]:
-    """Transfers of one direction that begin within `window` of the first of them, together."""
+    """Group transfers of one direction that start within `window` of the first."""
     groups: list[list[Transfer]] = []
     open_group: dict[tuple[str, str], list[Transfer]] = {}
     for step in transfers:
@@ -233,7 +237,7 @@ def _gaps(layout: Layout) -> None:
 
 
 def _cause(layout: Layout, card: Card) -> str:
-    """The binding predecessor of the first cluster of a card, in words."""
+    """Return the binding predecessor of a card's first cluster as text."""
     number = layout.found.number[card.clusters[0]]
     wait = layout.found.last[number]
     if wait is None:
@@ -266,7 +270,7 @@ def _take(layout: Layout) -> None:
 
 
 def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, Column]:
-    """The columns of all devices in the order they are drawn, stretched towards the width of a picture."""
+    """Return the columns of all devices in drawing order, stretched to the width of a picture."""
     machine = plan.costed.machine
     look = shades((device.name, device.traits.host) for device in machine.devices)
     touched = {device for t in plan.transfers for device in (t.src, t.dst)} | {
@@ -291,8 +295,7 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, Column
 
 
 def _order(plan: Plan, touched: set[str]) -> list[str]:
-    """Devices so that transfers skip as few columns as can be; then the CPU in the middle of the
-    accelerators."""
+    """Order the devices so that transfers skip the fewest columns, then with the CPU in the middle."""
     machine = plan.costed.machine
     cpus = [device.name for device in machine.devices if device.traits.host]
     others = [device.name for device in machine.devices if not device.traits.host]
@@ -316,13 +319,13 @@ def _order(plan: Plan, touched: set[str]) -> list[str]:
 
 
 def _edges(columns: dict[str, Column], src: str, dst: str) -> tuple[float, float]:
-    """The edges, in pixels, at which a transfer leaves the column of `src` and reaches that of `dst`."""
+    """Return the edges, in pixels, at which a transfer leaves the column of `src` and reaches that of `dst`."""
     one, other = columns[src], columns[dst]
     return (one.right, other.x) if one.x < other.x else (one.x, other.right)
 
 
 def _critical_line(layout: Layout) -> list[Piece]:
-    """The pieces of the critical path in order."""
+    """Return the pieces of the critical path in order."""
     columns = layout.columns
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
     stretches = _stretches(layout.found, _TIGHT / layout.second if layout.second else 0.0)
@@ -350,8 +353,8 @@ def _critical_line(layout: Layout) -> list[Piece]:
 
 
 def _stretches(found: Critical, tight: float) -> list[tuple[Step, Step]]:
-    """First and last step of each stretch: clusters of one lane, or copies of one direction less than `tight` seconds
-    each."""
+    """Return first and last step of each stretch: clusters of one lane, or copies of one direction below `tight`
+    seconds."""
     done: list[tuple[Step, Step]] = []
     for step in map(found.steps.__getitem__, found.path):
         if done and _continues(done[-1][1], step, tight):
@@ -373,7 +376,7 @@ def _path(*points: Point) -> tuple[Point, ...]:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbouring `run` pieces as one line, so that corners meet; pieces of one point dropped."""
+    """Join adjacent `run` pieces into one line, so that corners meet; drop pieces of one point."""
     done: list[Piece] = []
     for kind, points in pieces:
         if len(points) < 2:

@@ -1,4 +1,4 @@
-"""`explain`: a plan, and what came of it, in words and tables."""
+"""`explain`: the report on a plan and its recording, as text and tables."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def explain(
     measured_single: float | None = None,
     notes: Sequence[str] = (),
 ) -> str:
-    """The report on a plan: baseline, bound, prediction, measurement, bytes moved, devices, candidates,
-    path with its waits, reasons, and the one change of hardware or cap that would help most.
+    """Return the report on a plan: baseline, bound, prediction, measurement, bytes moved, devices, candidates,
+    critical path with waits, reasons, and the change of hardware or cap that would help most.
 
-    `timeline` is a measured call; `measured_single` the measured seconds of the best single device;
-    `notes` are sentences of the caller's own, put under the head.
+    timeline: a measured call.
+    measured_single: measured seconds of the best single device.
+    notes: sentences of the caller, shown below the head.
     """
     costed, machine = plan.costed, plan.costed.machine
     found = plan.critical
@@ -114,7 +115,7 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
 
 
 def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> tuple[str, str, str]:
-    """The measured time of a call against the predicted one; refused where emulated work was too late to say."""
+    """Return the row of measured and predicted time; refused if emulated work was too late."""
     slow, late = plan.costed.machine.stretch, percent(timeline.late)
     if timeline.needs_slow_down:
         enough = math.ceil(timeline.needs_slow_down)
@@ -140,7 +141,7 @@ def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> 
 
 
 def _weights(plan: Plan) -> tuple[str, str, str]:
-    """The bytes of a model's state, and where it lives."""
+    """Return the row of the model's bytes of state, and their places."""
     graph, home = plan.costed.graph, plan.costed.home
     living: dict[str, dict[str, int]] = {}
     for name in graph.state:
@@ -188,7 +189,7 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
 
 
 def _phases(plan: Plan, timeline: Timeline | None) -> str:
-    """The phases of a training step as predicted and, where the call was measured in time, as measured."""
+    """Return the phases of a training step as predicted and, if the call was measured in time, as measured."""
     sides = {"predicted": plan.timeline(), **({"measured": timeline} if timeline else {})}
     found = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
     heads = [f"{what} measured" if side == "measured" else what for side in sides for what in _PHASE_COLUMNS]

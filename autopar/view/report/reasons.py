@@ -1,4 +1,4 @@
-"""Reasons for the placement of clusters, waits, the critical path in stretches, and what a plan is compared with."""
+"""Text on placements: reasons of clusters, waits, stretches of the critical path, and comparisons of the plan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MOST_CHANGES = 6
 
 
 def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
-    """For each cluster that a name or a glob of names means: where and when it is, what it waited for, when it would
-    end on each device with the rest of the plan as it is, and why it is here.
+    """Explain each cluster that matches a name or glob: place and time, waits, its end on each device with the rest of
+    the plan unchanged, and the reason.
 
     Raises PlanError for a name that no cluster has.
     """
@@ -54,7 +54,7 @@ def _choices(device: str, reason: Reason) -> list[str]:
 
 
 def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
-    """The choices that a cluster on `device` had, its own first, then by end; with how much later it would end
+    """Return the choices of a cluster, its own `device` first, then by end, each with how much later it would end
     there."""
     order = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
     own = next((choice.end for choice in order if choice.device == device), None)
@@ -62,7 +62,7 @@ def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
 
 
 def against(choice: Choice, own: float | None) -> str:
-    """The end of a cluster on another device less its end where it is: `+1.2 ms`, `−0.3 ms`."""
+    """Return the end of a cluster on another device relative to its own: `+1.2 ms`, `−0.3 ms`."""
     if choice.end is None or own is None:
         return "-"
     late = choice.end - own
@@ -72,7 +72,7 @@ def against(choice: Choice, own: float | None) -> str:
 
 
 def helps(plan: Plan) -> str:
-    """The one change of hardware or cap that would shorten the plan most, what came next, and the predictions."""
+    """Return the change of hardware or cap that would shorten the plan most, the runners-up, and the predictions."""
     found = changes(plan)
     what = "makespan" if plan.period is None else "period"
     reached = plan.makespan if plan.period is None else plan.period
@@ -89,8 +89,8 @@ def helps(plan: Plan) -> str:
 
 
 def waited(plan: Plan, found: Critical, number: int) -> str:
-    """The binding predecessor of a step, and how long the step was ready before: `v0 from cpu`, `t3`, `lane cuda:0/0,
-    busy with t2, 1.2 ms`; empty for what begins at once."""
+    """Return the binding predecessor of a step, and how long the step was ready before: `v0 from cpu`, `t3`, `lane
+    cuda:0/0, busy with t2, 1.2 ms`; empty if it starts at once."""
     wait, step = found.last[number], found.steps[number]
     if wait is None:
         return ""
@@ -111,7 +111,7 @@ def waited(plan: Plan, found: Critical, number: int) -> str:
 
 
 def path_shares(plan: Plan, found: Critical) -> list[str]:
-    """The shares of compute, transfer and waiting in the critical path, a sentence a line."""
+    """Return the shares of compute, transfers and waits in the critical path, one sentence per line."""
     total = plan.makespan or 1.0
     waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
     compute, transfer, waiting = (percent(s / total) for s in (found.compute_s, found.transfer_s, waits))
@@ -129,8 +129,8 @@ def path_shares(plan: Plan, found: Critical) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains; `steps` are
-    the numbers of its steps."""
+    """A stretch of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains. `steps`:
+    numbers of its steps."""
 
     kind: str
     start: float
@@ -141,8 +141,7 @@ class Stretch:
 
 
 def stretches(plan: Plan, found: Critical) -> list[Stretch]:
-    """The critical path as stretches: consecutive clusters of one lane are one, gaps of over 0.1 % are named
-    waits."""
+    """Return the critical path in stretches: consecutive clusters of one lane are one, gaps above 0.1 % are waits."""
     groups: list[list[int]] = []
     clock, starts = 0.0, list[float]()
     for number in found.path:
@@ -170,27 +169,29 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
 
 
 def span_name(plan: Plan, clusters: list[Placed]) -> str:
-    """`first … last` with a count."""
+    """Return `first … last` with a count."""
     first, last = plan.words.cluster(clusters[0].cluster), plan.words.cluster(clusters[-1].cluster)
     return first if len(clusters) == 1 else f"{first} … {last} ({len(clusters)} clusters)"
 
 
 def module_of(plan: Plan, cluster: str) -> str:
-    """The longest module path that all tasks of a cluster which have one share."""
+    """Return the longest module path that all tasks of a cluster with a module share."""
     paths = [plan.costed.graph.task[task].module for task in plan.costed.cluster[cluster].tasks]
     return common_module([path for path in paths if path])
 
 
 def alternative(plan: Plan) -> Candidate | None:
-    """The best candidate that uses several devices, None when there is no feasible one."""
+    """Return the best candidate on several devices; None if none is feasible."""
     others = [c for c in plan.candidates if c.makespan is not None and not c.policy.startswith("single")]
     return min(others, key=lambda c: (c.makespan, c.policy), default=None)
 
 
 def baseline(plan: Plan) -> tuple[str, float] | None:
-    """The baseline of a plan: the shortest on one device, weights included, and its seconds. A device that some
-    clusters cannot be on, for a pin, counts with those left where they must be, as `mostly cuda:0`; None when no
-    device can run all."""
+    """Return the shortest single-device plan, weights included, and its seconds; None if no device can run everything.
+
+    A device that some clusters cannot be on, because of a pin, counts with those where they must be, as `mostly
+    cuda:0`.
+    """
     best = plan.best_single
     for candidate in plan.candidates if best else ():
         device = candidate.policy.removeprefix("single ")
@@ -206,7 +207,7 @@ def baseline(plan: Plan) -> tuple[str, float] | None:
 
 
 def best_of_each(plan: Plan) -> list[Candidate]:
-    """The candidates, best first; of those of one policy and split that only differ in time, the best."""
+    """Return the candidates, best first; of those with the same policy and split only the best."""
     order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0))
     found: dict[tuple[str, str, str], Candidate] = {}
     for candidate in order:
@@ -215,7 +216,7 @@ def best_of_each(plan: Plan) -> list[Candidate]:
 
 
 def chosen(plan: Plan) -> Candidate | None:
-    """The candidate that became the plan, None when it is none of them."""
+    """Return the candidate that became the plan; None if there is none."""
     split = plan.costed.graph.split
     mine = [c for c in plan.candidates if c.policy == plan.policy and c.makespan is not None]
     alike = [c for c in mine if c.split == split] or mine
@@ -223,13 +224,13 @@ def chosen(plan: Plan) -> Candidate | None:
 
 
 def faster(gain: float) -> str:
-    """The speedup of a plan over one device whose time is `gain` times as long, in words."""
+    """Return the speed-up over a device that takes `gain` times as long as text."""
     if gain >= 1.005:
         return f"{gain:.2f} × faster than one device"
     return "as fast as one device" if gain > 0.995 else f"{(1 / gain - 1) * 100:.0f} % slower than one device"
 
 
 def change(share: float) -> str:
-    """A relative change as a signed whole percentage: `+5 %`, `0 %`, `−3 %`."""
+    """Return a relative change as a signed whole percentage: `+5 %`, `0 %`, `−3 %`."""
     rounded = round(share * 100)
     return f"{'+' if rounded > 0 else '−' if rounded < 0 else ''}{abs(rounded)} %"

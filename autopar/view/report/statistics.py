@@ -1,4 +1,4 @@
-"""Figures that several pictures and the report show: busy shares, overlap, phases of a training step, critical path."""
+"""Statistics shared by pictures and the report: utilization, overlap, phases of a training step, critical path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Interval: TypeAlias = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The intervals merged where they touch, sorted."""
+    """Merge intervals that touch; return them sorted."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -27,12 +27,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Seconds the intervals last together."""
+    """Return the total seconds of intervals."""
     return sum(end - start for start, end in intervals)
 
 
 def shared(one: list[Interval], other: list[Interval]) -> float:
-    """Seconds that lie in both of two merged lists."""
+    """Return the seconds in both of two merged lists."""
     total, position = 0.0, 0
     for start, end in one:
         while position < len(other) and other[position][1] <= start:
@@ -45,7 +45,7 @@ def shared(one: list[Interval], other: list[Interval]) -> float:
 
 
 def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
-    """The outermost spans of each lane by start: clusters and copies, not the tasks in them."""
+    """Return the outermost spans of each lane by start: clusters and copies, without the tasks in them."""
     found: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
     for span in sorted(timeline.spans, key=lambda span: (span.start, span.end)):
         if not span.cluster:
@@ -54,18 +54,18 @@ def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
 
 
 def _busy(timeline: Timeline) -> dict[str, list[Interval]]:
-    """Busy intervals of each lane."""
+    """Return the busy intervals of each lane."""
     tops = top_spans(timeline).items()
     return {lane: union((s.start, s.end) for s in spans if s.end > s.start) for lane, spans in tops}
 
 
 def busy_shares(timeline: Timeline) -> dict[str, float]:
-    """Share of the makespan in which each lane is at work."""
+    """Return each lane's busy share of the makespan."""
     return {lane: length(busy) / (timeline.makespan or 1.0) for lane, busy in _busy(timeline).items()}
 
 
 def device_busy(timeline: Timeline) -> dict[str, float]:
-    """Share of the makespan in which each device computes, over its compute lanes that were used."""
+    """Return the share of the makespan in which each device computes, over its used compute lanes."""
     found: dict[str, list[float]] = {}
     for lane, share in busy_shares(timeline).items():
         device, queue = lane.rsplit("/", 1)
@@ -75,7 +75,8 @@ def device_busy(timeline: Timeline) -> dict[str, float]:
 
 
 def overlaps(timeline: Timeline) -> dict[str, float | None]:
-    """Share of each lane's busy time during which another lane computes; None for a lane that never works."""
+    """Return the share of each lane's busy time during which another lane computes; None for a lane that is never
+    busy."""
     busy = _busy(timeline)
     compute = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[1].isdigit()]
     found: dict[str, float | None] = {}
@@ -86,15 +87,15 @@ def overlaps(timeline: Timeline) -> dict[str, float | None]:
 
 
 def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
-    """Bytes in use at a moment, from the steps of a memory curve."""
+    """Return the bytes in use at a time, from the steps of a memory curve."""
     position = bisect.bisect_right(steps, when, key=lambda step: step[0]) - 1
     return steps[position][1] if position >= 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A phase of a step: `span` seconds in which any of its clusters and copies is under way, `adds` of these in which
-    nothing of the phases before it is; `start` of the first and `end` of the last."""
+    """A phase of a step: `span`: seconds with any of its clusters and copies active; `adds`: those of them without
+    activity of earlier phases; `start` of the first and `end` of the last."""
 
     name: str
     span: float
@@ -104,7 +105,7 @@ class _Phase:
 
 
 def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
-    """The phases that take time, in order; none for a plan without a backward."""
+    """Return the phases that take time, in order; none for a plan without a backward."""
     if not plan.words.training:
         return ()
     made: list[_Phase] = []
@@ -120,9 +121,9 @@ def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
 
 
 def hidden(plan: Plan, timeline: Timeline) -> float:
-    """The share of the time of the reduction in which some device works on the backward; 1.0 without a reduction.
+    """Return the share of the reduction's time in which some device works on the backward; 1.0 without a reduction.
 
-    `timeline` is of the plan: `plan.timeline()`, or measured. Linear in spans but for sorting them.
+    `timeline`: of the plan: `plan.timeline()`, or measured. Linear in spans except for sorting.
     """
     reduction = union(_phase_intervals(plan, timeline)["reduction"])
     backward = union(_phase_intervals(plan, timeline, copies=False)["backward"])
@@ -130,7 +131,7 @@ def hidden(plan: Plan, timeline: Timeline) -> float:
 
 
 def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> dict[str, list[Interval]]:
-    """Start and end of what each phase does."""
+    """Return the start and end of each activity by phase."""
     graph, cluster = plan.costed.graph, plan.costed.cluster
     of_task, of_value = plan.words.phase_of_task, plan.words.phase_of_value
     found: dict[str, list[Interval]] = {name: [] for name in PHASES}
@@ -154,10 +155,10 @@ def _free(graph: Graph, name: str) -> bool:
 
 
 def critical_spans(timeline: Timeline) -> list[Span]:
-    """The spans of the critical path, by start.
+    """Return the spans of the critical path, by start.
 
-    A measured timeline holds no dependencies: its path is walked back from the last end through the latest end on any
-    lane that each step can have waited for.
+    A measured timeline has no dependencies: its path is traced back from the last end through the latest end, on any
+    lane, that each step can have waited for.
     """
     if timeline.path:
         return [timeline.spans[number] for number in timeline.path]
@@ -176,6 +177,6 @@ def critical_spans(timeline: Timeline) -> list[Span]:
 
 
 def _related(before: Span, after: Span) -> bool:
-    """True if the second could have waited for the first: one lane, or data that comes to its device."""
+    """Return True if the second could have waited for the first: on one lane, or for data that reaches its device."""
     source = before.dst if before.kind == "copy" else before.device
     return before.lane == after.lane or source == (after.src if after.kind == "copy" else after.device)

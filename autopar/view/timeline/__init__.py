@@ -28,16 +28,16 @@ from .bars import LEFT, RIGHT, WIDTH, Axis, measured_bars, pale, planned_bars, s
 _NAMES = {"0": "compute", "in": "copy in", "out": "copy out"}
 _MEMORY_HIGH, _CURVE = 136.0, 100.0
 _TOP = 46.0
-"""Top of the lanes in pixels below the legend: between them are the labels of the axis."""
+"""Pixels from the legend to the lanes, for the labels of the axis."""
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    """The picture of a timeline, with its prediction above it when it has one."""
+    """Return the picture of a timeline as SVG text, with its prediction above it if there is one."""
     return str(timeline_picture(timeline))
 
 
 def timeline_picture(timeline: Timeline) -> Svg:
-    """The picture of a timeline as shapes."""
+    """Return the picture of a timeline as shapes."""
     predicted = timeline.predicted
     svg = Svg(WIDTH, 0, f"timeline of {timeline.title}")
     what = "predicted above measured" if predicted else "timeline"
@@ -91,7 +91,7 @@ def _figures(timeline: Timeline) -> list[Figure]:
 
 
 def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
-    """The legend, of what is in the picture."""
+    """Return the legend of what is in the picture."""
     looks = list(shades((("cpu", True), ("0", False), ("1", False))).values())
 
     def planned(x: float, y: float) -> None:
@@ -126,7 +126,7 @@ def _shades(timeline: Timeline) -> dict[str, Shade]:
 
 
 def _lanes(svg: Svg, timeline: Timeline, axis: Axis) -> float:
-    """The lanes of each device, with their busy and overlapped shares at the right; returns where they end."""
+    """Draw the lanes of each device, with busy and overlapped shares on the right; return their end in pixels."""
     predicted = timeline.predicted
     real, planned = top_spans(timeline), top_spans(predicted) if predicted else {}
     busy, overlap = busy_shares(timeline), overlaps(timeline)
@@ -158,7 +158,7 @@ def _lanes(svg: Svg, timeline: Timeline, axis: Axis) -> float:
 
 
 def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None:
-    """The name of a lane at the left, after that of its device in the first; under it where both have no room."""
+    """Draw the name of a lane at the left, after that of its device in the first one; below it if there is no room."""
     room = LEFT - 12 - MARGIN - 32
     beside = not device or design.width(device, 13, True) + 8 + design.width(lane, 12) <= room
     if device:
@@ -176,7 +176,7 @@ def _share(svg: Svg, x: float, middle: float, share: float | None, color: str) -
 
 
 def _ends(svg: Svg, timeline: Timeline, axis: Axis, bottom: float) -> None:
-    """Lines at the measured and the predicted end of the call: the earlier is named to the left of its line."""
+    """Draw lines at the measured and predicted ends of the call; the earlier one has its label on the left."""
     sides: list[tuple[float, str, str | None]] = [
         (timeline.makespan, "measured" if timeline.predicted else "end", None)
     ]
@@ -206,7 +206,7 @@ def _memories(svg: Svg, timeline: Timeline, axis: Axis, y: float) -> float:
 def _memory_row(
     svg: Svg, memory: Memory, planned: Memory | None, shade: Shade, axis: Axis, y: float, end: float
 ) -> None:
-    """Draw the curve of `memory` from `y` down; `planned` is the predicted one, drawn as a thin line over it."""
+    """Draw the curve of `memory` from `y` down; the predicted one, `planned`, as a thin line over it."""
     cap = memory.cap
     close = cap if cap is not None and memory.peak >= 0.35 * cap else 0
     most = max(memory.peak, planned.peak if planned else 0, close) or 1
@@ -248,7 +248,7 @@ def _memory_row(
 def corners(
     memory: Memory, x_of: Callable[[float], float], level: Callable[[float], float], right: float
 ) -> list[Point]:
-    """Both ends of each level of a step curve; of those on one pixel the highest and the last."""
+    """Return both ends of each level of a step curve; of those on one pixel, the highest and the last."""
     steps: list[tuple[float, int]] = []
     pixel = -1
     for when, count in memory.steps:
@@ -269,7 +269,7 @@ def corners(
 def _peak(
     svg: Svg, memory: Memory, shade: Shade, axis: Axis, level: Callable[[float], float], points: list[Point]
 ) -> None:
-    """A ring at the peak, its size beside it where nothing is in the way."""
+    """Draw a ring at the peak, with its size if there is room."""
     when = next(when for when, count in memory.steps if count == memory.peak)
     x, y = axis.x(when), level(memory.peak)
     for start, end in pairwise(points):

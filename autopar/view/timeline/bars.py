@@ -1,4 +1,4 @@
-"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times beside them."""
+"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_JOINED = 64
 
 
 class Axis:
-    """The time axis over `span` seconds: pixels of a moment, its ticks, and the room its labels have."""
+    """Time axis over `span` seconds: pixels of a time, ticks, and the room for labels."""
 
     def __init__(self, span: float) -> None:
         self.span = span
@@ -29,11 +29,11 @@ class Axis:
         self.ticks, self.unit = ticks(span, RIGHT - LEFT, 96.0)
 
     def x(self, when: float) -> float:
-        """Horizontal position of a moment, in pixels."""
+        """Return the horizontal position of a time, in pixels."""
         return LEFT + (when / self.span * (RIGHT - LEFT) if self.span else 0.0)
 
     def lane(self, svg: Svg, y: float, h: float) -> None:
-        """The ground of a lane, with the ticks as hairlines."""
+        """Draw the background of a lane, with ticks as hairlines."""
         svg.rect(LEFT, y, RIGHT - LEFT, h, "lane")
         for when, _ in self.ticks:
             svg.line((self.x(when), y), (self.x(when), y + h), "grid")
@@ -41,8 +41,8 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """Spans drawn as one bar from `x` on, `w` wide: one, or several under a pixel each that touch. `waits` is where the
-    box of a copy's wait begins, None when there is none to be seen."""
+    """One bar from `x` on, `w` wide, for one span, or for several touching ones below a pixel. `waits`: start of the
+    box of a copy's wait; None if invisible."""
 
     x: float
     w: float
@@ -51,7 +51,7 @@ class _Bar:
 
     @property
     def right(self) -> float:
-        """Its right edge."""
+        """Right edge in pixels."""
         return self.x + self.w
 
 
@@ -73,7 +73,7 @@ def _bars(spans: tuple[Span, ...], axis: Axis) -> list[_Bar]:
 
 
 def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
-    """A predicted bar, filled as a box of its phase is."""
+    """Draw a predicted bar, filled like a box of its phase."""
     corner = 2 if w > 4 else None
     svg.rect(x, y, w, h, rx=corner, fill=fill_of(shade, phase))
     if w > 5 and phase in ("", "forward", "backward"):
@@ -82,7 +82,7 @@ def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: 
 
 
 def solid(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
-    """A measured bar: darker for the backward, an outline for sums and updates."""
+    """Draw a measured bar: darker for the backward, outlined for sums and updates."""
     corner = 2 if w > 5 else None
     if phase in ("reduction", "update") and w > 4:
         outline: dict[str, Any] = {"fill": "#FFFFFF", "stroke": shade.hue, "stroke_width": 1.4}
@@ -92,7 +92,7 @@ def solid(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase:
 
 
 def planned_bars(svg: Svg, spans: tuple[Span, ...], axis: Axis, shade: Shade, y: float, h: float) -> None:
-    """The predicted spans of a lane, `h` high from `y` down."""
+    """Draw the predicted spans of a lane, `h` high from `y` down."""
     for bar in _bars(spans, axis):
         if bar.w < 2.5 or len(bar.spans) > 1:
             svg.rect(bar.x, y, max(bar.w, 0.8), h, fill=shade.fill, stroke=shade.hue, stroke_width=0.6)
@@ -110,7 +110,7 @@ def measured_bars(
     hot: set[int],
     copies: bool,
 ) -> None:
-    """The spans of a lane, `h` high from `y` down; those in `hot` (by id) are underlined in ink."""
+    """Draw the spans of a lane, `h` high from `y` down; those in `hot` (by `id`) are underlined in black."""
     bars = _bars(spans, axis)
     for bar in bars:
         axis.room.take(Rect(bar.x, y, max(bar.w, 1.0), h))
@@ -139,7 +139,7 @@ def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -
 
 
 def _name(svg: Svg, bar: _Bar, axis: Axis, shade: Shade, y: float) -> float:
-    """The name inside its bar where it fits, else to the right where that is free; returns its right edge there."""
+    """Draw the name inside its bar if it fits, else to the right if that is free; return its right edge there."""
     span, count = bar.spans[0], len(bar.spans)
     text = design.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
     if text == span.title or len(text) >= 7:
@@ -173,7 +173,7 @@ def _wait_name(svg: Svg, bar: _Bar, axis: Axis, y: float) -> None:
 
 
 def _idle(svg: Svg, spans: tuple[Span, ...], axis: Axis, y: float, named: list[float]) -> None:
-    """Brackets over the times in which nothing is done, after a name that stands there, with their length."""
+    """Draw brackets over idle times, after names, with their length."""
     busy = union((span.start, span.end) for span in spans)
     for (_, start), (end, _) in pairwise(busy):
         left, right = axis.x(start) + 5, axis.x(end) - 5
