@@ -7,6 +7,9 @@ import os
 import zlib
 from collections.abc import Iterator
 
+# Before torch is loaded, here and in the processes of pytest-xdist: threads that spin take cores from other processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import strict
 import torch

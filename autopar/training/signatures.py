@@ -89,10 +89,15 @@ class Signatures:
         for graph in self.graphs:
             graph.kept.drop(signature)
 
-    def tuned(self) -> list[TunedExecutor]:
-        """Return the executors that compile kernels."""
-        signatures = [signature for graph in self.graphs for signature in graph.kept.values()]
-        executors = [executor for signature in signatures for executor in signature.executors]
+    def tuned(self, latest: bool = False) -> list[TunedExecutor]:
+        """Return the executors that compile kernels, with `latest` only those of the last call of each signature."""
+        executors = [
+            executor
+            for graph in self.graphs
+            for signature in graph.kept.values()
+            for executor in signature.executors
+            if not latest or (signature.latest is not None and signature.latest.executor is executor)
+        ]
         return [executor for executor in executors if isinstance(executor, TunedExecutor)]
 
     def close(self) -> None:

@@ -41,6 +41,7 @@ class Signature:
     have gradients.
     weights: state that requires grad, by path.
     checked: gradients were compared with eager.
+    latest: the program of the last call.
     plans: placements of other sizes, which new programs follow.
     """
 
@@ -66,6 +67,7 @@ class Signature:
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
         self.checked = options.check == "never"
         self.refusal = self._too_big = ""
+        self.latest: Prepared | None = None
         self._whole: Prepared | None = None
         self._plans = plans
         self._trained = optimizers.trained(self.captured)
@@ -103,6 +105,7 @@ class Signature:
         self, args: Sequence[Any], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer
     ) -> list[Any]:
         """Take one whole step; return the results of the graph."""
+        self.latest = whole
         found = run(whole, self.captured.flatten(args))
         optimizers.committed(optimizer, self._trained.values())
         return self._results(found)
@@ -137,6 +140,7 @@ class Signature:
         """
         eager = None if self.checked else self._eager(args)
         program = self.overlapped if stale and self.checked else self.gradients
+        self.latest = program
         found = run(program, self.captured.flatten(args))
         if eager is not None:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))

@@ -11,6 +11,8 @@ from helpers.job_models import loss, made, trained
 from helpers.ranks import RankError, ranks
 
 STEPS = 50
+FEWER = 12
+"""Steps of schedules and shapes beside those in which each model takes all."""
 
 
 def _plan(units, name: str, positions: int, chunks: int, replicas: int, micro_batches: int, schedule: str):
@@ -29,8 +31,8 @@ def _plan(units, name: str, positions: int, chunks: int, replicas: int, micro_ba
     ).check()
 
 
-def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices: list[str]):
-    """The largest differences of losses and of weights to one process, and of the answer, after `STEPS` steps."""
+def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices: list[str], steps: int):
+    """The largest differences of losses and of weights to one process, and of the answer, after so many steps."""
     import autopar
     from autopar.distributed.pipeline import reduction
     from autopar.distributed.pipeline.job import Distributed
@@ -40,7 +42,7 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices
     positions, chunks, replicas, micro_batches, schedule = shape
     model, x, y = made(name)
     plain = copy.deepcopy(model)
-    expected = trained(plain, x, y, STEPS)
+    expected = trained(plain, x, y, steps)
     chain = units(model, (x[: len(x) // replicas // micro_batches],), {})
     plan = _plan(chain, name, positions, chunks, replicas, micro_batches, schedule)
 
@@ -50,7 +52,7 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices
     job = Distributed(chain, plan, loss, None, torch.device("cpu"), place)
     optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         losses.append(float(job.step(x, target=y)))
         optimizer.step()
@@ -67,23 +69,23 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "devices"),
+    ("name", "shape", "devices", "steps"),
     [
-        ("mlp", (2, 1, 1, 4, "gpipe"), []),
-        ("cnn", (2, 1, 1, 4, "1f1b"), []),
-        ("gpt", (2, 1, 2, 4, "1f1b"), []),
-        ("gpt", (2, 2, 1, 4, "interleaved"), []),
-        ("cnn", (2, 2, 1, 4, "zero-bubble"), []),
-        ("gpt", (4, 1, 1, 8, "1f1b"), []),
-        ("mlp", (1, 1, 2, 4, "gpipe"), []),
-        ("gpt", (2, 2, 2, 4, "interleaved"), []),
-        ("cnn", (2, 2, 2, 2, "zero-bubble"), []),
-        ("mlp", (1, 1, 2, 2, "1f1b"), ["cpu*2"]),
-        ("cnn", (2, 1, 1, 2, "1f1b"), ["cpu*2"]),
+        ("mlp", (2, 1, 1, 4, "gpipe"), [], STEPS),
+        ("cnn", (2, 1, 1, 4, "1f1b"), [], STEPS),
+        ("gpt", (2, 2, 1, 4, "interleaved"), [], STEPS),
+        ("mlp", (1, 1, 2, 4, "gpipe"), [], STEPS),
+        ("gpt", (2, 1, 2, 4, "1f1b"), [], STEPS),
+        ("cnn", (2, 2, 1, 4, "zero-bubble"), [], FEWER),
+        ("gpt", (4, 1, 1, 8, "1f1b"), [], FEWER),
+        ("gpt", (2, 2, 2, 4, "interleaved"), [], FEWER),
+        ("cnn", (2, 2, 2, 2, "zero-bubble"), [], FEWER),
+        ("mlp", (1, 1, 2, 2, "1f1b"), ["cpu*2"], FEWER),
+        ("cnn", (2, 1, 1, 2, "1f1b"), ["cpu*2"], FEWER),
     ],
 )
-def test_fifty_steps_are_those_of_one_process(name, shape, devices):
-    found = ranks(shape[0] * shape[2], _trains, name, shape, devices)
+def test_steps_are_those_of_one_process(name, shape, devices, steps):
+    found = ranks(shape[0] * shape[2], _trains, name, shape, devices, steps)
     for losses, weights, _ in found:
         assert losses < 1e-12 and weights < 1e-11
     assert {path for *_, paths in found for path in paths} == set(made(name)[0].state_dict())

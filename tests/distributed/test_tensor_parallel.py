@@ -74,8 +74,8 @@ def loss_of(model: nn.Module, name: str, step: int, rows: slice = slice(None)) -
     )
 
 
-def all_trained(rank: int, names: list[str]) -> dict[str, dict[str, Any]]:
-    return {name: trained(rank, name, 50) for name in names}
+def all_trained(rank: int, names: list[str], steps: int) -> dict[str, dict[str, Any]]:
+    return {name: trained(rank, name, steps) for name in names}
 
 
 def trained(rank: int, name: str, steps: int) -> dict[str, Any]:
@@ -108,9 +108,16 @@ def trained(rank: int, name: str, steps: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("count", "names"), [(2, list(MODELS)), (4, ["mlp", "gpt", "cnn of 5"])])
-def test_fifty_steps_equal_those_of_one_process(count: int, names: list[str]) -> None:
-    everything = ranks(count, all_trained, names, timeout_s=240)
+@pytest.mark.parametrize(
+    ("count", "names", "steps"),
+    [
+        (2, ["mlp", "gpt", "cnn of 5"], 50),
+        (2, ["gated", "cnn of 8"], 12),
+        (4, ["mlp", "gpt", "cnn of 5"], 12),
+    ],
+)
+def test_steps_equal_those_of_one_process(count: int, names: list[str], steps: int) -> None:
+    everything = ranks(count, all_trained, names, steps, timeout_s=240)
     for name in names:
         each = [of_rank[name] for of_rank in everything]
         for found in each:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from compilers import Here, alone, compiled, mlp
+from compilers import Here, alone, compiled
 from torch import nn
 
 import autopar
@@ -32,31 +32,38 @@ def worker() -> Worker:
     return Worker()
 
 
-class Attention(nn.Module):
-    """Attention with a residual, a table and a mask: views, integers, several outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.norm = nn.Embedding(20, 16), nn.LayerNorm(16)
-        self.mix, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-
-    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        h = self.norm(self.table(ids))
-        q, k, v = self.mix(h).view(*ids.shape, 3, 2, 8).permute(2, 0, 3, 1, 4)
-        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        h = h + self.out(a.transpose(1, 2).reshape(h.shape))
-        return h, h.argmax(-1), h[:, -1]
-
-
 class Convolutions(nn.Module):
+    """A residual and batch norm."""
+
     def __init__(self) -> None:
         super().__init__()
         self.one, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
         self.two, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def features(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.relu_(self.norm(self.one(x)))
-        return self.head((h + torch.tanh(self.two(h))).mean((2, 3)))
+        return h + torch.tanh(self.two(h))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).mean((2, 3)))
+
+
+class Attention(Convolutions):
+    """Causal attention over the pixels of an image, a table of positions: views, integers, several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(20, 8), nn.LayerNorm(8)
+        self.mix, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        pixels = self.features(x).flatten(2).transpose(1, 2)
+        ids = torch.arange(pixels.shape[1]) % 20
+        h = self.layer(pixels + self.table(ids))
+        q, k, v = self.mix(h).view(*h.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + self.out(a.transpose(1, 2).reshape(h.shape))
+        return h, h.argmax(-1), h[:, -1]
 
 
 class Bags(nn.Module):
@@ -72,10 +79,13 @@ class Bags(nn.Module):
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-def test_bags_of_rows_are_within_one_piece(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bags_of_rows_are_within_one_piece(
+    stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if missing := stack.missing():
         pytest.skip(missing)
-    monkeypatch.setattr(kernel_choice, "Worker", Here)
+    worker.spent_s = 0.0
+    monkeypatch.setattr(kernel_choice, "Worker", lambda: worker)
     model, ids = Bags().eval(), torch.randint(20, (2, 6, 3))
     fast = compiled(model, ids, stack.name)
     (executor,) = fast._placement.backend.tuned()
@@ -86,19 +96,14 @@ def test_bags_of_rows_are_within_one_piece(stack: Stack, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-@pytest.mark.parametrize("case", ["mlp", "attention", "convolutions", "lstm"])
-def test_each_compiler_is_equal_to_eager(
-    stack: Stack, case: str, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("case", ["attention", "lstm"])
+def test_each_compiler_is_equal_to_eager(stack: Stack, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing := stack.missing():
         pytest.skip(missing)
-    worker.spent_s = 0.0
-    monkeypatch.setattr(kernel_choice, "Worker", (lambda: worker) if case == "mlp" else Here)
+    monkeypatch.setattr(kernel_choice, "Worker", Here)
     torch.manual_seed(1)
     made: dict[str, tuple[nn.Module, torch.Tensor]] = {
-        "mlp": (mlp(), torch.randn(5, 8, requires_grad=True)),
-        "attention": (Attention(), torch.randint(20, (2, 6))),
-        "convolutions": (Convolutions(), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2)),
+        "attention": (Attention(), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2).requires_grad_()),
         "lstm": (nn.LSTM(8, 8, batch_first=True), torch.randn(2, 5, 8)),
     }
     model, x = made[case]
@@ -132,6 +137,10 @@ def test_training_with_compiled_kernels_is_that_of_eager(door: str, monkeypatch:
             torch.manual_seed(2)
             model = Convolutions()
             optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            # A step before momentum is there would have kernels of its own.
+            criterion(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
             if door == "step":
                 step = autopar.train_step(model, criterion, optimizer, ["cpu"], kernels=kind)  # type: ignore[arg-type]
             else:

@@ -268,5 +268,4 @@ def test_lengths_and_tokens_are_eagers():
     models = example("language_models")
     with torch.no_grad():
         assert models.lengths(["cpu"], hidden=16, layers=1)["equal"]
-        for cache in (None, "static"):
-            assert models.generation(["cpu", "emulated:0"], hidden=16, layers=1, cache=cache)["equal"]
+        assert models.generation(["cpu", "emulated:0"], hidden=16, layers=1, cache="static")["equal"]

@@ -14,8 +14,8 @@ import autopar
 
 pytestmark = pytest.mark.slow
 
-STEPS = 400
-WARM = 100
+STEPS = 240
+WARM = 80
 
 
 def alive():

@@ -145,8 +145,8 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self.ids[index], "labels": torch.tensor(index % 2)}
 
 
-@pytest.mark.parametrize("count", [12, 14])
-def test_trainer_trains_a_compiled_model_as_a_plain_one(transformers, tmp_path, count):
+def test_trainer_trains_a_compiled_model_as_a_plain_one(transformers, tmp_path):
+    count = 14  # The last batch of an epoch is smaller.
     pytest.importorskip("accelerate")
     config = transformers.BertConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64
@@ -179,8 +179,7 @@ def test_trainer_trains_a_compiled_model_as_a_plain_one(transformers, tmp_path, 
     fast.close()
 
 
-@pytest.mark.parametrize("options", [{"bf16": True}, {"activation_checkpointing": True}])
-def test_trainer_goes_on_from_its_checkpoint(transformers, tmp_path, options):
+def test_trainer_goes_on_from_its_checkpoint(transformers, tmp_path):
     pytest.importorskip("accelerate")
     config = transformers.BertConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
@@ -194,7 +193,7 @@ def test_trainer_goes_on_from_its_checkpoint(transformers, tmp_path, options):
         args = transformers.TrainingArguments(
             str(where), num_train_epochs=epochs, per_device_train_batch_size=4, report_to=[], use_cpu=True,
             save_strategy="epoch", learning_rate=1e-3, lr_scheduler_type="constant", disable_tqdm=True, seed=3,
-            **options,
+            bf16=True, gradient_checkpointing=True,
         )  # fmt: skip
         trainer = transformers.Trainer(model=model, args=args, train_dataset=Rows(10))
         trainer.train(resume_from_checkpoint=resume)
@@ -204,6 +203,6 @@ def test_trainer_goes_on_from_its_checkpoint(transformers, tmp_path, options):
     train(first, tmp_path / "fast", 1)
     train(later, tmp_path / "fast", 2, resume=True)
     for key, value in plain.state_dict().items():
-        assert torch.allclose(later.state_dict()[key], value, atol=2e-2 if "bf16" in options else 1e-4), key
+        assert torch.allclose(later.state_dict()[key], value, atol=2e-2), key
     assert later.plan.transfers and not later._placement.backend.unplaced
     first.close(), later.close()

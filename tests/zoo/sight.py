@@ -31,7 +31,7 @@ def wave(name: str, model: str, config: str, settings: dict[str, Any], **options
     add(name, "audio", make, **options)
 
 
-image("vit", "ViTForImageClassification", "ViTConfig", PATCHES, quick=True)
+image("vit", "ViTForImageClassification", "ViTConfig", PATCHES)
 image(
     "swin", "SwinModel", "SwinConfig",
     {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
