@@ -71,6 +71,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
     loss: `loss(outputs, *targets)`, a mean over rows; None: forward only, planned for the highest throughput.
     devices: of this process, as in `compile`. "auto": `cuda:LOCAL_RANK`, or the CPU. Several lanes: autopar places the
     stage on all of them.
+    group: the processes of the job; None: all.
     schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble".
     stages, replicas, micro_batches: fixed numbers; those left open are chosen by simulation.
     optimizer_bytes: bytes of optimizer state for each byte of weights.
@@ -98,6 +99,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
             assert plan is not None
             return plan if isinstance(plan, Distribution) else Distribution.load(plan)
         chain, rows = priced
+        whole = shard_replicas == "auto" and (several or loss is None)
         return distribution(
             chain,
             known,
@@ -108,9 +110,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
             replicas=replicas,
             micro_batches=micro_batches,
             optimizer_bytes=optimizer_bytes,
-            shard_replicas=False
-            if shard_replicas == "auto" and (several or loss is None)
-            else shard_replicas,
+            shard_replicas=False if whole else shard_replicas,
         )
 
     chosen = agreed(make, None, group)

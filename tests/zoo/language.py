@@ -56,12 +56,7 @@ text(
     {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
 )  # fmt: skip
 text(
-    "albert (shared layers)",
-    "encoder",
-    "AlbertForMaskedLM",
-    "AlbertConfig",
-    {**FEED, "embedding_size": 16},
-    quick=True,
+    "albert (shared layers)", "encoder", "AlbertForMaskedLM", "AlbertConfig", {**FEED, "embedding_size": 16}
 )
 text("electra", "encoder", "ElectraForPreTraining", "ElectraConfig", {**FEED, "embedding_size": 16})
 masked(

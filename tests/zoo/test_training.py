@@ -24,7 +24,7 @@ from .models import MODELS
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("bert", "gpt2", "resnet18")
+QUICK = ("gpt2", "resnet18")
 FOREIGN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
 LIMIT = 1e-11
 """Greatest error in float64: max|Δ| ÷ the larger of max|reference| and a thousandth of the largest gradient."""
