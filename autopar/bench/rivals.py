@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..engine.api import compile, train_step
 from ..engine.compiled import Compiled
 from ..errors import AutoparError, DeviceError
-from ..runtime import trial
 
 RATE = 1e-2
 """Learning rate of SGD."""
@@ -173,17 +172,16 @@ def autopar(case: Case) -> Entrant:
     return run(case, lambda model: compile(model, list(case.devices)))
 
 
-SLOW_S = 4.0
-"""Seconds from which calls count as slow."""
+TRIALS_S = 60.0
+"""Limit in seconds on calls until trials are over."""
 
 
-def tried(call: Callable[[], object]) -> None:
-    """Call as often and as long as the trials of kernels and then of the placed model need; slow calls less often: a
-    few suffice if each call of one is faster than all of the other."""
-    began, calls, took = time.perf_counter(), 0, 0.0
-    while took < 8 * trial.SPAN_S or calls < (6 * trial.CALLS if took < SLOW_S else 8 * trial.RUN):
+def tried(call: Callable[[], object], settled: Callable[[], bool]) -> None:
+    """Call until the trials of kernels, and then of the placed model, are over."""
+    until, steady = time.monotonic() + TRIALS_S, 0
+    while steady < 3 and time.monotonic() < until:
         call()
-        calls, took = calls + 1, time.perf_counter() - began
+        steady = steady + 1 if settled() else 0
 
 
 def autopar_auto(case: Case) -> Entrant:
@@ -196,7 +194,7 @@ def autopar_auto(case: Case) -> Entrant:
     fast.close()
     fast.wait()
     with torch.no_grad():
-        tried(lambda: fast(*case.args))
+        tried(lambda: fast(*case.args), lambda: fast.settled)
     return inference(case, fast, fast.close)
 
 
@@ -218,7 +216,7 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
         step.wait(case.left(began))
         step.close()
         step.wait()
-        tried(lambda: step(*case.args))
+        tried(lambda: step(*case.args), lambda: step.settled)
         model.load_state_dict(first)
     return _training(model, lambda: step(*case.args), step.close)
 

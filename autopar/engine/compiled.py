@@ -122,6 +122,13 @@ class Compiled:
             executor.wait(seconds)
 
     @property
+    def settled(self) -> bool:
+        """True if the kernels of all calls so far are chosen and none is being tried in turns with eager."""
+        direct = self._placement.direct
+        chosen = all(executor.settled for executor in self._placement.backend.tuned())
+        return chosen and (direct is None or not direct.on_trial)
+
+    @property
     def machine(self) -> Machine:
         """The machine that runs the model."""
         return self._placement.backend.machine

@@ -81,6 +81,11 @@ class Direct:
             return self._model(*args, **kwargs)
         return self._in_turn(known, known.trial, placed, args, kwargs)
 
+    @property
+    def on_trial(self) -> bool:
+        """True if placed and plain model take turns in calls of some sizes."""
+        return any(known.trial is not None for known in list(self._known.values()))
+
     def notes(self) -> list[str]:
         """Return a sentence if the plain model serves calls."""
         ratios = [known.ratio for known in self._known.values() if not known.placed]

@@ -316,6 +316,12 @@ class TrainStep(Recorded):
         for executor in self._signatures.tuned(latest=True):
             executor.wait(seconds)
 
+    @property
+    def settled(self) -> bool:
+        """True if the kernels of the programs that steps run now are chosen and none is being tried in turns with
+        eager."""
+        return all(executor.settled for executor in self._signatures.tuned(latest=True))
+
     def close(self) -> None:
         """Stop the worker threads of every plan and the compilation of kernels. The next call starts the threads
         again."""

@@ -86,9 +86,9 @@ def test_no_trial_before_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> 
     decided(monkeypatch, 1.5, after=2)
     assert placed_calls(fast, x, calls=2) == 2
     (executor,) = fast._placement.backend.tuned()
-    assert not executor.settled
+    assert not executor.settled and not fast.settled
     fast.wait()
-    assert executor.settled
+    assert executor.settled and fast.settled
     placed_calls(fast, x)
     assert placed_calls(fast, x) == 0
 
@@ -99,7 +99,8 @@ def test_another_trial_is_held_after_a_while(monkeypatch: pytest.MonkeyPatch) ->
     using(monkeypatch, Folding(), fastest="none")
     fast = compiled(model, x)
     decided(monkeypatch, 1.5, after=1)
-    assert placed_calls(fast, x, calls=2) == 2  # One to be known, one on trial.
+    assert placed_calls(fast, x, calls=1) == 1 and not fast.settled, "known, and to be tried"
+    assert placed_calls(fast, x, calls=1) == 1 and fast.settled, "tried"
     assert placed_calls(fast, x, calls=3) == 0
     decided(monkeypatch, 0.9, after=1)
     assert placed_calls(fast, x, calls=4) == 4

@@ -163,6 +163,8 @@ def test_training_with_compiled_kernels_is_that_of_eager(door: str, monkeypatch:
                 tuned = step._signatures.tuned() if door == "step" else fast._placement.backend.tuned()
                 assert [each for each in tuned if each.chosen is not None], [each.note for each in tuned]
                 if door == "step":
-                    assert len([each for each in tuned if each.note]) == 1 < len(tuned), "not of the first step"
+                    assert len([each for each in tuned if each.note]) == 1 < len(tuned), (
+                        "not of the first step"
+                    )
     torch.testing.assert_close(found["inductor"][0], found["eager"][0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found["inductor"][1], found["eager"][1], rtol=1e-4, atol=1e-5)

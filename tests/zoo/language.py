@@ -55,9 +55,7 @@ text(
     "distilbert", "encoder", "DistilBertModel", "DistilBertConfig",
     {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
 )  # fmt: skip
-text(
-    "albert (shared layers)", "encoder", "AlbertForMaskedLM", "AlbertConfig", {**FEED, "embedding_size": 16}
-)
+text("albert (shared layers)", "encoder", "AlbertForMaskedLM", "AlbertConfig", {**FEED, "embedding_size": 16})
 text("electra", "encoder", "ElectraForPreTraining", "ElectraConfig", {**FEED, "embedding_size": 16})
 masked(
     "deberta-v2", "encoder", "DebertaV2Model", "DebertaV2Config",
