@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -115,6 +116,27 @@ def _refuses(rank: int) -> list[str]:
 def test_seconds_that_are_none_are_refused():
     ((*said,),) = ranks(1, _refuses)
     assert len(said) == 3 and all("seconds above 0" in text for text in said)
+
+
+def _threads_ended(rank: int, watched: bool) -> int:
+    import torch.distributed as dist
+
+    from autopar.distributed.faults.heartbeat import guarded
+
+    group = dist.new_group([0])
+    with guarded(timeout_s=5) if watched else contextlib.nullcontext():
+        pass
+    before = len(os.listdir("/proc/self/task"))
+    dist.destroy_process_group(group)
+    del group
+    return before - len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_groups_of_a_guarded_job_are_never_freed(watched):
+    # Freeing one joins its threads under the GIL, for which they may be waiting.
+    (ended,) = ranks(1, _threads_ended, watched)
+    assert (ended == 0) == watched
 
 
 def test_ranks_that_do_not_fail_end_well(tmp_path):

@@ -9,6 +9,7 @@ main thread for a collective that no rank will complete.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -282,7 +283,8 @@ def guarded(
     grace_s + 2` seconds. A stopped rank is killed by the ranks of its own host.
 
     A rank that raises in the block reports it to the others, which end likewise. No port is opened: ranks use the
-    store of the job.
+    store of the job. The process groups that exist at the end of the block are kept in memory until the process
+    exits, since freeing them may hang it.
     """
     if min(timeout_s, grace_s) <= 0 or (step_timeout_s is not None and step_timeout_s <= 0):
         raise RunError(
@@ -307,6 +309,18 @@ def guarded(
         raise
     else:
         guard.leave()
+    finally:
+        _keep_groups()
+
+
+def _keep_groups() -> None:
+    """Make the process groups of this process immortal.
+
+    The destructor of a gloo group joins its threads. Called from Python it holds the GIL, which such a thread may be
+    waiting for to free the tensors of its last collective: the process would hang at its exit.
+    """
+    for group in dist.distributed_c10d._world.pg_map:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _shared_store() -> bool:
