@@ -86,9 +86,9 @@ def test_each_distinct_operation_is_timed_once_and_kept(folder, caplog):
 
 def test_more_work_is_seen_to_take_longer():
     machine = detect(["cpu"])
-    small, large = square(8, matmul(8)), square(512, matmul(512))
+    small, large = square(8, matmul(8)), square(1024, matmul(1024))
     (quick,) = measure(small, machine, {}, **QUICK).values()
-    (slow,) = measure(large, machine, {}, **QUICK).values()
+    (slow,) = measure(large, machine, {}, budget_s=2.0).values()
     assert slow > quick
 
 
