@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from ..engine.api import compile, prepared
@@ -91,7 +92,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
         raise PlanError(_LANES)
     kwargs = dict(example_kwargs or {})
     batch = tuple(example_inputs), kwargs
-    agree(lambda: described(model) | {"the batch": f"{rows_of(batch)} rows"}, group)
+    agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"}, group)
     _same(model, group, device)
     known = _hosts(hosts, machine, group, device)
     priced = _chain(model, batch, known, group, machine, loss is not None) if plan is None else None
@@ -141,6 +142,17 @@ def _job(
         return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
 
     return Distributed(captured, plan, loss, group, device, place)
+
+
+def _whole(model: nn.Module) -> nn.Module:
+    """Return the model, or raise PlanError if a parameter is already split over ranks."""
+    split = next((path for path, tensor in model.named_parameters() if isinstance(tensor, DTensor)), None)
+    if split:
+        raise PlanError(
+            f"{split} is a DTensor, split over ranks already, as by tensor_parallel or fully_shard; give the plain "
+            "model, which distribute splits by itself (shard_replicas=True shards the replicas)"
+        )
+    return model
 
 
 def _here(devices: Any) -> tuple[torch.device, Machine]:

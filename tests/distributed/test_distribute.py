@@ -260,10 +260,15 @@ def test_without_a_process_group_it_says_what_to_type():
         autopar.distribute(torch.nn.Linear(2, 2), example_inputs=(torch.ones(2, 2),))
 
 
-def _refused(rank: int, options: dict) -> None:
+def _refused(rank: int, options: dict, split: bool = False) -> None:
     import autopar
 
     model, x, _ = made("mlp")
+    if split:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        parallelize_module(model, init_device_mesh("cpu", (2,)), {"layers.0": ColwiseParallel()})
     autopar.distribute(model, example_inputs=(x,), loss=loss, **options)
 
 
@@ -282,3 +287,8 @@ def _refused(rank: int, options: dict) -> None:
 def test_what_cannot_be_distributed_is_refused(options, said):
     with pytest.raises(RankError, match=said):
         ranks(2, _refused, options)
+
+
+def test_a_model_that_is_split_over_ranks_already_is_refused():
+    with pytest.raises(RankError, match=r"layers\.0\.weight is a DTensor, split over ranks already"):
+        ranks(2, _refused, {}, True)
