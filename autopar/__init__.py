@@ -9,6 +9,8 @@ Nothing is imported until it is used, so that planning alone never loads torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .system.versions import VERSION
+
 if TYPE_CHECKING:
     from .distributed.distribute import distribute
     from .distributed.pipeline.job import Distributed
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from .planner.scheduling import schedule
     from .training.step import TrainStep
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "distributed.distribute": ("distribute",),

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-import autopar
-
 from .. import errors
 from ..errors import PlanError
 from ..ir.distribution import Distribution
 from ..ir.serialize import decode, encode
+from ..training.versions import versions
 from .messages import Group, broadcast, gather, named, rank_of
 
 _FAILED = "cannot say what it runs"
@@ -69,7 +67,7 @@ def agree(describe: Callable[[], Mapping[str, str]] | None = None, group: Group 
     PlanError on every rank, with the ranks that differ and the first difference, or with the error that `describe`
     raised on a rank.
     """
-    own = versions()
+    own = versions() | _settings()
     fault: Exception | None = None
     try:
         own |= dict(describe()) if describe is not None else {}
@@ -87,12 +85,9 @@ def agree(describe: Callable[[], Mapping[str, str]] | None = None, group: Group 
     raise PlanError(difference(facts))
 
 
-def versions() -> dict[str, str]:
-    """Return the versions and settings that can make equal models different programs."""
+def _settings() -> dict[str, str]:
+    """Return the settings that can make equal models different programs."""
     return {
-        "Python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": torch.__version__.partition("+")[0],
-        "autopar": autopar.__version__,
         "the default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "the matmul precision": torch.get_float32_matmul_precision(),
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from ..engine.api import compile, prepared
 from ..errors import DeviceError, PlanError
 from ..ir.device import Device
 from ..ir.distribution import SCHEDULES, Distribution
-from ..ir.hosts import Hosts
+from ..ir.hosts import Hosts, compute_devices
 from ..ir.machine import Machine
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
 from .agreement import agree, agreed, described
@@ -25,6 +26,7 @@ from .messages import gather
 from .network import found
 from .pipeline.job import Distributed
 from .pipeline.profile import Times, profile
+from .pipeline.speedup import share
 from .pipeline.units import Units, rows_of, units
 
 log = logging.getLogger("autopar")
@@ -70,7 +72,8 @@ def distribute(  # noqa: PLR0913 - what users may fix
     example_inputs, example_kwargs: one whole batch, of the size of every step.
     loss: `loss(outputs, *targets)`, a mean over rows; None: forward only, planned for the highest throughput.
     devices: of this process, as in `compile`. "auto": `cuda:LOCAL_RANK`, or the CPU. Several lanes: autopar places the
-    stage on all of them.
+    stage on all of them. Several devices: the stages are planned as fast as autopar predicts the whole model on all of
+    them, relative to the first one, which holds the weights; memory caps count as their sum.
     group: the processes of the job; None: all.
     schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble".
     stages, replicas, micro_batches: fixed numbers; those left open are chosen by simulation.
@@ -89,10 +92,10 @@ def distribute(  # noqa: PLR0913 - what users may fix
         raise PlanError(_LANES)
     kwargs = dict(example_kwargs or {})
     batch = tuple(example_inputs), kwargs
-    agree(lambda: described(model) | {"the batch": f"{rows_of(batch)} rows"}, group)
+    agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"}, group)
     _same(model, group, device)
     known = _hosts(hosts, machine, group, device)
-    priced = _chain(model, batch, known, group, device, loss is not None) if plan is None else None
+    priced = _chain(model, batch, known, group, machine, loss is not None) if plan is None else None
 
     def make() -> Distribution:
         if priced is None:
@@ -141,6 +144,17 @@ def _job(
     return Distributed(captured, plan, loss, group, device, place)
 
 
+def _whole(model: nn.Module) -> nn.Module:
+    """Return the model, or raise PlanError if a parameter is already split over ranks."""
+    split = next((path for path, tensor in model.named_parameters() if isinstance(tensor, DTensor)), None)
+    if split:
+        raise PlanError(
+            f"{split} is a DTensor, split over ranks already, as by tensor_parallel or fully_shard; give the plain "
+            "model, which distribute splits by itself (shard_replicas=True shards the replicas)"
+        )
+    return model
+
+
 def _here(devices: Any) -> tuple[torch.device, Machine]:
     """Return the torch device of this process's tensors, and its machine."""
     if not dist.is_available() or not dist.is_initialized():
@@ -152,8 +166,12 @@ def _here(devices: Any) -> tuple[torch.device, Machine]:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         devices = [f"cuda:{local % torch.cuda.device_count()}"] if torch.cuda.is_available() else ["cpu"]
     machine = prepared(None, devices)[0]
-    first = next((own for own in machine.devices if not own.traits.host), machine.devices[0])
-    return torch.device(first.torch_device), machine
+    return _first(machine), machine
+
+
+def _first(machine: Machine) -> torch.device:
+    """Return the device that holds the tensors of a process."""
+    return torch.device(machine.device[compute_devices(machine)[0]].torch_device)
 
 
 def _hosts(
@@ -176,11 +194,15 @@ def _chain(
     batch: tuple[tuple[Any, ...], dict[str, Any]],
     hosts: Hosts,
     group: dist.ProcessGroup | None,
-    device: torch.device,
+    machine: Machine,
     trained: bool,
 ) -> tuple[Chain, int]:
-    """Return the units of a model, timed by all processes at the same time, and the number of rows of the batch."""
-    rows = rows_of(batch)
+    """Return the units of a model, timed by all processes at the same time, and the number of rows of the batch.
+
+    Units are timed on the first device. With several, all their seconds are scaled to those that autopar's planner
+    predicts for the whole model on all devices.
+    """
+    rows, device = rows_of(batch), _first(machine)
     sizes = sorted({max(1, rows // FEW), max(1, rows // MANY)})
     captures: list[tuple[Units, list[Any]]] = []
 
@@ -194,9 +216,15 @@ def _chain(
 
     agree(capture, group)
     measured: list[list[Times]] = [profile(own, inputs, device, trained) for own, inputs in captures]
-    captured = captures[-1][0]
-    costs = [[_line(sizes, [times[i].forward_s for times in measured]),
-              _line(sizes, [times[i].backward_s for times in measured])] for i in range(len(measured[0]))]  # fmt: skip
+    captured, inputs = captures[-1]
+    part = share(captured, inputs, machine, trained)
+    costs = [
+        [
+            _line(sizes, [times[at].forward_s * part for times in measured]),
+            _line(sizes, [times[at].backward_s * part for times in measured]),
+        ]
+        for at in range(len(measured[0]))
+    ]
     told = gather(costs, group)
     by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))

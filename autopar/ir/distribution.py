@@ -60,7 +60,7 @@ class Distribution:
     process may have several stages.
     micro_batches: number for one replica.
     batch: rows of one step over all replicas.
-    step_s: predicted seconds of a step.
+    step_s: predicted seconds of a step; with `period`, from one batch to the next without a pause.
     ideal_s: seconds of the busiest process without waits.
     memory: peak bytes of each position.
     trained: forward, backward and sum of gradients; else forward alone.
@@ -82,6 +82,7 @@ class Distribution:
     trained: bool = True
     tried: tuple[tuple[str, float | None], ...] = ()
     ties: tuple[tuple[tuple[int, ...], int], ...] = ()
+    period: bool = False
 
     @property
     def replicas(self) -> int:
@@ -190,9 +191,12 @@ class Distribution:
                 f"{self.units[stage.first]} … {self.units[stage.stop - 1]}", seconds(stage.forward_s),
                 seconds(stage.backward_s), size(stage.bytes_out), size(stage.saved_bytes), size(stage.state_bytes),
             ))  # fmt: skip
+        what = "a step" if self.trained else "a batch, forward only"
+        if self.period:
+            what = "from one batch to the next (throughput), forward only"
         head = (
             f"{self.model}: {len(self.stages)} stages × {self.replicas} {'sharded ' * self.sharded}replicas, "
-            f"{self.micro_batches} micro-batches, {self.schedule}; predicted {seconds(self.step_s)} a step, of which "
+            f"{self.micro_batches} micro-batches, {self.schedule}; predicted {seconds(self.step_s)} {what}, of which "
             f"the busiest process waits {self.bubble:.0%}"
         )
         return f"{head}\n\n{table(rows, right=(4, 5, 6, 7, 8))}"

@@ -1,8 +1,10 @@
-"""The releases of torch that autopar supports."""
+"""The version of autopar, and the releases of torch that it supports."""
 
 from __future__ import annotations
 
 import re
+
+VERSION = "0.1.0"
 
 FIRST, LAST = (2, 11), (2, 15)
 """The oldest and the newest supported release of torch, as (major, minor)."""

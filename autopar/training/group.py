@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
 from .updates import own
+from .versions import versions
 
 BUCKET_BYTES = 4 << 20
 """Bytes of gradients in one all-reduce: loopback and 10 Gbit/s links take milliseconds for them, ten times the
@@ -30,7 +31,7 @@ class Group:
     buffers.
 
     Construction and `average` are collectives: every rank of the group calls them. Raises CaptureError if a rank has
-    another model, DeviceError if the group's backend cannot send tensors of the model's devices.
+    another model or other versions, DeviceError if the group's backend cannot send tensors of the model's devices.
     """
 
     def __init__(self, process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -49,7 +50,7 @@ class Group:
         return [each for group in groups for each in group["params"] if each.requires_grad]
 
     def _agree(self, held: Sequence[torch.Tensor]) -> None:
-        """Compare the models of all ranks with rank 0's, and broadcast rank 0's weights and buffers."""
+        """Compare the versions and models of all ranks with rank 0's, and broadcast rank 0's weights and buffers."""
         wanted = set(map(id, held))
         named = [*self.loss.named_parameters(), *self.loss.named_buffers()]
         places: dict[torch.device, int] = {}
@@ -58,9 +59,11 @@ class Group:
             for name, each in named
         }
         theirs: list[Any] = [None] * self.size
-        dist.all_gather_object(theirs, mine, group=self.ranks)
-        for rank, other in enumerate(theirs):
-            _require_alike(theirs[0], other, rank)
+        dist.all_gather_object(theirs, (versions(), mine), group=self.ranks)
+        (first_versions, first), *_ = theirs
+        for rank, (other_versions, other) in enumerate(theirs):
+            _require_same_versions(first_versions, other_versions, rank)
+            _require_alike(first, other, rank)
         modules = [*self.loss.modules()]
         self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
         self._share([each for _, each in named])
@@ -168,6 +171,14 @@ def _ranks(process_group: Any) -> dist.ProcessGroup:
 def _place(tensor: torch.Tensor, places: dict[torch.device, int]) -> str:
     """Return the device type of a tensor, and its number among the model's devices; indices differ between ranks."""
     return f"{tensor.device.type} {places.setdefault(tensor.device, len(places))}"
+
+
+def _require_same_versions(first: dict[str, str], other: dict[str, str], rank: int) -> None:
+    for name, version in first.items():
+        if other[name] != version:
+            raise CaptureError(
+                f"rank 0 has {name} {version}, and rank {rank} {other[name]}; install the same versions on every rank"
+            )
 
 
 def _require_alike(first: dict[str, Any], other: dict[str, Any], rank: int) -> None:

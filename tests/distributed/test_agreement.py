@@ -56,9 +56,12 @@ MODELS = {
 
 def _change(what: str) -> None:
     from autopar.distributed import agreement
+    from autopar.training import versions
 
     if what == "torch":
         torch.__version__ = "2.9.1"
+    elif what == "autopar":
+        versions.VERSION = "0.0.7"
     elif what == "dtype":
         torch.set_default_dtype(torch.float64)
     elif what == "plan":
@@ -109,6 +112,7 @@ def test_all_ranks_have_the_plan_of_rank_0():
         ("code", r"rank 2 has the model .*Other"),
         ("frozen", r"rank 2 has 3\.bias 2 float32, ranks 0 and 1 have 2 float32, trained"),
         ("torch", r"rank 2 has torch 2\.9\.1, ranks 0 and 1 have 2\."),
+        ("autopar", r"rank 2 has autopar 0\.0\.7, ranks 0 and 1 have \d"),
         ("dtype", r"rank 2 has the default dtype float64, ranks 0 and 1 have float32"),
         ("plan", r"rank 2 has a plan with the digest \w+, ranks 0 and 1 have \w+"),
         ("raises", r"no such file: weights"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +40,6 @@ def _distributed(rank: int, name: str, options: dict) -> tuple[float, str, float
     ("count", "name", "options"),
     [
         (2, "cnn", {}),
-        (2, "gpt", {"stages": 2, "replicas": 1}),
         (4, "mlp", {"stages": 2, "replicas": 2, "schedule": "1f1b"}),
         (2, "gpt", {"stages": 4, "replicas": 1, "schedule": "interleaved"}),
         # Too slow a network for anything but one process: the other waits.
@@ -49,6 +51,152 @@ def test_steps_are_those_of_one_process_by_one_plan(count, name, options):
     assert all(difference < 1e-12 for difference, *_ in found)
     assert len({digest for _, digest, _ in found}) == 1
     assert all(predicted > 0 for *_, predicted in found)
+
+
+def _reported(rank: int, folder: str) -> dict:
+    """What a pipeline of two stages says of itself: its losses, links, waits and pictures."""
+    import autopar
+    from autopar.distributed import distribute, merged
+
+    model, x, y = made("gpt")
+    expected = trained(copy.deepcopy(model), x, y, STEPS)
+    measured, measure = [], distribute.found
+
+    def note(*args):
+        measured.append(measure(*args))
+        return measured[-1]
+
+    distribute.found = note
+    job = autopar.distribute(model, example_inputs=(x,), loss=loss, stages=2, replicas=1, schedule="1f1b")
+    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        losses.append(float(job.step(x, target=y)))
+        optimizer.step()
+    together = merged([job.timeline])
+    if rank == 0:
+        for ending in ("svg", "json"):
+            job.predicted.save(f"{folder}/predicted.{ending}")
+            together.save(f"{folder}/merged.{ending}")
+    return {
+        "apart": max(abs(a - b) for a, b in zip(losses, expected)),
+        "digest": job.plan.digest,
+        "explained": job.explain(),
+        "measured": measured == [job.plan.hosts],
+        "links": [(link.src, link.dst, link.latency_s, link.bytes_per_s) for link in job.plan.hosts.links],
+        "passes": [(span.device, span.name) for span in together.spans] if together else [],
+        "predicted": [(span.device, span.name) for span in job.predicted.spans if span.kind == "compute"],
+    }
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> tuple[list[dict], Path]:
+    """What both ranks of a pipeline have said, and the folder of their pictures."""
+    folder = tmp_path_factory.mktemp("report")
+    return ranks(2, _reported, str(folder)), folder
+
+
+def test_two_stages_are_one_process_by_one_plan(report):
+    (first, second), _ = report
+    assert first["apart"] < 1e-12 and second["apart"] < 1e-12 and first["digest"] == second["digest"]
+
+
+def test_links_are_as_measured(report):
+    for told in report[0]:
+        assert told["measured"]
+        assert {(src, dst) for src, dst, *_ in told["links"]} == {("rank 0", "rank 1"), ("rank 1", "rank 0")}
+        assert all(0 < figure < math.inf for _, _, *figures in told["links"] for figure in figures)
+
+
+def test_the_report_has_hosts_links_and_who_waits_for_whom(report):
+    text = report[0][0]["explained"]
+    stages, processes, links, *_ = text.partition("\n\n")[2].split("\n\n")
+    assert "rank 0" in stages and "rank 1" in stages
+    first, second = (line for line in processes.splitlines() if line.startswith("rank "))
+    assert "waits for" in processes and "rank 1" in first and "rank 0" in second
+    assert "latency" in links and "bandwidth" in links and links.count("/s") == 1
+
+
+def test_the_predicted_step_and_that_of_all_ranks_are_pictures(report):
+    (first, second), folder = report
+    lanes = {device for device, _ in first["passes"]}
+    assert len(lanes) == 2 and {lane[:6] for lane in lanes} == {"rank 0", "rank 1"} and not second["passes"]
+    done = sorted((device[:6], name) for device, name in first["passes"])
+    assert done == sorted(pair for pair in first["predicted"] if not pair[1].startswith("sum"))
+    for name in ("predicted", "merged"):
+        assert "rank 1" in (folder / f"{name}.svg").read_text()
+        events = json.loads((folder / f"{name}.json").read_text())["traceEvents"]
+        assert sum(event["ph"] == "X" for event in events) >= len(done)
+    rows = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert [row[:6] for row in rows] == ["rank 0", "rank 1"]
+
+
+def _served(rank: int) -> tuple[str, list[bool], str, bool]:
+    """The answers to requests as planned without a loss."""
+    import autopar
+
+    model, x, _ = made("cnn")
+    job = autopar.distribute(model.eval(), example_inputs=(x,), stages=2, replicas=1)
+    right = []
+    for scale in (1.0, 2.0, -1.0):
+        answer = job(x * scale)
+        with torch.no_grad():
+            right += [] if answer is None else [torch.allclose(answer, model(x * scale), rtol=1e-12)]
+    try:
+        job.step(x)
+    except autopar.PlanError as error:
+        refused = str(error)
+    return job.explain(), right, refused, job.plan.period and not job.plan.trained
+
+
+def test_without_a_loss_requests_are_answered_and_planned_for_throughput():
+    for rank, (explained, right, refused, period) in enumerate(ranks(2, _served)):
+        assert right == [True] * 3 * rank, "the last stage answers"
+        assert period and "from one batch to the next (throughput), forward only" in explained
+        assert "there is no loss" in refused
+
+
+SLOWER = 4
+"""How often the units of a fast host are done while a slow one does them once."""
+
+
+def _unequal(rank: int) -> tuple[float, dict[str, int]]:
+    """Losses apart from those of one process, and the units of each host, if rank 1 is slow."""
+    import dataclasses
+
+    import autopar
+    from autopar.costs.detect import detect
+    from autopar.distributed import distribute
+    from autopar.distributed.pipeline.profile import Times
+
+    model, x, y = made("mlp")
+    expected = trained(copy.deepcopy(model), x, y, 5)
+    slower, machine = SLOWER**rank, detect(["cpu"])
+    rates = tuple((dtype, rate / slower) for dtype, rate in machine.devices[0].flops)
+    machine = dataclasses.replace(machine, devices=(dataclasses.replace(machine.devices[0], flops=rates),))
+
+    def profile(own, *_):
+        seconds = 1e-2 * slower * own.rows
+        return [Times(seconds, 2 * seconds, 128 * own.rows)] * len(own.nodes)
+
+    distribute.profile = profile
+    job = autopar.distribute(model, example_inputs=(x,), loss=loss, devices=machine, stages=2, replicas=1)
+    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        losses.append(float(job.step(x, target=y)))
+        optimizer.step()
+    plan = job.plan
+    counts = {plan.ranks[0][plan.position(at)]: each.stop - each.first for at, each in enumerate(plan.stages)}
+    return max(abs(a - b) for a, b in zip(losses, expected)), counts
+
+
+def test_a_slow_host_gets_fewer_units():
+    for apart, counts in ranks(2, _unequal):
+        assert apart < 1e-12 and sum(counts.values()) == 12
+        assert counts["rank 0"] >= SLOWER / 2 * counts["rank 1"]
 
 
 def _accumulated(rank: int, options: dict) -> float:
@@ -112,10 +260,15 @@ def test_without_a_process_group_it_says_what_to_type():
         autopar.distribute(torch.nn.Linear(2, 2), example_inputs=(torch.ones(2, 2),))
 
 
-def _refused(rank: int, options: dict) -> None:
+def _refused(rank: int, options: dict, split: bool = False) -> None:
     import autopar
 
     model, x, _ = made("mlp")
+    if split:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        parallelize_module(model, init_device_mesh("cpu", (2,)), {"layers.0": ColwiseParallel()})
     autopar.distribute(model, example_inputs=(x,), loss=loss, **options)
 
 
@@ -134,3 +287,8 @@ def _refused(rank: int, options: dict) -> None:
 def test_what_cannot_be_distributed_is_refused(options, said):
     with pytest.raises(RankError, match=said):
         ranks(2, _refused, options)
+
+
+def test_a_model_that_is_split_over_ranks_already_is_refused():
+    with pytest.raises(RankError, match=r"layers\.0\.weight is a DTensor, split over ranks already"):
+        ranks(2, _refused, {}, True)

@@ -13,6 +13,8 @@ from helpers.ranks import RankError, ranks
 STEPS = 50
 FEWER = 12
 """Steps of schedules and shapes beside those in which each model takes all."""
+MIXED = {"devices": ["cpu", "emulated:0"], "policy": "round_robin"}
+"""A placement that uses both devices whatever it costs."""
 
 
 def _plan(units, name: str, positions: int, chunks: int, replicas: int, micro_batches: int, schedule: str):
@@ -31,8 +33,9 @@ def _plan(units, name: str, positions: int, chunks: int, replicas: int, micro_ba
     ).check()
 
 
-def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices: list[str], steps: int):
-    """The largest differences of losses and of weights to one process, and of the answer, after so many steps."""
+def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], placed: dict, steps: int):
+    """The largest differences of losses and of weights to one process, and of the answer, after so many steps; the
+    paths of the weights, and the devices of the plans of placed stages."""
     import autopar
     from autopar.distributed.pipeline import reduction
     from autopar.distributed.pipeline.job import Distributed
@@ -47,7 +50,7 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices
     plan = _plan(chain, name, positions, chunks, replicas, micro_batches, schedule)
 
     def place(stage):
-        return autopar.compile(stage, devices) if devices else stage
+        return autopar.compile(stage, **placed) if placed else stage
 
     job = Distributed(chain, plan, loss, None, torch.device("cpu"), place)
     optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
@@ -56,6 +59,8 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices
         optimizer.zero_grad()
         losses.append(float(job.step(x, target=y)))
         optimizer.step()
+    plans = [entry.stage.plan for entry in job._entries.values()] if placed else []
+    used = {each.device for plan in plans for each in plan.placed}
     state = plain.state_dict()
     weights = max(float((tensor - state[path]).abs().max()) for path, tensor in job.state_dict().items())
     answer = job(x)
@@ -65,30 +70,32 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], devices
             own = plain(x[job.replica * rows : (job.replica + 1) * rows])
         pair = (answer["logits"], own["logits"]) if isinstance(own, dict) else (answer, own)
         weights = max(weights, float((pair[0] - pair[1]).abs().max()))
-    return max(abs(a - b) for a, b in zip(losses, expected)), weights, sorted(job.state_dict())
+    return max(abs(a - b) for a, b in zip(losses, expected)), weights, sorted(job.state_dict()), used
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "devices", "steps"),
+    ("name", "shape", "placed", "steps"),
     [
-        ("mlp", (2, 1, 1, 4, "gpipe"), [], STEPS),
-        ("cnn", (2, 1, 1, 4, "1f1b"), [], STEPS),
-        ("gpt", (2, 2, 1, 4, "interleaved"), [], STEPS),
-        ("mlp", (1, 1, 2, 4, "gpipe"), [], STEPS),
-        ("gpt", (2, 1, 2, 4, "1f1b"), [], STEPS),
-        ("cnn", (2, 2, 1, 4, "zero-bubble"), [], FEWER),
-        ("gpt", (4, 1, 1, 8, "1f1b"), [], FEWER),
-        ("gpt", (2, 2, 2, 4, "interleaved"), [], FEWER),
-        ("cnn", (2, 2, 2, 2, "zero-bubble"), [], FEWER),
-        ("mlp", (1, 1, 2, 2, "1f1b"), ["cpu*2"], FEWER),
-        ("cnn", (2, 1, 1, 2, "1f1b"), ["cpu*2"], FEWER),
+        ("mlp", (2, 1, 1, 4, "gpipe"), {}, STEPS),
+        ("cnn", (2, 1, 1, 4, "1f1b"), {}, STEPS),
+        ("gpt", (2, 2, 1, 4, "interleaved"), {}, STEPS),
+        ("mlp", (1, 1, 2, 4, "gpipe"), {}, STEPS),
+        ("gpt", (2, 1, 2, 4, "1f1b"), {}, STEPS),
+        ("cnn", (2, 2, 1, 4, "zero-bubble"), {}, FEWER),
+        ("gpt", (4, 1, 1, 8, "1f1b"), {}, FEWER),
+        ("gpt", (2, 2, 2, 4, "interleaved"), {}, FEWER),
+        ("cnn", (2, 2, 2, 2, "zero-bubble"), {}, FEWER),
+        ("mlp", (1, 1, 2, 2, "1f1b"), {"devices": ["cpu*2"]}, FEWER),
+        ("cnn", (2, 1, 1, 2, "1f1b"), {"devices": ["cpu*2"]}, FEWER),
+        ("cnn", (2, 1, 1, 2, "1f1b"), MIXED, FEWER),
     ],
 )
-def test_steps_are_those_of_one_process(name, shape, devices, steps):
-    found = ranks(shape[0] * shape[2], _trains, name, shape, devices, steps)
-    for losses, weights, _ in found:
+def test_steps_are_those_of_one_process(name, shape, placed, steps):
+    found = ranks(shape[0] * shape[2], _trains, name, shape, placed, steps)
+    for losses, weights, _, used in found:
         assert losses < 1e-12 and weights < 1e-11
-    assert {path for *_, paths in found for path in paths} == set(made(name)[0].state_dict())
+        assert "policy" not in placed or used == set(placed["devices"])
+    assert {path for _, _, paths, _ in found for path in paths} == set(made(name)[0].state_dict())
 
 
 def _begun(rank: int) -> list[int]:

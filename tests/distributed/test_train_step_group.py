@@ -234,21 +234,38 @@ def test_no_rank_steps_where_one_overflows():
 
 
 def _uneven(rank: int) -> Any:
-    network = model("mlp")
-    step = _step(network, "mlp", "mixed", functools.partial(torch.optim.SGD, lr=1.0))
+    """Weights after a step with uneven rows, each rank with the same weight, and each row with the same."""
+    found = []
     x, y = next(iter(batches("mlp", 1)))
-    step(*((x[:2], y[:2]) if rank else (x[2:], y[2:])))
-    step.close()
-    return values(network)
+    mine = (x[:2], y[:2]) if rank else (x[2:], y[2:])
+    criterion, share = loss_of("mlp"), torch.tensor(len(mine[0]) * 2 / len(x))
+    for options, given in (
+        ({}, mine),
+        ({"step_fn": lambda model, x, y, share: criterion(model(x), y) * share}, (*mine, share)),
+    ):
+        network = model("mlp")
+        optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+        step = autopar.train_step(
+            network, None if options else criterion, optimizer, process_group=True, **SETS["mixed"], **options
+        )
+        step(*given)
+        step.close()
+        found.append(values(network))
+    return found
 
 
-def test_each_rank_counts_the_same_whatever_its_rows():
-    alone, criterion = model("mlp"), loss_of("mlp")
+def test_each_rank_counts_the_same_whatever_its_rows_unless_the_loss_is_scaled_by_them():
+    criterion = loss_of("mlp")
     x, y = next(iter(batches("mlp", 1)))
-    ((criterion(alone(x[:2]), y[:2]) + criterion(alone(x[2:]), y[2:])) / 2).backward()
-    torch.optim.SGD(alone.parameters(), lr=1.0).step()
-    for state in ranks(2, _uneven):
-        same(state, values(alone))
+    expected = []
+    for parts in ([(x[:2], y[:2]), (x[2:], y[2:])], [(x, y)]):
+        alone = model("mlp")
+        (sum(criterion(alone(x), y) for x, y in parts) / len(parts)).backward()
+        torch.optim.SGD(alone.parameters(), lr=1.0).step()
+        expected.append(values(alone))
+    for states in ranks(2, _uneven):
+        for state, plain in zip(states, expected, strict=True):
+            same(state, plain)
 
 
 class _Bag(nn.Module):
@@ -302,6 +319,8 @@ def test_buckets_average_what_each_tensor_alone_would():
 
 
 def _wrong(rank: int) -> list[str]:
+    from autopar.training import versions
+
     texts = []
     pair = dist.new_group([0])
 
@@ -319,17 +338,24 @@ def _wrong(rank: int) -> list[str]:
     asked(nn.Sequential(nn.Linear(8, 4)).to(torch.float64 if rank else torch.float32), True)
     asked(nn.Sequential(nn.Linear(8, 4)), "world")
     asked(nn.Sequential(nn.Linear(8, 4)), pair)
+    for home, name in ((versions, "VERSION"), (torch, "__version__")):
+        kept = getattr(home, name)
+        setattr(home, name, f"9.9.{rank}")
+        asked(nn.Sequential(nn.Linear(8, 4)), True)
+        setattr(home, name, kept)
     return texts
 
 
 def test_models_that_differ_are_refused_on_every_rank():
     for rank, texts in enumerate(ranks(2, _wrong)):
-        shape, lacks, dtype, kind, outside = texts
+        shape, lacks, dtype, kind, outside, own, engine = texts
         assert "0.weight" in shape and "[4, 8]" in shape and "[5, 8]" in shape
         assert "rank 1 none" in lacks and "'0.bias'" in lacks
         assert "float32" in dtype and "float64" in dtype
         assert "new_group" in kind
         assert ("rank 1 is none of the group's" in outside) == bool(rank)
+        assert "rank 0 has autopar 9.9.0, and rank 1 9.9.1" in own
+        assert "rank 0 has torch 9.9.0, and rank 1 9.9.1" in engine
 
 
 def test_a_group_needs_a_job():

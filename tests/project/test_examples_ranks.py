@@ -31,6 +31,16 @@ def test_the_pipeline_is_one_process():
     assert "2 stages × 1 replicas" in found.stdout
 
 
+def test_layers_split_over_ranks_are_those_of_one():
+    found = torchrun(2, EXAMPLES / "tensor_parallel.py", "--width", "64", "--rows", "8", "--times", "1")
+    assert found.returncode == 0, found.stderr[-2000:]
+    losses = re.search(r"losses \[(\S+), (\S+), (\S+)\]", found.stdout)
+    assert losses, found.stdout
+    plain, chosen, forced = map(float, losses.groups())
+    assert chosen == pytest.approx(plain, rel=1e-5) and forced == pytest.approx(plain, rel=1e-5)
+    assert re.search(r"^all split +\d", found.stdout, re.MULTILINE)
+
+
 def test_one_line_differs_from_the_tutorial():
     for name in ("ddp_toy", "ddp_two_devices"):
         lines = (EXAMPLES / f"{name}.py").read_text().splitlines()

@@ -16,7 +16,7 @@ def explained(plan: Distribution) -> str:
     parts = [str(plan)]
     timeline = predicted(plan)
     apart = waits(plan, timeline.spans)
-    rows = [("process", "busy", "of the step", "waits for")]
+    rows = [("process", "busy", "of the step" if plan.trained else "of one batch", "waits for")]
     for name in plan.ranks[0]:
         busy = sum(
             span.seconds

@@ -241,7 +241,7 @@ class _Search:
             self.chain.name, tuple(unit.name for unit in self.chain.units), self.hosts, priced.stages,
             tuple(tuple(process.host for process in row) for row in grid.rows), option.micro_batches,
             option.schedule, self.asked.batch, step, priced.ideal_s, priced.memory, option.trained,
-            (*others[:SHOWN], *refused[: SHOWN - len(others[:SHOWN])]), priced.ties,
+            (*others[:SHOWN], *refused[: SHOWN - len(others[:SHOWN])]), priced.ties, self._period,
         ).check()  # fmt: skip
 
     def _nothing(self) -> str:
