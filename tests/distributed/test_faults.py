@@ -157,6 +157,14 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
         )
 
 
+@pytest.mark.parametrize(("what", "failing"), [("kill", 0), ("kill", 1), ("stop", 1)])
+def test_a_stage_of_a_pipeline_that_fails_is_named_on_the_other(tmp_path, what, failing):
+    found = job(tmp_path, 2, what, failing, 3, "pipeline")
+    assert found.codes[failing] == -9 and found.codes[1 - failing] == 1 and found.after < BOUND_S
+    said = found.said[1 - failing]
+    assert re.search(rf"RunError: rank {failing} \(.*, pid \d+\).* (has died|is stopped)", said), said
+
+
 @pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 2)])
 def test_a_stopped_rank_is_named_and_ended(tmp_path, count, failing):
     found = job(tmp_path, count, "stop", failing, 3)
@@ -212,20 +220,37 @@ def test_torchrun_ends_with_the_rank_that_failed(what, failing, code):
         assert re.search(rf"autopar: rank {failing} \(.*is stopped", found.stderr)
 
 
-def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path):
-    runs = [
-        torchrun(
-            2, ROOT / "examples" / "resume.py", "--path", tmp_path / name, "--steps", 16, "--every", 5, *more,
-            launch=("--max-restarts", "1"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-        )
-        for name, more in (("through", ()), ("killed", ("--kill", 12)))
-    ]  # fmt: skip
-    assert [run.returncode for run in runs] == [0, 0], runs
-    through, killed = (
-        re.findall(r"(?:step|begins at step) (\d+)(?:: loss (\S+))?", run.stdout) for run in runs
-    )
-    assert [int(step) for step, _ in through] == [0, *range(16)]
-    # Killed in step 12, it goes on from the checkpoint after step 9.
-    assert [int(step) for step, _ in killed] == [0, *range(13), 10, *range(10, 16)]
-    losses = dict(through[1:])
-    assert all(loss == losses[step] for step, loss in killed if loss)
+STEPS, EVERY, FAILING = 8, 3, 4
+"""Steps of a run that resumes, those between its checkpoints, and the one in which a rank fails."""
+
+
+def _trained(path: Path, *words: object) -> tuple[list[tuple[int, list[tuple[str, str]]]], str]:
+    """Of each start of `examples/resume.py`, the step that it begins at, and its steps with their losses; and what
+    was said."""
+    run = torchrun(
+        2, ROOT / "examples" / "resume.py", "--path", path, "--steps", STEPS, "--every", EVERY, *words,
+        launch=("--max-restarts", "1"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+    )  # fmt: skip
+    assert run.returncode == 0, run
+    starts = run.stdout.split("begins at step ")[1:]
+    return [(int(said.split()[0]), re.findall(r"step (\d+): loss (\S+)", said)) for said in starts], run.stderr
+
+
+@pytest.fixture(scope="module")
+def through(tmp_path_factory) -> dict[str, str]:
+    """The losses of a run in which no rank fails, by step."""
+    ((begin, losses),), _ = _trained(tmp_path_factory.mktemp("through"))
+    assert begin == 0 and [int(step) for step, _ in losses] == [*range(STEPS)]
+    return dict(losses)
+
+
+@pytest.mark.parametrize(("what", "rank"), [("kill", 0), ("kill", 1), ("stop", 1)])
+def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path, through, what, rank):
+    ((_, lost), (begin, kept)), said = _trained(tmp_path, "--timeout", 2, "--rank", rank, f"--{what}", FAILING)
+    # Rank 0 may be ended before it has printed the step in which rank 1 fails.
+    assert FAILING - rank <= int(lost[-1][0]) <= FAILING
+    assert begin == FAILING // EVERY * EVERY
+    assert [int(step) for step, _ in kept] == [*range(begin, STEPS)]
+    assert all(loss == through[step] for step, loss in lost + kept)
+    if what == "stop":
+        assert re.search(rf"autopar: rank {rank} \(.*(is stopped|hangs)", said), said
