@@ -202,11 +202,25 @@ def test_a_rank_that_raises_tells_the_others(tmp_path):
         assert re.search(r"RunError: rank 2 \(.*\) raised ValueError: a bad batch, in step 4", said), said
 
 
-def test_nothing_listens_but_gloo_on_the_interface_asked_for(tmp_path):
+def _all_on_loopback(said: str) -> list[bool]:
+    """For each rank that said where it listens, whether that is loopback alone."""
+    listens = re.findall(r"listens: (.+)", said)
+    return [all(address.startswith("0100007F:") for address in text.split()) for text in listens]
+
+
+def test_nothing_listens_but_on_the_interface_asked_for(tmp_path):
     found = job(tmp_path, 2, "listen", 0, 0)
     assert found.codes == [0, 0], found.said
-    second = re.findall(r"listens: (.*)", found.said[1])[0].split()
-    assert second and all(address.startswith("0100007F:") for address in second)
+    assert _all_on_loopback("".join(found.said)) == [True, True]
+
+
+def test_torchrun_can_be_kept_from_listening():
+    launch = ("--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1")
+    found = torchrun(
+        2, Path(faulty.__file__), "listen", 0, 0, launch=launch, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
+    )
+    # The ranks are forks of torchrun, and have its sockets too.
+    assert found.returncode == 0 and _all_on_loopback(found.stdout) == [True, True], found
 
 
 @pytest.mark.parametrize(("what", "failing", "code"), [("kill", 0, -9), ("kill", 1, -9), ("stop", 1, -9)])
@@ -229,7 +243,7 @@ def _trained(path: Path, *words: object) -> tuple[list[tuple[int, list[tuple[str
     was said."""
     run = torchrun(
         2, ROOT / "examples" / "resume.py", "--path", path, "--steps", STEPS, "--every", EVERY, *words,
-        launch=("--max-restarts", "1"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        launch=("--standalone", "--max-restarts", "1"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
     )  # fmt: skip
     assert run.returncode == 0, run
     starts = run.stdout.split("begins at step ")[1:]

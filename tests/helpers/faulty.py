@@ -16,6 +16,7 @@ from helpers.job_models import loss, made
 import autopar
 from autopar.distributed.agreement import agree
 from autopar.distributed.faults.heartbeat import guarded
+from autopar.distributed.rendezvous import bound_store
 
 
 def listening() -> list[str]:
@@ -59,8 +60,9 @@ def stepped(kind: str) -> Callable[[], object]:
 def run(what: str, failing: int, at: int, kind: str = "sums") -> None:
     """Take 30 steps, of which rank `failing` fails in step `at`, if it is told to."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = bound_store() if what == "listen" else None
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     before = listening()
     with guarded(timeout_s=2, step_timeout_s=2 if what == "hang" else None, grace_s=1) as guard:
         takes = stepped(kind)
