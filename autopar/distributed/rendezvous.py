@@ -15,14 +15,15 @@ from ..errors import RunError
 _jobs = itertools.count()
 
 
-def bound_store(*, timeout_s: float = 300.0) -> dist.Store:
+def bound_store(*, timeout_s: float = 1800.0) -> dist.Store:
     """Return the store of a job of `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, held by rank 0.
 
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group("gloo", store=bound_store(), rank=rank, world_size=ranks)
 
     It listens at `MASTER_ADDR` alone, where `init_process_group()` without a store listens on all interfaces.
-    `timeout_s`: seconds to wait for the other ranks, and for each answer of the store.
+    `timeout_s`: seconds to wait for the other ranks, and for each answer of the store; the default is that of
+    `init_process_group`. All ranks call it equally often: each call is another job.
 
     Raises RunError if a variable is missing, or if torchrun itself holds the store of the job.
     """
@@ -48,6 +49,4 @@ def _server(host: str, port: int, rank: int, size: int, timeout_s: float) -> dis
     if rank == 0:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family).detach()
-    return dist.TCPStore(
-        host, port, size, rank == 0, timedelta(seconds=timeout_s), master_listen_fd=listener
-    )
+    return dist.TCPStore(host, port, size, rank == 0, timedelta(seconds=timeout_s), master_listen_fd=listener)

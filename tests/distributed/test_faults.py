@@ -247,7 +247,8 @@ def _trained(path: Path, *words: object) -> tuple[list[tuple[int, list[tuple[str
     )  # fmt: skip
     assert run.returncode == 0, run
     starts = run.stdout.split("begins at step ")[1:]
-    return [(int(said.split()[0]), re.findall(r"step (\d+): loss (\S+)", said)) for said in starts], run.stderr
+    steps = [re.findall(r"step (\d+): loss (\S+)", said) for said in starts]
+    return [(int(said.split()[0]), own) for said, own in zip(starts, steps)], run.stderr
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +261,8 @@ def through(tmp_path_factory) -> dict[str, str]:
 
 @pytest.mark.parametrize(("what", "rank"), [("kill", 0), ("kill", 1), ("stop", 1)])
 def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path, through, what, rank):
-    ((_, lost), (begin, kept)), said = _trained(tmp_path, "--timeout", 2, "--rank", rank, f"--{what}", FAILING)
+    words = ("--timeout", 2, "--rank", rank, f"--{what}", FAILING)
+    ((_, lost), (begin, kept)), said = _trained(tmp_path, *words)
     # Rank 0 may be ended before it has printed the step in which rank 1 fails.
     assert FAILING - rank <= int(lost[-1][0]) <= FAILING
     assert begin == FAILING // EVERY * EVERY
