@@ -5,9 +5,10 @@
 
 Every process trains on its rows of each batch (DistributedDataParallel around a compiled model). `guarded` ends all of
 them when one fails, with its name; torchrun starts them again, and `load_latest` takes them to the last complete
-checkpoint. To see it, kill one of the processes, or let rank 1 do so in a step: `--kill 23`. The losses are those of a
-run that nothing happened to. The variable has torchrun make a new store for each restart: in the one that it
-keeps otherwise, new processes may find the addresses of dead ones (pytorch issue 135712).
+checkpoint. To see it, kill or stop one of the processes, or let a rank do so in a step: `--rank 0 --kill 23`, or
+`--stop 23`, which the others notice after `--timeout` seconds. The losses are those of a run that nothing happened to.
+The variable has torchrun make a new store for each restart: in the one that it keeps otherwise, new processes may find
+the addresses of dead ones (pytorch issue 135712).
 """
 
 import argparse
@@ -39,12 +40,15 @@ def main() -> None:
     )
     options.add_argument("--steps", default=40, type=int)
     options.add_argument("--every", default=10, type=int, help="steps between checkpoints")
-    options.add_argument("--kill", default=-1, type=int, help="the step in which rank 1 kills itself, once")
+    options.add_argument("--timeout", default=30, type=float, help="seconds without a sign of life")
+    options.add_argument("--rank", default=1, type=int, help="the rank that kills or stops itself, once")
+    options.add_argument("--kill", default=-1, type=int, help="the step in which it kills itself")
+    options.add_argument("--stop", default=-1, type=int, help="the step in which it stops itself")
     chosen = options.parse_args()
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    with guarded(timeout_s=30) as guard:
+    with guarded(timeout_s=chosen.timeout) as guard:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
         fast = DistributedDataParallel(autopar.compile(model, ["cpu"], check="never"))
@@ -62,8 +66,9 @@ def main() -> None:
             optimizer.step()
             if rank == 0:
                 print(f"step {step}: loss {loss.item():.9g}", flush=True)
-            if step == chosen.kill and rank == 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-                os.kill(os.getpid(), signal.SIGKILL)
+            fails = rank == chosen.rank and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+            if fails and step in (chosen.kill, chosen.stop):
+                os.kill(os.getpid(), signal.SIGKILL if step == chosen.kill else signal.SIGSTOP)
             if (step + 1) % chosen.every == 0:
                 save(chosen.path, {**state, "step": step + 1})
     dist.destroy_process_group()

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from .faults.checkpoint import load_latest, save
     from .faults.heartbeat import guarded
     from .faults.merged_trace import merged
+    from .rendezvous import bound_store
     from .tensor.split import tensor_parallel
 
 _HOME = {
     "agreed": "agreement",
+    "bound_store": "rendezvous",
     "guarded": "faults.heartbeat",
     "load_latest": "faults.checkpoint",
     "merged": "faults.merged_trace",
@@ -24,7 +26,7 @@ _HOME = {
     "tensor_parallel": "tensor.split",
 }
 
-__all__ = ["agreed", "guarded", "load_latest", "merged", "save", "tensor_parallel"]
+__all__ = ["agreed", "bound_store", "guarded", "load_latest", "merged", "save", "tensor_parallel"]
 
 
 def __getattr__(name: str) -> Any:

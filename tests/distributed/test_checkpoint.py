@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 from helpers.forks import served
 from helpers.job_models import loss, made
-from helpers.ranks import ranks
+from helpers.ranks import RankError, ranks
 from torch import nn
 
 from autopar import RunError
@@ -67,8 +68,8 @@ def test_the_last_few_are_kept(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [f"step-{step:09d}" for step in (2, 3, 4)]
 
 
-def _dies(root: str, at: int) -> None:
-    """Save step 2, and be killed where the `at`-th file under root is opened, made, renamed or removed."""
+def _die_at(root: str, at: int) -> None:
+    """Be killed where the `at`-th file under root is opened, made, renamed or removed from here on."""
     count = 0
 
     def watch(event: str, args: tuple) -> None:
@@ -80,9 +81,7 @@ def _dies(root: str, at: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             count += 1
 
-    run = Run(2)
     sys.addaudithook(watch)
-    save(root, run.state(step=2), keep=1)
 
 
 def _crashes(base: str) -> list[tuple[int | None, bool, list[str]]]:
@@ -96,7 +95,8 @@ def _crashes(base: str) -> list[tuple[int | None, bool, list[str]]]:
         # A fork has what is loaded here, which takes a new process seconds.
         child = os.fork()
         if child == 0:
-            _dies(str(root), at)
+            _die_at(str(root), at)
+            save(root, Run(2).state(step=2), keep=1)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert code in (0, -signal.SIGKILL)
@@ -123,6 +123,30 @@ def test_a_crash_at_any_file_leaves_a_whole_checkpoint(tmp_path):
     assert all(whole for _, whole, _ in found)
     # What a crash has left is in nobody's way.
     assert all(names == ["step-000000003"] for *_, names in found)
+
+
+def _second_dies(rank: int, root: str, at: int) -> None:
+    """Save step 1 and then step 2, in which rank 1 is killed at its `at`-th file."""
+    save(root, Run(1).state(step=1))
+    if rank == 1:
+        _die_at(root, at)
+    save(root, Run(2).state(step=2), keep=1)
+
+
+def test_a_crash_of_one_of_two_ranks_leaves_the_checkpoint_before(tmp_path):
+    steps = []
+    for at in range(20):
+        root = tmp_path / str(at)
+        with contextlib.suppress(RankError):
+            # Rank 0 goes on for as long as it can.
+            ranks(2, _second_dies, str(root), at, grace_s=30)
+        again = Run(3)
+        steps.append(load_latest(root, again.state()))
+        assert torch.equal(again.model[0].weight, Run(steps[-1]).model[0].weight)
+        if steps[-1] == 2:
+            break
+    # What rank 1 writes and flushes comes before the new checkpoint has its name.
+    assert len(steps) > 3 and steps[:-1] == [1] * (len(steps) - 1) and steps[-1] == 2
 
 
 def _stage(names: list[str]) -> nn.Module:

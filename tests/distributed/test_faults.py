@@ -157,6 +157,14 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
         )
 
 
+@pytest.mark.parametrize(("what", "failing"), [("kill", 0), ("kill", 1), ("stop", 1)])
+def test_a_stage_of_a_pipeline_that_fails_is_named_on_the_other(tmp_path, what, failing):
+    found = job(tmp_path, 2, what, failing, 3, "pipeline")
+    assert found.codes[failing] == -9 and found.codes[1 - failing] == 1 and found.after < BOUND_S
+    said = found.said[1 - failing]
+    assert re.search(rf"RunError: rank {failing} \(.*, pid \d+\).* (has died|is stopped)", said), said
+
+
 @pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 2)])
 def test_a_stopped_rank_is_named_and_ended(tmp_path, count, failing):
     found = job(tmp_path, count, "stop", failing, 3)
@@ -194,11 +202,25 @@ def test_a_rank_that_raises_tells_the_others(tmp_path):
         assert re.search(r"RunError: rank 2 \(.*\) raised ValueError: a bad batch, in step 4", said), said
 
 
-def test_nothing_listens_but_gloo_on_the_interface_asked_for(tmp_path):
+def _all_on_loopback(said: str) -> list[bool]:
+    """For each rank that said where it listens, whether that is loopback alone."""
+    listens = re.findall(r"listens: (.+)", said)
+    return [all(address.startswith("0100007F:") for address in text.split()) for text in listens]
+
+
+def test_nothing_listens_but_on_the_interface_asked_for(tmp_path):
     found = job(tmp_path, 2, "listen", 0, 0)
     assert found.codes == [0, 0], found.said
-    second = re.findall(r"listens: (.*)", found.said[1])[0].split()
-    assert second and all(address.startswith("0100007F:") for address in second)
+    assert _all_on_loopback("".join(found.said)) == [True, True]
+
+
+def test_torchrun_can_be_kept_from_listening():
+    launch = ("--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1")
+    found = torchrun(
+        2, Path(faulty.__file__), "listen", 0, 0, launch=launch, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
+    )
+    # The ranks are forks of torchrun, and have its sockets too.
+    assert found.returncode == 0 and _all_on_loopback(found.stdout) == [True, True], found
 
 
 @pytest.mark.parametrize(("what", "failing", "code"), [("kill", 0, -9), ("kill", 1, -9), ("stop", 1, -9)])
@@ -212,20 +234,39 @@ def test_torchrun_ends_with_the_rank_that_failed(what, failing, code):
         assert re.search(rf"autopar: rank {failing} \(.*is stopped", found.stderr)
 
 
-def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path):
-    runs = [
-        torchrun(
-            2, ROOT / "examples" / "resume.py", "--path", tmp_path / name, "--steps", 16, "--every", 5, *more,
-            launch=("--max-restarts", "1"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-        )
-        for name, more in (("through", ()), ("killed", ("--kill", 12)))
-    ]  # fmt: skip
-    assert [run.returncode for run in runs] == [0, 0], runs
-    through, killed = (
-        re.findall(r"(?:step|begins at step) (\d+)(?:: loss (\S+))?", run.stdout) for run in runs
-    )
-    assert [int(step) for step, _ in through] == [0, *range(16)]
-    # Killed in step 12, it goes on from the checkpoint after step 9.
-    assert [int(step) for step, _ in killed] == [0, *range(13), 10, *range(10, 16)]
-    losses = dict(through[1:])
-    assert all(loss == losses[step] for step, loss in killed if loss)
+STEPS, EVERY, FAILING = 8, 3, 4
+"""Steps of a run that resumes, those between its checkpoints, and the one in which a rank fails."""
+
+
+def _trained(path: Path, *words: object) -> tuple[list[tuple[int, list[tuple[str, str]]]], str]:
+    """Of each start of `examples/resume.py`, the step that it begins at, and its steps with their losses; and what
+    was said."""
+    run = torchrun(
+        2, ROOT / "examples" / "resume.py", "--path", path, "--steps", STEPS, "--every", EVERY, *words,
+        launch=("--standalone", "--max-restarts", "1"), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+    )  # fmt: skip
+    assert run.returncode == 0, run
+    starts = run.stdout.split("begins at step ")[1:]
+    steps = [re.findall(r"step (\d+): loss (\S+)", said) for said in starts]
+    return [(int(said.split()[0]), own) for said, own in zip(starts, steps)], run.stderr
+
+
+@pytest.fixture(scope="module")
+def through(tmp_path_factory) -> dict[str, str]:
+    """The losses of a run in which no rank fails, by step."""
+    ((begin, losses),), _ = _trained(tmp_path_factory.mktemp("through"))
+    assert begin == 0 and [int(step) for step, _ in losses] == [*range(STEPS)]
+    return dict(losses)
+
+
+@pytest.mark.parametrize(("what", "rank"), [("kill", 0), ("kill", 1), ("stop", 1)])
+def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path, through, what, rank):
+    words = ("--timeout", 2, "--rank", rank, f"--{what}", FAILING)
+    ((_, lost), (begin, kept)), said = _trained(tmp_path, *words)
+    # Rank 0 may be ended before it has printed the step in which rank 1 fails.
+    assert FAILING - rank <= int(lost[-1][0]) <= FAILING
+    assert begin == FAILING // EVERY * EVERY
+    assert [int(step) for step, _ in kept] == [*range(begin, STEPS)]
+    assert all(loss == through[step] for step, loss in lost + kept)
+    if what == "stop":
+        assert re.search(rf"autopar: rank {rank} \(.*(is stopped|hangs)", said), said

@@ -6,13 +6,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from helpers.job_models import loss, made
 
+import autopar
 from autopar.distributed.agreement import agree
 from autopar.distributed.faults.heartbeat import guarded
+from autopar.distributed.rendezvous import bound_store
 
 
 def listening() -> list[str]:
@@ -42,20 +46,33 @@ def fails(what: str) -> None:
         time.sleep(4)
 
 
-def run(what: str, failing: int, at: int) -> None:
+def stepped(kind: str) -> Callable[[], object]:
+    """What a step does: `sums` over the ranks, or the micro-batches of a `pipeline` of one stage on each."""
+    if kind == "sums":
+        return lambda: dist.all_reduce(torch.ones(1))
+    model, x, y = made("mlp")
+    hosts = f"{dist.get_world_size()} x cpu over ethernet-10"
+    staged = {"stages": dist.get_world_size(), "replicas": 1, "micro_batches": 4, "schedule": "1f1b"}
+    piped = autopar.distribute(model, hosts, example_inputs=(x,), loss=loss, **staged)
+    return lambda: piped.step(x, target=y)
+
+
+def run(what: str, failing: int, at: int, kind: str = "sums") -> None:
     """Take 30 steps, of which rank `failing` fails in step `at`, if it is told to."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = bound_store() if what == "listen" else None
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     before = listening()
     with guarded(timeout_s=2, step_timeout_s=2 if what == "hang" else None, grace_s=1) as guard:
+        takes = stepped(kind)
         for step in range(30):
             guard.step(step)
             if rank == failing and step == at:
                 fails(what)
             elif step == at and what == "busy":
                 time.sleep(600)
-            dist.all_reduce(torch.ones(1))
+            takes()
         if what == "listen":
             agree(lambda: {"step": "30"})
             assert listening() == before, (before, listening())

@@ -17,17 +17,21 @@ TIMEOUT_S = 120.0
 """Seconds after which ranks that have not answered are killed."""
 
 
-def ranks(count: int, work: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+def ranks(
+    count: int, work: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S, grace_s: float = 0.0
+) -> list[Any]:
     """The answers of `work(rank, *args)` in each of `count` processes of one gloo job, in the order of ranks.
 
     `work` is a function of a module; arguments and answers are pickled (no tensors that share memory: give lists or
     numpy arrays). Raises RankError with the traceback of the first rank that raises, or where one ends without an
-    answer or gives none in `timeout_s` seconds; no process is left.
+    answer or gives none in `timeout_s` seconds; the others are killed `grace_s` seconds later, and no process is left.
     """
-    return served(_job, count, work, args, timeout_s)
+    return served(_job, count, work, args, timeout_s, grace_s)
 
 
-def _job(count: int, work: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+def _job(
+    count: int, work: Callable[..., Any], args: tuple[Any, ...], timeout_s: float, grace_s: float
+) -> list[Any]:
     port, context = free_port(), multiprocessing.get_context("fork")
     started, waited = [], {}
     for rank in range(count):
@@ -51,6 +55,11 @@ def _job(count: int, work: Callable[..., Any], args: tuple[Any, ...], timeout_s:
                 found[rank] = _answer(rank, started[rank], ours)
         for process in started:
             process.join(5)
+    except RankError:
+        until = time.monotonic() + grace_s
+        for process in started:
+            process.join(max(0.0, until - time.monotonic()))
+        raise
     finally:
         for process in started:
             process.kill()

@@ -25,11 +25,11 @@ a second, names the one that ended first."""
 
 
 def torchrun(
-    count: int, script: Path, *words: object, launch: tuple[str, ...] = (), **environment: str
+    count: int, script: Path, *words: object, launch: tuple[str, ...] = ("--standalone",), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """What `torchrun --standalone --nproc-per-node count *launch script *words` has done: its agent watches, ends and
+    """What `torchrun --nproc-per-node count *launch script *words` has done: its agent watches, ends and
     restarts processes as ever, which begin where Python would have loaded torch and autopar."""
-    line = ["--standalone", "--nproc-per-node", str(count), *launch, str(script), *map(str, words)]
+    line = ["--nproc-per-node", str(count), *launch, str(script), *map(str, words)]
     with tempfile.TemporaryDirectory() as folder:
         code = served(_launched, folder, line, {"GLOO_SOCKET_IFNAME": "lo", **environment})
         out, err = ((Path(folder) / name).read_text() for name in ("out", "err"))
