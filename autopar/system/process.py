@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,17 @@ def state(known: Mapping[str, Any]) -> Literal["elsewhere", "running", "stopped"
     return "stopped" if letter in "Tt" else "running"
 
 
+def others_sleep() -> bool:
+    """Return True if all threads of this process but the calling one wait for something, or if the system does not
+    tell."""
+    own = threading.get_native_id()
+    try:
+        threads = [int(name) for name in os.listdir("/proc/self/task")]
+    except OSError:
+        return True
+    return all(_stat(f"self/task/{thread}")[0] in "SX" for thread in threads if thread != own)
+
+
 def _space() -> str:
     """Return the boot id of this machine and the pid namespace; "" if the system does not tell."""
     try:
@@ -61,8 +73,8 @@ def _space() -> str:
         return ""
 
 
-def _stat(pid: int) -> tuple[str, str]:
-    """Return the state letter of a process, and the tick of its start; "X" and "" if there is none."""
+def _stat(pid: int | str) -> tuple[str, str]:
+    """Return the state letter of a process or thread, and the tick of its start; "X" and "" if there is none."""
     try:
         # The name, in brackets, may hold blanks and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

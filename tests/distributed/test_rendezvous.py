@@ -30,7 +30,7 @@ def test_a_job_whose_store_is_not_its_own_is_refused(monkeypatch, changed, says)
 
 
 def _two_jobs(rank: int, port: int) -> list[float]:
-    """The sums over the ranks of two jobs, one after the other; the groups of the first live on."""
+    """The sums over the ranks of two jobs, one after the other."""
     import torch
     import torch.distributed as dist
 

@@ -9,7 +9,6 @@ main thread for a collective that no rank will complete.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -39,6 +38,11 @@ _LOST = re.compile(
     re.ASCII,
 )
 """Error texts by which a collective reports that another rank is gone."""
+
+SETTLE_S = 1.0
+"""Most seconds that the end of a block waits for other threads of its process."""
+LOOK_S, LOOKS = 0.01, 3
+"""Seconds between looks at these threads, and successive looks at which all must sleep."""
 
 _guards = 0
 
@@ -283,8 +287,8 @@ def guarded(
     grace_s + 2` seconds. A stopped rank is killed by the ranks of its own host.
 
     A rank that raises in the block reports it to the others, which end likewise. No port is opened: ranks use the
-    store of the job. The process groups that exist at the end of the block are kept in memory until the process
-    exits, since freeing them may hang it.
+    store of the job. The block ends once the threads of the process sleep, after at most SETTLE_S seconds: a group
+    that is freed while a thread of it still works may hang the process.
     """
     if min(timeout_s, grace_s) <= 0 or (step_timeout_s is not None and step_timeout_s <= 0):
         raise RunError(
@@ -310,17 +314,20 @@ def guarded(
     else:
         guard.leave()
     finally:
-        _keep_groups()
+        _settle()
 
 
-def _keep_groups() -> None:
-    """Make the process groups of this process immortal.
+def _settle() -> None:
+    """Wait until the other threads of this process sleep.
 
-    The destructor of a gloo group joins its threads. Called from Python it holds the GIL, which such a thread may be
-    waiting for to free the tensors of its last collective: the process would hang at its exit.
+    The destructor of a gloo group joins its threads. Called from Python it holds the GIL, which such a thread may need
+    to free the tensors of its last collective: the process would hang at its exit.
     """
-    for group in dist.distributed_c10d._world.pg_map:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    until, asleep = time.monotonic() + SETTLE_S, 0
+    while asleep < LOOKS and time.monotonic() < until:
+        # The main thread gives up the GIL: a thread that waits for it runs.
+        time.sleep(LOOK_S)
+        asleep = asleep + 1 if process.others_sleep() else 0
 
 
 def _shared_store() -> bool:
