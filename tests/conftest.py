@@ -60,7 +60,7 @@ def _settings() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reason = config.stash.get(missing, None)
     for item in items:
-        if item.get_closest_marker("zoo"):
+        if item.get_closest_marker("zoo") or item.get_closest_marker("grid"):
             item.add_marker("slow")
         if reason and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -199,11 +199,11 @@ def _steps(job, optimizer, x, y, count: int) -> list[float]:
     return losses
 
 
-def _pipelined(rank: int, root: str, stages: int, schedule: str) -> tuple[list[float], int | None]:
+def _pipelined(rank: int, root: str, name: str, stages: int, schedule: str) -> tuple[list[float], int | None]:
     """The losses of two steps of a pipeline after three and a save, or after loading that."""
     import autopar
 
-    model, x, y = made("gpt")
+    model, x, y = made(name)
     job = autopar.distribute(
         model, example_inputs=(x,), loss=loss, stages=stages, replicas=1, schedule=schedule
     )
@@ -217,8 +217,8 @@ def _pipelined(rank: int, root: str, stages: int, schedule: str) -> tuple[list[f
 
 
 def test_a_planned_pipeline_with_tied_weights_goes_on_in_other_stages_and_in_one_process(tmp_path):
-    first = ranks(2, _pipelined, str(tmp_path), 2, "1f1b")
-    again = ranks(2, _pipelined, str(tmp_path), 4, "interleaved")
+    first = ranks(2, _pipelined, str(tmp_path), "gpt", 2, "1f1b")
+    again = ranks(2, _pipelined, str(tmp_path), "gpt", 4, "interleaved")
     assert [step for _, step in first + again] == [None, None, 3, 3]
     assert again[0][0] == pytest.approx(first[0][0], abs=1e-12)
     model, x, y = made("gpt")
@@ -235,14 +235,14 @@ def test_a_planned_pipeline_with_tied_weights_goes_on_in_other_stages_and_in_one
 
 
 def test_a_checkpoint_of_one_process_is_loaded_into_a_pipeline(tmp_path):
-    model, x, y = made("gpt")
+    model, x, y = made("mlp")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(3):
         optimizer.zero_grad()
         loss(model(x), y).backward()
         optimizer.step()
     save(tmp_path, {"model": model, "optimizer": optimizer, "step": 3})
-    (losses, step), _ = ranks(2, _pipelined, str(tmp_path), 2, "1f1b")
+    (losses, step), _ = ranks(2, _pipelined, str(tmp_path), "mlp", 2, "1f1b")
     expected = []
     for _ in range(2):
         optimizer.zero_grad()

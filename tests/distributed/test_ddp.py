@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.grid import apart, grid
 from helpers.ranks import ranks
 from helpers.replicas_of import (
+    KINDS,
     SETS,
     averaged,
     batches,
@@ -65,15 +67,18 @@ def _trained(rank: int, count: int, kind: str, devices: str, dtype: str) -> Any:
         (2, "gpt", "two", "float64", 1e-9),
         (2, "skips", "two", "float32", 1e-4),
         (4, "mlp", "mixed", "float64", 1e-9),
+        *grid("ddp", lambda name, count: (count, KINDS[name], "mixed", "float64", 1e-9)),
     ],
 )
-def test_fifty_steps_are_those_of_one_process(count, kind, devices, dtype, allowed):
+def test_fifty_steps_are_those_of_one_process(count, kind, devices, dtype, allowed, record_property):
     precision = getattr(torch, dtype)
     alone = model(kind, precision)
     expected = trained(alone, batches(kind, STEPS, dtype=precision), kind)
     answers = ranks(count, _trained, count, kind, devices, dtype)
     assert expected[-1] < expected[0]
-    assert averaged([losses for losses, *_ in answers]) == pytest.approx(expected, abs=allowed)
+    found = averaged([losses for losses, *_ in answers])
+    record_property("apart", apart(found, expected))
+    assert found == pytest.approx(expected, abs=allowed)
     for _, state, used, notes in answers:
         same(state, values(alone), allowed)
         assert len(used) == len({name.partition("*")[0] for name in SETS[devices]["devices"]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -30,6 +31,19 @@ def _sleeps(rank: int) -> None:
 
 def test_ranks_answer_in_order():
     assert ranks(3, _sum, 2) == [6.0, 6.0, 6.0]
+
+
+@functools.cache
+def _maker() -> int:
+    return os.getpid()
+
+
+def _made(rank: int) -> tuple[int, int]:
+    return _maker(), os.getppid()
+
+
+def test_ranks_have_what_was_cached_before():
+    assert all(maker == parent for maker, parent in ranks(2, _made, before=(_maker,)))
 
 
 def test_a_rank_that_raises_is_named():

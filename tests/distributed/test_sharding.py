@@ -10,11 +10,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers.job_models import loss, made, trained
+from helpers.grid import apart, grid
+from helpers.job_models import ROWS, alone, chained, loss, made, prepare, trained
 from helpers.ranks import ranks
 from torch import nn
 
-STEPS, FEWER = 50, 12
+STEPS, FEWER = 50, 6
 TIMEOUT_S = 120.0
 """Of ranks that gather and scatter some thousand times, which take turns on few cores."""
 
@@ -38,11 +39,14 @@ def _plan(units, positions: int, chunks: int, replicas: int, micro_batches: int,
     ).check()
 
 
-def _job(model, x, *shape):
-    from autopar.distributed.pipeline.job import Distributed
-    from autopar.distributed.pipeline.units import units
+def _rows(shape) -> int:
+    """Rows of a micro-batch of a replica."""
+    return ROWS // shape[2] // shape[3]
 
-    chain = units(model, (x[: len(x) // shape[2] // shape[3]],), {})
+
+def _job(chain, *shape):
+    from autopar.distributed.pipeline.job import Distributed
+
     plan = _plan(chain, *shape)
     return Distributed(chain, plan, loss, None, torch.device("cpu"), lambda stage: stage)
 
@@ -52,13 +56,12 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _trains(rank: int, cases, steps: int) -> list:
-    """Of each case the largest differences of losses and weights to one process, and the paths that this one has."""
+    """Of each case losses here and of one process, the largest difference of weights, and the paths of this one."""
     found = []
     for name, *shape in cases:
-        model, x, y = made(name)
-        plain = copy.deepcopy(model)
-        expected = trained(plain, x, y, steps)
-        job = _job(model, x, *shape)
+        _, x, y = made(name)
+        expected, plain = alone(name, steps)
+        job = _job(chained(name, _rows(shape))[0], *shape)
         optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
         losses = []
         for step in range(steps):
@@ -71,35 +74,48 @@ def _trains(rank: int, cases, steps: int) -> list:
         weights = max(
             float((_whole(tensor) - state[path]).abs().max()) for path, tensor in job.state_dict().items()
         )
-        found.append((max(abs(a - b) for a, b in zip(losses, expected)), weights, sorted(job.state_dict())))
+        found.append((losses, expected, weights, sorted(job.state_dict())))
     return found
 
 
 TWO = [("cnn", 1, 1, 2, 1, "1f1b"), ("gpt", 1, 1, 2, 2, "gpipe")]
 # The embedding of gpt is its head: of both ends of the pipeline, and of two stages of one process.
-FOUR = [("gpt", 2, 1, 2, 2, "1f1b"), ("cnn", 2, 2, 2, 2, "interleaved"), ("mlp", 1, 1, 4, 1, "1f1b")]
+FOUR = [("gpt", 2, 1, 2, 2, "1f1b")]
+MORE = [("cnn", 2, 2, 2, 2, "interleaved"), ("mlp", 1, 1, 4, 1, "1f1b")]
 
 
-@pytest.mark.parametrize(("count", "cases", "steps"), [(2, TWO, STEPS), (4, FOUR, FEWER)])
-def test_steps_are_those_of_one_process(count, cases, steps):
-    found = ranks(count, _trains, cases, steps, timeout_s=TIMEOUT_S)
+@pytest.mark.parametrize(
+    ("count", "cases", "steps"),
+    [
+        (2, TWO, FEWER),
+        (4, FOUR, FEWER),
+        pytest.param(4, MORE, STEPS, marks=pytest.mark.grid),
+        *grid("sharded", lambda name, count: (count, [(name, count // 2, 1, 2, 2, "1f1b")], STEPS)),
+    ],
+)
+def test_steps_are_those_of_one_process(count, cases, steps, record_property):
+    before = prepare, [(name, _rows(shape)) for name, *shape in cases], steps
+    found = ranks(count, _trains, cases, steps, before=before, timeout_s=TIMEOUT_S)
+    record_property("apart", max(apart(*losses) for of_rank in found for *losses, _, _ in of_rank))
     for of_rank in found:
-        for losses, weights, _ in of_rank:
-            assert losses < 1e-9 and weights < 1e-9
+        for losses, expected, weights, _ in of_rank:
+            assert losses == pytest.approx(expected, rel=0, abs=1e-9) and weights < 1e-9
     for at, (name, *_) in enumerate(cases):
-        assert {path for of_rank in found for path in of_rank[at][2]} == set(made(name)[0].state_dict())
+        assert {path for of_rank in found for path in of_rank[at][3]} == set(made(name)[0].state_dict())
 
 
 def _keeps(rank: int) -> tuple[int, int, float, bool]:
     """Bytes of parameters, gradients and Adam's moments that a rank keeps behind a step, and of the whole model's
     parameters; the largest difference of gradients after two steps without an update to those of one process; whether
     whole parameters are freed."""
+    from autopar.distributed.pipeline.units import units
+
     model, x, y = made("gpt")
     plain = copy.deepcopy(model)
     for _ in range(2):
         loss(plain(x), y).backward()
     before = [weakref.ref(parameter) for parameter in model.parameters()]
-    job = _job(model, x, 1, 1, 2, 2, "1f1b")
+    job = _job(units(model, (x[:4],), {}), 1, 1, 2, 2, "1f1b")
     for _ in range(2):
         job.step(x, target=y)
         job(x)
@@ -134,8 +150,8 @@ def _saves(rank: int, root: str, shape) -> list[float]:
     """Losses of two steps behind a checkpoint: saved after two by the first run, loaded by others."""
     from autopar.distributed.faults.checkpoint import load_latest, save
 
-    model, x, y = made("gpt")
-    job = _job(model, x, *shape)
+    _, x, y = made("gpt")
+    job = _job(chained("gpt", _rows(shape))[0], *shape)
     optimizer = torch.optim.Adam(job.parameters(), lr=0.01, foreach=False)
     state = {"model": job, "optimizer": optimizer}
     losses = []
@@ -167,8 +183,9 @@ def _goes_on(rank: int, root: str) -> list[float]:
 
 
 def test_a_checkpoint_of_shards_goes_on_in_other_stages_and_in_one_process(tmp_path):
-    expected = ranks(2, _saves, str(tmp_path), (1, 1, 2, 2, "1f1b"))[0]
-    pipelined = ranks(4, _saves, str(tmp_path), (2, 1, 2, 2, "1f1b"))[0]
+    before = chained, "gpt", 4
+    expected = ranks(2, _saves, str(tmp_path), (1, 1, 2, 2, "1f1b"), before=before)[0]
+    pipelined = ranks(4, _saves, str(tmp_path), (2, 1, 2, 2, "1f1b"), before=before)[0]
     (alone,) = ranks(1, _goes_on, str(tmp_path))
     assert pipelined == pytest.approx(expected, abs=1e-9) and alone == pytest.approx(expected, abs=1e-9)
 
@@ -183,6 +200,7 @@ def _narrow() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 def _moments(rank: int, root: str, sharded: bool) -> dict[str, list[float]]:
     """Adam's first moments after two steps, by parameter; of one process that has loaded what two have saved."""
     from autopar.distributed.faults.checkpoint import load_latest, save
+    from autopar.distributed.pipeline.units import units
 
     model, x, y = _narrow()
     if not sharded:
@@ -192,7 +210,7 @@ def _moments(rank: int, root: str, sharded: bool) -> dict[str, list[float]]:
             path: optimizer.state[p]["exp_avg"].flatten().tolist() for path, p in model.named_parameters()
         }
     plain = copy.deepcopy(model)
-    job = _job(model, x, 1, 1, 2, 1, "1f1b")
+    job = _job(units(model, (x[:8],), {}), 1, 1, 2, 1, "1f1b")
     first, second = torch.optim.Adam(plain.parameters()), torch.optim.Adam(job.parameters(), foreach=False)
     for _ in range(2):
         first.zero_grad()

@@ -10,8 +10,10 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.grid import apart, grid
 from helpers.ranks import ranks
 from helpers.replicas_of import (
+    KINDS,
     SETS,
     averaged,
     batches,
@@ -75,9 +77,10 @@ def _trained(rank: int, count: int, kind: str, optimizer: str, dtype: str) -> An
         (2, "skips", "adam", "float64", 1e-8),
         (2, "gpt", "sgd", "float64", 1e-9),
         (2, "mlp", "sgd", "float32", 1e-4),
+        *grid("train_step", lambda name, count: (count, KINDS[name], "sgd", "float64", 1e-9)),
     ],
 )
-def test_fifty_steps_are_those_of_one_process(count, kind, optimizer, dtype, allowed):
+def test_fifty_steps_are_those_of_one_process(count, kind, optimizer, dtype, allowed, record_property):
     precision = getattr(torch, dtype)
     alone = model(kind, precision)
     expected = trained(
@@ -85,7 +88,9 @@ def test_fifty_steps_are_those_of_one_process(count, kind, optimizer, dtype, all
     )
     assert expected[-1] < expected[0]
     answers = ranks(count, _trained, count, kind, optimizer, dtype)
-    assert averaged([losses for losses, *_ in answers]) == pytest.approx(expected, abs=allowed)
+    found = averaged([losses for losses, *_ in answers])
+    record_property("apart", apart(found, expected))
+    assert found == pytest.approx(expected, abs=allowed)
     for losses, state, said in answers:
         same(state, values(alone), allowed)
         assert losses != answers[0][0] or losses is answers[0][0], "a rank's loss is that of its own rows"

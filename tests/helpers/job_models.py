@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -84,3 +87,26 @@ def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> l
         optimizer.step()
         found.append(float(made))
     return found
+
+
+@functools.cache
+def alone(name: str, steps: int) -> tuple[list[float], nn.Module]:
+    """Losses of so many steps of one process, and the model after them."""
+    model, x, y = made(name)
+    return trained(model, x, y, steps), model
+
+
+@functools.cache
+def chained(name: str, rows: int) -> tuple[Any, nn.Module]:
+    """The units of a model for so many rows, and that model; ranks change their own copy, so that only forks may."""
+    from autopar.distributed.pipeline.units import units
+
+    model, x, _ = made(name)
+    return units(model, (x[:rows],), {}), model
+
+
+def prepare(cases: list[tuple[str, int]], steps: int) -> None:
+    """Cache for forks what one process finds, and the units, of each model and its rows."""
+    for name, rows in cases:
+        alone(name, steps)
+        chained(name, rows)

@@ -18,20 +18,35 @@ TIMEOUT_S = 120.0
 
 
 def ranks(
-    count: int, work: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S, grace_s: float = 0.0
+    count: int,
+    work: Callable[..., Any],
+    *args: Any,
+    before: tuple[Any, ...] = (),
+    timeout_s: float = TIMEOUT_S,
+    grace_s: float = 0.0,
 ) -> list[Any]:
     """The answers of `work(rank, *args)` in each of `count` processes of one gloo job, in the order of ranks.
 
     `work` is a function of a module; arguments and answers are pickled (no tensors that share memory: give lists or
-    numpy arrays). Raises RankError with the traceback of the first rank that raises, or where one ends without an
-    answer or gives none in `timeout_s` seconds; the others are killed `grace_s` seconds later, and no process is left.
+    numpy arrays). `before` is a function and its arguments, called in the process that all ranks are forks of: they
+    have what it caches. Raises RankError with the traceback of the first rank that raises, or where one ends without
+    an answer or gives none in `timeout_s` seconds; the others are killed `grace_s` seconds later, and no process is
+    left.
     """
-    return served(_job, count, work, args, timeout_s, grace_s)
+    return served(_job, count, work, args, before, timeout_s, grace_s)
 
 
 def _job(
-    count: int, work: Callable[..., Any], args: tuple[Any, ...], timeout_s: float, grace_s: float
+    count: int,
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+    before: tuple[Any, ...],
+    timeout_s: float,
+    grace_s: float,
 ) -> list[Any]:
+    if before:
+        prepare, *given = before
+        prepare(*given)
     port, context = free_port(), multiprocessing.get_context("fork")
     started, waited = [], {}
     for rank in range(count):

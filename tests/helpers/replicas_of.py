@@ -68,6 +68,8 @@ def normed() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "skips": Skips, "normed": normed, "gpt": Gpt}
+KINDS = {"mlp": "mlp", "cnn": "skips", "gpt": "gpt"}
+"""The models of the grid."""
 
 
 def model(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
