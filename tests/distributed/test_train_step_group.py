@@ -327,13 +327,11 @@ def _wrong(rank: int) -> list[str]:
     from autopar.training import versions
 
     texts = []
-    pair = dist.new_group([0])
+    pair, loss = dist.new_group([0]), loss_of("mlp")
 
     def asked(network: nn.Module, group: Any) -> None:
         try:
-            autopar.train_step(
-                network, loss_of("mlp"), sgd(network.parameters()), ["cpu"], process_group=group
-            )
+            autopar.train_step(network, loss, sgd(network.parameters()), ["cpu"], process_group=group)
             texts.append("")
         except autopar.AutoparError as error:
             texts.append(str(error))
