@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +96,12 @@ def distribute(  # noqa: PLR0913 - what users may fix
     agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"}, group)
     _same(model, group, device)
     known = _hosts(hosts, machine, group, device)
-    priced = _chain(model, batch, known, group, machine, loss is not None) if plan is None else None
+
+    @functools.cache
+    def captured(rows: int) -> Units:
+        return units(model, *_sliced(batch, rows))
+
+    priced = _chain(captured, batch, known, group, machine, loss is not None) if plan is None else None
 
     def make() -> Distribution:
         if priced is None:
@@ -119,12 +125,12 @@ def distribute(  # noqa: PLR0913 - what users may fix
     chosen = agreed(make, None, group)
     if chosen.sharded and several:
         raise PlanError(_LANES)
-    return _job(model, batch, chosen, loss, group, device, machine)
+    micro_rows = chosen.batch // chosen.replicas // chosen.micro_batches
+    return _job(captured(micro_rows), chosen, loss, group, device, machine)
 
 
 def _job(
-    model: nn.Module,
-    batch: tuple[tuple[Any, ...], dict[str, Any]],
+    captured: Units,
     plan: Distribution,
     loss: Callable[..., torch.Tensor] | None,
     group: dist.ProcessGroup | None,
@@ -132,7 +138,6 @@ def _job(
     machine: Machine,
 ) -> Distributed:
     """Return the job of a plan: the stages of this process, each on all its lanes."""
-    captured = units(model, *_sliced(batch, plan.batch // plan.replicas // plan.micro_batches))
     if captured.names != plan.units:
         raise PlanError(f"the plan is of {plan.model} with {len(plan.units)} units, not of this model")
     log.info("%s", plan)
@@ -190,7 +195,7 @@ def _hosts(
 
 
 def _chain(
-    model: nn.Module,
+    capture: Callable[[int], Units],
     batch: tuple[tuple[Any, ...], dict[str, Any]],
     hosts: Hosts,
     group: dist.ProcessGroup | None,
@@ -199,22 +204,21 @@ def _chain(
 ) -> tuple[Chain, int]:
     """Return the units of a model, timed by all processes at the same time, and the number of rows of the batch.
 
-    Units are timed on the first device. With several, all their seconds are scaled to those that autopar's planner
-    predicts for the whole model on all devices.
+    capture: the units for a number of rows. Units are timed on the first device. With several, all their seconds are
+    scaled to those that autopar's planner predicts for the whole model on all devices.
     """
     rows, device = rows_of(batch), _first(machine)
     sizes = sorted({max(1, rows // FEW), max(1, rows // MANY)})
     captures: list[tuple[Units, list[Any]]] = []
 
-    def capture() -> dict[str, str]:
+    def names() -> dict[str, str]:
         for size in sizes:
-            args, kwargs = _sliced(batch, size)
-            leaves = pytree.tree_leaves((args, kwargs))
+            leaves = pytree.tree_leaves(_sliced(batch, size))
             there = [leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            captures.append((units(model, args, kwargs), there))
+            captures.append((capture(size), there))
         return {"units": " ".join(captures[-1][0].names)}
 
-    agree(capture, group)
+    agree(names, group)
     measured: list[list[Times]] = [profile(own, inputs, device, trained) for own, inputs in captures]
     captured, inputs = captures[-1]
     part = share(captured, inputs, machine, trained)
@@ -228,6 +232,7 @@ def _chain(
     told = gather(costs, group)
     by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
+    model = captured.model
     keys = {id(tensor): path for path, tensor in reversed([*model.named_parameters(remove_duplicate=False)])}
     made = tuple(
         _unit(captured, at, [by_name[kind][at] for kind in kinds], times, keys)

@@ -65,7 +65,10 @@ def test_what_cannot_be_planned_counts_as_on_the_first_device(monkeypatch):
 def _chain(machine: Machine) -> Chain:
     hosts = Hosts((Host("rank 0", machine, 1e12, 0.0),)).check()
     x = torch.ones(distribute.MANY * ROWS, WIDTH)
-    return distribute._chain(Forked(), ((x,), {}), hosts, None, machine, False)[0]
+    model = Forked()
+    return distribute._chain(
+        lambda rows: units(model, (x[:rows],), {}), ((x,), {}), hosts, None, machine, False
+    )[0]
 
 
 def test_the_host_with_two_devices_gets_more_units(monkeypatch):
