@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from chains import even_chain, hosts
 from autopar import MemoryCapError, PlanError
 from autopar.ir.distribution import BUCKET_BYTES, Distribution
 from autopar.ir.hosts import Hosts
-from autopar.planner.pipelines import RowCost, Unit, distribution, processes
+from autopar.planner.pipelines import RowCost, Unit, distribution, grid, processes
 from autopar.planner.pipelines.forecast import predicted
 
 UNITS = 16
@@ -34,7 +35,13 @@ def test_replicas_are_sharded_only_where_they_do_not_fit_otherwise():
     assert "4 sharded replicas" in str(plan)
 
 
-def test_gathers_and_scatters_are_three_halves_of_a_sum_in_each_micro_batch():
+@pytest.fixture
+def free_cores(monkeypatch):
+    """Collectives take no time of the cores."""
+    monkeypatch.setattr(grid, "CORE_BYTES_PER_S", math.inf)
+
+
+def test_gathers_and_scatters_are_three_halves_of_a_sum_in_each_micro_batch(free_cores):
     chain = even_chain(UNITS, weights=WEIGHTS)
     plan, free = (
         distribution(chain, hosts(4, free=free), 8, shard_replicas=True, **FIXED) for free in (False, True)
@@ -90,7 +97,17 @@ def test_a_plan_is_saved_with_its_groups(tmp_path):
         replace(plan, schedule="zero-bubble").check()
 
 
-def test_a_sum_of_gradients_is_hidden_by_a_long_backward_but_for_its_last_bucket():
+def test_a_sum_of_gradients_takes_time_of_the_cores_of_a_cpu():
+    weights = 200_000_000
+    chain = even_chain(UNITS, weights=weights // UNITS)
+    fixed = {"stages": 1, "replicas": 2, "micro_batches": 1}
+    plan, apart = (
+        distribution(each, hosts(2, free=True), 2, **fixed) for each in (chain, even_chain(UNITS, weights=0))
+    )
+    assert plan.step_s - apart.step_s == pytest.approx(weights / grid.CORE_BYTES_PER_S, rel=0.01)
+
+
+def test_a_sum_of_gradients_is_hidden_by_a_long_backward_but_for_its_last_bucket(free_cores):
     fixed = {"stages": 1, "replicas": 2, "micro_batches": 1}
     nbytes = 200_000_000
     ring = nbytes / hosts(2).hosts[0].bytes_per_s
