@@ -86,22 +86,16 @@ def distribute(  # noqa: PLR0913 - what users may fix
     Raises in every process: DeviceError if no process group is initialized, CaptureError, PlanError or MemoryCapError.
     """
     device, machine = _here(devices)
-    if schedule != "auto" and schedule not in SCHEDULES:
-        raise PlanError(f"schedule={schedule!r} is not known; give auto or one of {', '.join(SCHEDULES)}")
+    schedules = _schedules(schedule)
     several = max(gather(sum(len(own.compute_lanes) for own in machine.devices), group)) > 1
     if shard_replicas is True and several:
         raise PlanError(_LANES)
-    kwargs = dict(example_kwargs or {})
-    batch = tuple(example_inputs), kwargs
+    batch = tuple(example_inputs), dict(example_kwargs or {})
     agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"}, group)
     _same(model, group, device)
     known = _hosts(hosts, machine, group, device)
-
-    @functools.cache
-    def captured(rows: int) -> Units:
-        return units(model, *_sliced(batch, rows))
-
-    priced = _chain(captured, batch, known, group, machine, loss is not None) if plan is None else None
+    capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
+    priced = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
 
     def make() -> Distribution:
         if priced is None:
@@ -114,7 +108,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
             known,
             rows,
             objective="training" if loss is not None else "throughput",
-            schedules=SCHEDULES if schedule == "auto" else (schedule,),
+            schedules=schedules,
             stages=stages,
             replicas=replicas,
             micro_batches=micro_batches,
@@ -125,12 +119,11 @@ def distribute(  # noqa: PLR0913 - what users may fix
     chosen = agreed(make, None, group)
     if chosen.sharded and several:
         raise PlanError(_LANES)
-    micro_rows = chosen.batch // chosen.replicas // chosen.micro_batches
-    return _job(captured(micro_rows), chosen, loss, group, device, machine)
+    return _job(capture, chosen, loss, group, device, machine)
 
 
 def _job(
-    captured: Units,
+    capture: Callable[[int], Units],
     plan: Distribution,
     loss: Callable[..., torch.Tensor] | None,
     group: dist.ProcessGroup | None,
@@ -138,6 +131,7 @@ def _job(
     machine: Machine,
 ) -> Distributed:
     """Return the job of a plan: the stages of this process, each on all its lanes."""
+    captured = capture(plan.batch // plan.replicas // plan.micro_batches)
     if captured.names != plan.units:
         raise PlanError(f"the plan is of {plan.model} with {len(plan.units)} units, not of this model")
     log.info("%s", plan)
@@ -147,6 +141,13 @@ def _job(
         return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
 
     return Distributed(captured, plan, loss, group, device, place)
+
+
+def _schedules(named: str) -> tuple[str, ...]:
+    """Return the schedules to choose from. Raises PlanError for an unknown one."""
+    if named != "auto" and named not in SCHEDULES:
+        raise PlanError(f"schedule={named!r} is not known; give auto or one of {', '.join(SCHEDULES)}")
+    return tuple(SCHEDULES) if named == "auto" else (named,)
 
 
 def _whole(model: nn.Module) -> nn.Module:
