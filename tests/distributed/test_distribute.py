@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.job_models import loss, made, trained
+from helpers.job_models import loss, made, stepped, trained
 from helpers.ranks import RankError, ranks
 
 STEPS = 12
@@ -26,12 +26,7 @@ def _distributed(rank: int, name: str, options: dict) -> tuple[float, str, float
         for parameter in model.parameters():
             parameter.add_(rank)  # The weights of rank 0 count.
     job = autopar.distribute(model, example_inputs=(x,), loss=loss, **options)
-    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        losses.append(float(job.step(x, target=y)))
-        optimizer.step()
+    losses = stepped(job, x, y, STEPS)
     lanes = {span.lane for span in job.timeline.spans}
     assert lanes == ({"cpu/0"} if job.stages else set())
     return max(abs(a - b) for a, b in zip(losses, expected)), job.plan.digest, job.plan.step_s
@@ -70,12 +65,7 @@ def _reported(rank: int, folder: str) -> dict:
 
     distribute.found = note
     job = autopar.distribute(model, example_inputs=(x,), loss=loss, stages=2, replicas=1, schedule="1f1b")
-    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        losses.append(float(job.step(x, target=y)))
-        optimizer.step()
+    losses = stepped(job, x, y, STEPS)
     together = merged([job.timeline])
     if rank == 0:
         for ending in ("svg", "json"):
@@ -184,12 +174,7 @@ def _unequal(rank: int) -> tuple[float, dict[str, int]]:
 
     distribute.profile = profile
     job = autopar.distribute(model, example_inputs=(x,), loss=loss, devices=machine, stages=2, replicas=1)
-    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
-    losses = []
-    for _ in range(5):
-        optimizer.zero_grad()
-        losses.append(float(job.step(x, target=y)))
-        optimizer.step()
+    losses = stepped(job, x, y, 5)
     plan = job.plan
     counts = {plan.ranks[0][plan.position(at)]: each.stop - each.first for at, each in enumerate(plan.stages)}
     return max(abs(a - b) for a, b in zip(losses, expected)), counts

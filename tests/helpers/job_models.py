@@ -90,6 +90,17 @@ def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> l
 
 
 @functools.cache
+def stepped(job: Any, x: torch.Tensor, y: torch.Tensor, steps: int) -> list[float]:
+    """The losses of so many steps of a job of `autopar.distribute` with SGD, as `trained` takes them."""
+    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(float(job.step(x, target=y)))
+        optimizer.step()
+    return losses
+
+
 def alone(name: str, steps: int) -> tuple[list[float], nn.Module]:
     """Losses of so many steps of one process, and the model after them."""
     model, x, y = made(name)
