@@ -26,14 +26,15 @@ from .agreement import agree, agreed, described
 from .messages import gather
 from .network import found
 from .pipeline.job import Distributed
-from .pipeline.profile import Times, profile
+from .pipeline.profile import Times, added_bytes_per_s, profile
 from .pipeline.speedup import share
 from .pipeline.units import Units, rows_of, units
 
 log = logging.getLogger("autopar")
 
-FEW, MANY = 8, 2
-"""Numbers of parts of the batch: each unit is timed on batch / `FEW` and batch / `MANY` rows, for a linear fit."""
+FEW, MANY = 32, 2
+"""Numbers of parts of the batch: each unit is timed on batch / `FEW` (2 at least) and batch / `MANY` rows, for a linear
+fit. Most micro-batches have a size between them."""
 _LANES = (
     "sharded replicas need one lane to each process, as FSDP2 frees and fills weights that autopar.compile has copied "
     'to other lanes; give each process one device, such as devices=["cpu"], or shard_replicas=False'
@@ -209,7 +210,7 @@ def _chain(
     scaled to those that autopar's planner predicts for the whole model on all devices.
     """
     rows, device = rows_of(batch), _first(machine)
-    sizes = sorted({max(1, rows // FEW), max(1, rows // MANY)})
+    sizes = sorted({min(rows, max(2, rows // FEW)), max(1, rows // MANY)})
     captures: list[tuple[Units, list[Any]]] = []
 
     def names() -> dict[str, str]:
@@ -220,8 +221,11 @@ def _chain(
         return {"units": " ".join(captures[-1][0].names)}
 
     agree(names, group)
-    measured: list[list[Times]] = [profile(own, inputs, device, trained) for own, inputs in captures]
     captured, inputs = captures[-1]
+    # Few rows may be captured as other operators.
+    captures = [(own, given) for own, given in captures if own.names == captured.names]
+    sizes = [own.rows for own, _ in captures]
+    measured: list[list[Times]] = [profile(own, given, device, trained) for own, given in captures]
     part = share(captured, inputs, machine, trained)
     costs = [
         [
@@ -230,16 +234,17 @@ def _chain(
         ]
         for at in range(len(measured[0]))
     ]
-    told = gather(costs, group)
+    told = gather((costs, added_bytes_per_s(device)), group)
     by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
     model = captured.model
     keys = {id(tensor): path for path, tensor in reversed([*model.named_parameters(remove_duplicate=False)])}
     made = tuple(
-        _unit(captured, at, [by_name[kind][at] for kind in kinds], times, keys)
+        _unit(captured, at, [by_name[kind][0][at] for kind in kinds], times, keys)
         for at, times in enumerate(measured[-1])
     )
-    return Chain(type(model).__name__, kinds, made).check(), rows
+    added = tuple(by_name[kind][1] for kind in kinds)
+    return Chain(type(model).__name__, kinds, made, added_bytes_per_s=added).check(), rows
 
 
 def _unit(captured: Units, at: int, costs: Sequence[Any], times: Times, keys: Mapping[int, str]) -> Unit:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autopar import MemoryCapError, PlanError
 from autopar.ir.hosts import Hosts
 from autopar.planner.pipelines import Chain, RowCost, Unit, distribution, processes
-from autopar.planner.pipelines.grid import CORE_BYTES_PER_S, grids
+from autopar.planner.pipelines.grid import CORE_BYTES_PER_S, CORE_S, SUMMED_BYTES_PER_S, grids
 from autopar.planner.pipelines.options import Option
 from autopar.planner.pipelines.pricing import Priced, Setup
 
@@ -190,8 +190,37 @@ def test_tied_weights_are_counted_once_in_a_stage_and_summed_over_two():
     summed = (
         distribution(chain, hosts(2), 4, **fixed).step_s - distribution(apart, hosts(2), 4, **fixed).step_s
     )
-    rate = min(hosts(2).hosts[0].bytes_per_s, CORE_BYTES_PER_S)
+    rate = min(hosts(2).hosts[0].bytes_per_s, SUMMED_BYTES_PER_S)
     assert summed == pytest.approx(4_000_000 / rate, rel=0.1)
+
+
+def test_each_micro_batch_but_the_first_adds_its_weight_gradients_to_the_others():
+    free = even_chain(6, weights=1_000_000)
+    chain = replace(free, added_bytes_per_s=(1e9,)).check()
+    for micro_batches in (1, 4):
+        fixed = {"stages": 1, "replicas": 1, "micro_batches": micro_batches}
+        added = (
+            distribution(chain, hosts(1), 4, **fixed).step_s - distribution(free, hosts(1), 4, **fixed).step_s
+        )
+        assert added == pytest.approx((micro_batches - 1) * 6 * 1e6 / 1e9)
+
+
+def test_messages_take_time_of_the_cores_that_compute():
+    """Two stages, one micro-batch: one CPU sends an activation and gets its gradient back."""
+    fixed = {"stages": 2, "replicas": 1, "micro_batches": 1, "schedules": ["gpipe"]}
+    steps = [
+        distribution(even_chain(2, crossing=nbytes), hosts(2, free=True), 1, **fixed).step_s
+        for nbytes in (0, 1_000_000)
+    ]
+    assert steps[1] - steps[0] == pytest.approx(4 * (CORE_S + 1e6 / CORE_BYTES_PER_S))
+
+
+def test_the_first_stage_has_only_gradients_of_weights():
+    chain, (grid,) = even_chain(4), grids(hosts(2), processes(hosts(2)), 1, 2)
+    option = Option(1, 2, 1, 4, "zero-bubble", 1, trained=True)
+    first, last = Priced(Setup(chain, grid, option, 2.0), (0, 2, 4)).passes.seconds
+    assert first["I"] == 0 and first["W"] == pytest.approx(4e-3)
+    assert last["I"] > 0 and last["I"] + last["W"] == pytest.approx(4e-3)
 
 
 def test_accelerators_of_a_host_are_nearer_than_hosts():
@@ -226,5 +255,7 @@ def test_numbers_that_cannot_be_are_refused(given, says):
 def test_a_chain_says_what_is_wrong_with_it():
     with pytest.raises(PlanError, match="has 2 costs"):
         Chain("m", ("host0",), (Unit("u", (RowCost(), RowCost())),)).check()
+    with pytest.raises(PlanError, match="added_bytes_per_s is"):
+        replace(even_chain(4), added_bytes_per_s=(1e9, 1e9)).check()
     with pytest.raises(PlanError, match="not priced for"):
         distribution(replace(even_chain(4), kinds=("laptop",)), hosts(2), 4)

@@ -38,7 +38,7 @@ def test_replicas_are_sharded_only_where_they_do_not_fit_otherwise():
 @pytest.fixture
 def free_cores(monkeypatch):
     """Collectives take no time of the cores."""
-    monkeypatch.setattr(grid, "CORE_BYTES_PER_S", math.inf)
+    monkeypatch.setattr(grid, "SUMMED_BYTES_PER_S", math.inf)
 
 
 def test_gathers_and_scatters_are_three_halves_of_a_sum_in_each_micro_batch(free_cores):
@@ -104,7 +104,7 @@ def test_a_sum_of_gradients_takes_time_of_the_cores_of_a_cpu():
     plan, apart = (
         distribution(each, hosts(2, free=True), 2, **fixed) for each in (chain, even_chain(UNITS, weights=0))
     )
-    assert plan.step_s - apart.step_s == pytest.approx(weights / grid.CORE_BYTES_PER_S, rel=0.01)
+    assert plan.step_s - apart.step_s == pytest.approx(weights / grid.SUMMED_BYTES_PER_S, rel=0.01)
 
 
 def test_a_sum_of_gradients_is_hidden_by_a_long_backward_but_for_its_last_bucket(free_cores):

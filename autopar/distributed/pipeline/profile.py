@@ -21,6 +21,8 @@ from .units import Units
 
 ROUNDS = 5
 """Runs of each unit; the shortest counts, since disturbances only lengthen a run."""
+_ADDED_BYTES = 1 << 25
+"""Bytes of the gradients added, more than most caches hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: 
         replace(times, forward_s=times.forward_s * longer, backward_s=times.backward_s * back)
         for times in found
     ]
+
+
+def added_bytes_per_s(device: torch.device) -> float:
+    """Return the bytes of gradients that this process adds to others of the same size in a second."""
+    kept, new = (torch.zeros(_ADDED_BYTES // 4, device=device) for _ in range(2))
+    turns = [_seconds(partial(kept.add_, new), device) for _ in range(ROUNDS + 1)]
+    return _ADDED_BYTES / statistics.median(turns[1:])
 
 
 def _whole(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -63,6 +64,9 @@ class Chain:
     """Units of a model in topological order. `kinds`: kinds of process that they are priced for, as in `Process.kind`.
     A process needs `scratch_bytes` per row in addition to what it saves.
 
+    added_bytes_per_s: for each kind, or one for all, bytes of weight gradients added to those of earlier micro-batches
+    in a second; infinite where the products that make them also add them, as in Megatron-LM.
+
     Example:
         Chain("mlp", ("host0",), tuple(
             Unit(f"layer{i}", (RowCost(1e-5, 1e-6),), (RowCost(2e-5, 2e-6),), ((f"layer{i}.weight", 4096),),
@@ -75,11 +79,17 @@ class Chain:
     kinds: tuple[str, ...]
     units: tuple[Unit, ...]
     scratch_bytes: float = 0.0
+    added_bytes_per_s: tuple[float, ...] = (math.inf,)
 
     def check(self) -> Chain:
         """Return self, or raise PlanError with the first invalid unit."""
         if not self.units or not self.kinds:
             raise PlanError(f"the chain {self.name!r} needs one unit and one kind of process at least")
+        if len(self.added_bytes_per_s) not in (1, len(self.kinds)) or min(self.added_bytes_per_s) <= 0:
+            raise PlanError(
+                f"added_bytes_per_s is {self.added_bytes_per_s}; give a number above 0 for each of "
+                f"{', '.join(self.kinds)}"
+            )
         for unit in self.units:
             for word, costs in (("forward", unit.forward), ("backward", unit.backward)):
                 if len(costs) not in (1, len(self.kinds)):
@@ -134,6 +144,12 @@ class Chain:
             sums = self._costs[what][kind]
             self._known[key] = sums[:, 0] + sums[:, 1] * rows
         return self._known[key]
+
+    def adding(self, kind: int) -> Numbers:
+        """Return the seconds to add the weight gradients of all units before each position to those of earlier
+        micro-batches."""
+        found: Numbers = self.weights / self.added_bytes_per_s[min(kind, len(self.added_bytes_per_s) - 1)]
+        return found
 
     @cached_property
     def _known(self) -> dict[tuple[str, int, float], Numbers]:

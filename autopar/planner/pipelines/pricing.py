@@ -57,9 +57,18 @@ class Setup:
         )
 
     def _spent(self, kind: int) -> Numbers:
-        rows = self.option.rows
-        spent = self.chain.upto("forward", kind, rows)
-        return spent + self.chain.upto("backward", kind, rows) if self.option.trained else spent
+        spent = self.upto("forward", kind)
+        return spent + self.upto("backward", kind) if self.option.trained else spent
+
+    def upto(self, what: str, kind: int) -> Numbers:
+        """Return the seconds of a micro-batch in all units before each position, as `Chain.upto`. All micro-batches but
+        the first add their weight gradients to those of earlier ones."""
+        found = self.chain.upto(what, kind, self.option.rows)
+        return (
+            found
+            if what == "forward"
+            else found + self.chain.adding(kind) * (1 - 1 / self.option.micro_batches)
+        )
 
     @property
     def roomy(self) -> bool:
@@ -137,7 +146,7 @@ class Priced:
         return tuple(found)
 
     def _seconds(self, what: str, kind: int, first: int, stop: int) -> float:
-        upto = self.setup.chain.upto(what, kind, self.setup.option.rows)
+        upto = self.setup.upto(what, kind)
         return float(upto[stop] - upto[first])
 
     @cached_property

@@ -43,14 +43,20 @@ def passes_of(
     """Return the passes of stages with `weights` bytes each. `shares`: share of each stage's backward for weight
     gradients. `ties`: (stages, bytes) of shared parameters."""
     seconds, sums = [], []
+    sent = (0, *(stage.bytes_out for stage in stages))
     for number, (stage, nbytes, share) in enumerate(zip(stages, weights, shares)):
         position = number % option.positions
         forward_s, backward_s, groups = stage.forward_s, stage.backward_s, len(stage.groups)
         if groups:
             forward_s = grid.pass_s(position, forward_s, nbytes, groups, 1)
             backward_s = grid.pass_s(position, backward_s, nbytes, groups, 2)
-        of_weights = share * backward_s
-        seconds.append({"F": forward_s, "B": backward_s, "W": of_weights, "I": backward_s - of_weights})
+        # The first stage computes no gradient of its input.
+        of_weights = share * backward_s if number else backward_s
+        messages_s = grid.message_s(position, sent[number]) + grid.message_s(position, sent[number + 1])
+        seconds.append({
+            "F": forward_s + messages_s, "B": backward_s + messages_s,
+            "W": of_weights, "I": backward_s - of_weights + messages_s,
+        })  # fmt: skip
         last_s = of_weights if option.schedule == "zero-bubble" else backward_s
         sums.append(grid.reduce_s(position, nbytes, last_s) if option.trained and not groups else 0.0)
     parts = option.replicas if option.sharded else 1
