@@ -27,6 +27,10 @@ class MemoryCapError(PlanError):
         self.wrong, self.way = wrong, way
 
 
+class TooLongError(PlanError):
+    """Every plan takes at least as long as one that is there already."""
+
+
 class ProgramError(AutoparError):
     """A program that its check refuses: a race, a deadlock, a missing copy or too much memory."""
 

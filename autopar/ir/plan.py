@@ -72,7 +72,7 @@ class _Named(Mapping[str, Reason]):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan in the race: policy, split, predicted makespan in seconds (None: not feasible) and a note."""
+    """A plan in the race: policy, split, predicted makespan in seconds (None: infeasible or not sought), note."""
 
     policy: str
     split: str

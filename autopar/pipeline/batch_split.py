@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from ..costs.clustering import unfused
-from ..errors import MemoryCapError, PlanError
+from ..errors import MemoryCapError, PlanError, TooLongError
 from ..ir.costed import CostedGraph
 from ..ir.graph import SUM, Graph
 from ..ir.machine import Machine
@@ -104,10 +105,15 @@ class _Race:
         self.refusal: MemoryCapError | None = None
 
     def enter(self, costed: CostedGraph, policy: Policy, note: str = "") -> Plan | None:
-        """Plan a graph and enter it; return the plan, None if the memory caps do not hold."""
+        """Plan a graph and enter it; return the plan, None if the memory caps do not hold, or if it cannot be shorter
+        than those before it."""
         split = costed.graph.split
+        shortest = min((plan.makespan for plan in self.plans), default=math.inf)
         try:
-            plan = place(costed, policy)
+            plan = place(costed, policy, below=shortest)
+        except TooLongError as error:
+            self.ran.append(Candidate("-", split, None, ", ".join(filter(None, (note, str(error))))))
+            return None
         except MemoryCapError as error:
             self.refusal = self.refusal or error
             return None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
 from ..errors import PlanError
+from .bounds.critical_path import Network, ways
 from .candidates import SHORTER, Race
 from .model.instance import Instance
 from .model.memory import fits
@@ -18,6 +19,9 @@ MOST = 2_600
 STEPS = 50_000
 """Limit on simulated clusters and copies, orders of simultaneous wire requests included."""
 POLICY = "every order"
+
+Place = tuple[int, int]
+"""A device and a lane, by number."""
 
 
 def tiny(instance: Instance) -> bool:
@@ -34,13 +38,19 @@ def every(race: Race) -> None:
     """
     instance, bound, leader = race.instance, race.bound, race.leading()
     longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
+    bounds = _Bounds(instance)
     best: Schedule | None = None
     left = STEPS
-    for schedule in _schedules(instance):
-        for play, tried in _plays(instance, schedule):
-            left -= len(play.end)
-            if play.makespan < longest and fits(instance, play):
-                longest, best = play.makespan * (1 - SHORTER), tried
+    for chosen in _placements(instance, bounds, longest):
+        if bounds.placed(chosen) >= longest:
+            continue
+        for schedule in _orders(instance, chosen):
+            for play, tried in _plays(instance, schedule):
+                left -= len(play.end)
+                if play.makespan < longest and fits(instance, play):
+                    longest, best = play.makespan * (1 - SHORTER), tried
+                if left <= 0 or longest <= bound:
+                    break
             if left <= 0 or longest <= bound:
                 break
         if left <= 0 or longest <= bound:
@@ -49,22 +59,60 @@ def every(race: Race) -> None:
         race.enter(best)
 
 
-def _schedules(instance: Instance) -> Iterator[Schedule]:
-    """Yield every placement with every order of each lane."""
-    lanes = [(d, lane) for d, names in enumerate(instance.lane_names) for lane in range(len(names))]
-    options = [[place for place in lanes if place[0] in allowed] for allowed in instance.allowed]
-    for chosen in product(*options):
-        if any(len({chosen[r][0] for r in members}) > 1 for members in instance.members):
-            continue
-        own: dict[tuple[int, int], list[int]] = {}
+class _Bounds:
+    """Lower bounds in seconds on schedules without duplicates. `through[r][d]`: with cluster r on device d."""
+
+    def __init__(self, instance: Instance) -> None:
+        way, net = ways(instance, once=True), Network(instance)
+        self.instance = instance
+        self.through = (way.head + way.seconds + way.tail).tolist()
+        self._head, self._tail = way.head.tolist(), way.tail.tolist()
+        self._latency, self._s_per_byte = net.latency.tolist(), net.s_per_byte.tolist()
+
+    def placed(self, chosen: Sequence[Place]) -> float:
+        """Return the bound with each cluster on its lane: the longest path, and for each lane all its work between the
+        least head and the least tail."""
+        instance, longest = self.instance, 0.0
+        ends: list[float] = []
+        lanes: dict[Place, tuple[float, float, float]] = {}
         for r, place in enumerate(chosen):
-            own.setdefault(place, []).append(r)
-        for orders in product(*(permutations(clusters) for clusters in own.values())):
-            if not any(
-                set(order[at:]) & {*instance.before[r]} for order in orders for at, r in enumerate(order)
-            ):
-                placed = [(r, d, (lane,)) for (d, lane), order in zip(own, orders) for r in order]
-                yield in_order(instance, POLICY, placed)
+            d = place[0]
+            start, own, tail = self._head[r][d], instance.seconds[r][d], self._tail[r][d]
+            for v in instance.reads[r]:
+                maker = instance.maker[v]
+                if 0 <= maker < r:
+                    e = chosen[maker][0]
+                    start = max(
+                        start, ends[maker] + self._latency[e][d] + instance.bytes[v] * self._s_per_byte[e][d]
+                    )
+            ends.append(start + own)
+            longest = max(longest, ends[-1] + tail)
+            first, work, last = lanes.get(place, (math.inf, 0.0, math.inf))
+            lanes[place] = min(first, start), work + own, min(last, tail)
+        return max(longest, max(map(sum, lanes.values())))
+
+
+def _placements(instance: Instance, bounds: _Bounds, longest: float) -> Iterator[tuple[Place, ...]]:
+    """Yield the lane of each cluster, in all ways that may take less than `longest` seconds."""
+    lanes = [(d, lane) for d, names in enumerate(instance.lane_names) for lane in range(len(names))]
+    options = [
+        [place for place in lanes if place[0] in allowed and bounds.through[r][place[0]] < longest]
+        for r, allowed in enumerate(instance.allowed)
+    ]
+    for chosen in product(*options):
+        if all(len({chosen[r][0] for r in members}) == 1 for members in instance.members):
+            yield chosen
+
+
+def _orders(instance: Instance, chosen: Sequence[Place]) -> Iterator[Schedule]:
+    """Yield every order of each lane."""
+    own: dict[Place, list[int]] = {}
+    for r, place in enumerate(chosen):
+        own.setdefault(place, []).append(r)
+    for orders in product(*(permutations(clusters) for clusters in own.values())):
+        if not any(set(order[at:]) & {*instance.before[r]} for order in orders for at, r in enumerate(order)):
+            placed = [(r, d, (lane,)) for (d, lane), order in zip(own, orders) for r in order]
+            yield in_order(instance, POLICY, placed)
 
 
 def _plays(instance: Instance, schedule: Schedule) -> Iterator[tuple[Play, Schedule]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..errors import PlanError
+from ..errors import PlanError, TooLongError
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
 from ..ir.plan_check import sound
@@ -128,6 +128,7 @@ def place(
     budget_s: float | None = None,
     steps: int = QUICK,
     copies: bool = False,
+    below: float = math.inf,
 ) -> Plan:
     """Return the best plan that `policy` finds for a costed graph, simulated, with its bound and reasons.
 
@@ -135,12 +136,14 @@ def place(
     over several devices wins only if it is predicted to be shorter than the best single device. With `copies` it may
     duplicate clusters: the plan is then of the graph with these copies (`CostedGraph.again`). Shortly before
     `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an unknown
-    policy or name, MemoryCapError if nothing fits.
+    policy or name, MemoryCapError if nothing fits, TooLongError if none takes less than `below` seconds.
     """
     began = time.monotonic()
     until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)
     instance = Instance(costed)
-    race = Race(instance, lower_bound(instance), until)
+    race = Race(instance, lower_bound(instance, below), until)
+    if below <= race.bound < math.inf:
+        raise TooLongError(f"no plan takes less than {seconds(race.bound)}")
     wide = policy == "auto" and instance.clusters > LARGE and not instance.tight
     alone = _singles(race, strict=wide, until=began + (until - began) * ALONE)
     if policy != "auto":

@@ -8,6 +8,7 @@ from benchmarks.instances import planted, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.errors import TooLongError
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.ancestors import local
@@ -36,6 +37,19 @@ def random_schedule(instance, draw):
             if not missing[later]:
                 ready.append(later)
     return Schedule("random", {lane: tuple(names) for lane, names in lanes.items()})
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), share=st.floats(0.1, 1.5))
+def test_no_more_is_proven_than_is_enough(seed, share):
+    costed = read(small(seed, tasks=12))
+    whole = lower_bound(Instance(costed))
+    found = lower_bound(Instance(costed), share * whole)
+    assert min(share, 1.0) * whole * (1 - 1e-9) <= found <= whole * (1 + 1e-9)
+    plan = place(costed)
+    assert place(costed, below=plan.makespan * 1.1).makespan == plan.makespan
+    with pytest.raises(TooLongError, match="no plan takes less"):
+        place(costed, below=plan.lower_bound * (1 - 1e-9))
 
 
 @settings(max_examples=60, deadline=None)

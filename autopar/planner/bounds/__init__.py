@@ -21,28 +21,30 @@ MORE = 2
 _LOADS: weakref.WeakKeyDictionary[Instance, tuple[Load, float]] = weakref.WeakKeyDictionary()
 
 
-def lower_bound(instance: Instance) -> float:
+def lower_bound(instance: Instance, enough: float = math.inf) -> float:
     """Return the largest of several lower bounds, in seconds, valid with duplicated clusters; inf if nothing fits.
 
     Critical path without contention (`ways`), on graphs of up to 2,000 clusters with the ancestors that each cluster
     must have on its own device to start early (`local`); optimal fractional load of devices, wires and memories
     (`load`), if wires are crowded with the transfers between clusters (`traffic`); the work before and after each
     cluster, on graphs of up to 1,000 clusters (`crowded`); all work over all lanes (`evenly`); the host's dispatch of
-    every cluster. Near linear in reads × devices² except for `local` and `crowded`.
+    every cluster. Near linear in reads × devices² except for `local` and `crowded`. No better bound is sought than
+    `enough` seconds.
     """
     way = ways(instance)
     if not instance.clusters or way.length == math.inf:
         return way.length
-    if sum(map(len, instance.lane_names)) == 1 and not instance.tight:
-        return max(way.length, evenly(instance), sum(instance.dispatch))
-    shared = load(instance, way)
+    simple = max(way.length, evenly(instance), sum(instance.dispatch))
+    if not instance.tight and (simple >= enough or sum(map(len, instance.lane_names)) == 1):
+        return simple
+    shared = load(instance, way, math.inf if instance.tight else enough)
     _LOADS[instance] = shared, way.length
-    if shared.seconds == math.inf:
-        return math.inf
+    if shared.seconds == math.inf or shared.seconds >= enough:
+        return shared.seconds
     if way.length * MORE > shared.seconds:
         way = local(instance, way)
     unit = _unit(instance)
-    bound = max(way.length, shared.seconds, evenly(instance), sum(instance.dispatch))
+    bound = max(way.length, shared.seconds, simple)
     return _up(max(traffic(instance, way, shared, bound), _crowded(instance, way, shared, unit)), unit)
 
 

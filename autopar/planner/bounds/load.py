@@ -28,12 +28,12 @@ class Load:
     price: Floats
 
 
-def load(instance: Instance, ways: Ways) -> Load:
+def load(instance: Instance, ways: Ways, enough: float = math.inf) -> Load:
     """Solve the dual of the load balancing linear program with divisible clusters (Lenstra, Shmoys and Tardos,
     Mathematical Programming 46, 1990), wires and memories included.
 
     A device in use is idle for the least of its heads and the least of its tails. Prices are found by multiplicative
-    weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995).
+    weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995), until the bound is `enough`.
     """
     work = areas(instance, ways)
     clusters, devices = work.shape
@@ -79,6 +79,8 @@ def load(instance: Instance, ways: Ways) -> Load:
         total, at = weigh(prices[:devices], prices[devices:], rent)
         if total > best.seconds:
             best = Load(total, prices[:devices])
+            if total >= enough:
+                return best
         if total > HOPELESS * most:
             return Load(math.inf, prices[:devices])
         busy = np.bincount(at, weights=work[every, at], minlength=devices)

@@ -237,7 +237,7 @@ def _single(plan: Plan) -> str:
         return f"Everything is on {device}, the only device there is."
     other = alternative(plan)
     if other is None:
-        return f"Everything is on {device}; no other candidate was feasible."
+        return f"Everything is on {device}; no other candidate was feasible, or could be shorter."
     lost = (other.makespan or 0.0) - plan.makespan
     if lost < 0 and other.note:
         taken = seconds(other.makespan or 0.0)
