@@ -123,7 +123,7 @@ def _biases_apart(graph: Graph, rows: Collection[str]) -> Graph:
         tasks.append(
             replace(
                 task, name=f"{task.name}#bias", target="aten.add.Tensor", args=(Ref(product), Ref(task.inputs[2])),
-                kwargs=(), flops=0, cuts=(),
+                kwargs=(), flops=0, cuts=(), origin=task.origin or task.name,
             )
         )  # fmt: skip
     return replace(graph, values=tuple(values), tasks=tuple(tasks))

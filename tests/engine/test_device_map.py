@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import autopar
+from autopar.planner.model.instance import Instance
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +103,29 @@ def test_a_plan_made_by_its_own_device_map_obeys_it(train, pins):
         assert "blocks.2" not in mapping, "its parts are on two devices"
     if "" in pins:
         assert mapping == {"": "cuda:1"}
+
+
+@pytest.mark.parametrize("split", [2, "features"])
+def test_a_task_rewritten_as_several_keeps_its_pin(split):
+    plan = autopar.plan(
+        Model(16),
+        DEVICES,
+        example_inputs=(TOKENS,),
+        pins={"": "emulated:1", "blocks.1": "emulated:0"},
+        split=split,
+    )
+    costed, apart = Instance(plan.costed), set()
+    for task in plan.costed.graph.tasks:
+        # Parts may be taken, joined and summed anywhere.
+        joins = task.target in ("autopar.part", "autopar.join", "autopar.sum")
+        if task.module and task.phase == "forward" and not (task.home or joins):
+            apart.add(task.target)
+            wanted = "emulated:0" if task.module.startswith("blocks.1") else "emulated:1"
+            able = costed.able[costed.number[plan.costed.cluster_of[task.name]]]
+            assert [costed.devices[d] for d in able] == [wanted], task.where
+    assert split == "features" or "aten.ones.default" in apart, (
+        "the mask of a dropout is made of several tasks"
+    )
 
 
 def test_paths_are_the_shortest_that_agree_and_cover_each_tensor_once():

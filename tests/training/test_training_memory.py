@@ -215,7 +215,7 @@ def holds(apart, cap):
 def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(under, monkeypatch):
     free = under(None)
     graph, (need,) = free.plan.costed.graph, free.plan.peaks.values()
-    cap = int(0.9 * need)
+    cap = int(0.7 * need)
     monkeypatch.setattr("autopar.pipeline.batch_split.FINEST", len(graph.tasks) - 1)
     with pytest.raises(MemoryCapError):
         under(cap)

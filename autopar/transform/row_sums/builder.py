@@ -74,7 +74,9 @@ class Steps:
         cuts: Iterable[Cut] = (),
         **more: Any,
     ) -> None:
-        """Append a task whose outputs are among the values, with the source location of the replaced task."""
+        """Append a task whose outputs are among the values, with the source location of the replaced task, and its
+        pins."""
+        origin = self.task.origin or ("" if name == self.task.name else self.task.name)
         self.tasks.append(
             dataclasses.replace(
                 self.task,
@@ -84,6 +86,7 @@ class Steps:
                 kwargs=tuple((kwargs or {}).items()),
                 outputs=outputs,
                 cuts=tuple(dict.fromkeys(cuts)),
+                origin=origin,
                 **{"unpack": False, "free": False, "flops": 0} | more,
             )
         )
