@@ -78,9 +78,9 @@ def _trains(rank: int, cases, steps: int) -> list:
     return found
 
 
-TWO = [("cnn", 1, 1, 2, 1, "1f1b"), ("gpt", 1, 1, 2, 2, "gpipe")]
+TWO = [("cnn", 1, 1, 2, 1, "1f1b"), ("gpt of 1", 1, 1, 2, 2, "gpipe")]
 # The embedding of gpt is its head: of both ends of the pipeline, and of two stages of one process.
-FOUR = [("gpt", 2, 1, 2, 2, "1f1b")]
+FOUR = [("gpt of 1", 2, 1, 2, 2, "1f1b")]
 MORE = [("cnn", 2, 2, 2, 2, "interleaved"), ("mlp", 1, 1, 4, 1, "1f1b")]
 
 
@@ -110,7 +110,7 @@ def _keeps(rank: int) -> tuple[int, int, float, bool]:
     whole parameters are freed."""
     from autopar.distributed.pipeline.units import units
 
-    model, x, y = made("gpt")
+    model, x, y = made("gpt of 1")
     plain = copy.deepcopy(model)
     for _ in range(2):
         loss(plain(x), y).backward()
