@@ -217,11 +217,11 @@ def _pipelined(rank: int, root: str, name: str, stages: int, schedule: str) -> t
 
 
 def test_a_planned_pipeline_with_tied_weights_goes_on_in_other_stages_and_in_one_process(tmp_path):
-    first = ranks(2, _pipelined, str(tmp_path), "gpt", 2, "1f1b")
-    again = ranks(2, _pipelined, str(tmp_path), "gpt", 4, "interleaved")
+    first = ranks(2, _pipelined, str(tmp_path), "gpt of 1", 2, "1f1b")
+    again = ranks(2, _pipelined, str(tmp_path), "gpt of 1", 4, "interleaved")
     assert [step for _, step in first + again] == [None, None, 3, 3]
     assert again[0][0] == pytest.approx(first[0][0], abs=1e-12)
-    model, x, y = made("gpt")
+    model, x, y = made("gpt of 1")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     assert load_latest(tmp_path, {"model": model, "optimizer": optimizer}) == 3
     losses = []

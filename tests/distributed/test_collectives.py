@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.ranks import ranks
-from helpers.replicas_of import SETS, Skips, averaged, batches, loss_of, model, own, same, trained, values
+from helpers.replicas_of import SETS, averaged, batches, loss_of, own, same, trained, values
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,12 +18,18 @@ UNLIKE = ("lanes", "mixed")
 """What the two ranks plan for, so that their plans have no order in common."""
 
 
+def _normed(norm: type[nn.Module]) -> nn.Module:
+    """A convolution, a norm and a head: alike on every rank."""
+    torch.manual_seed(0)
+    front = nn.Conv2d(3, 6, 3, bias=False), norm(6), nn.ReLU()
+    return nn.Sequential(*front, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)).double()
+
+
 def _synced(rank: int) -> Any:
     from helpers.sync_norm import SyncNorm, stand_in
 
     kernels = stand_in()
-    torch.manual_seed(0)
-    network = Skips(SyncNorm).double()
+    network = _normed(SyncNorm)
     fast = autopar.compile(network, **SETS[UNLIKE[rank]])
     ddp = DistributedDataParallel(fast)
     losses = trained(ddp, (own(batch, rank, 2) for batch in batches("normed", 6)), "normed")
@@ -34,7 +40,7 @@ def _synced(rank: int) -> Any:
 
 
 def test_sync_batch_norm_is_batch_norm_of_the_whole_batch():
-    alone = model("normed")
+    alone = _normed(nn.BatchNorm2d)
     expected = trained(alone, batches("normed", 6), "normed")
     answers = ranks(2, _synced)
     assert averaged([losses for losses, *_ in answers]) == pytest.approx(expected, abs=1e-9)

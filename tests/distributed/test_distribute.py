@@ -13,7 +13,7 @@ from helpers.job_models import loss, made, stepped, trained
 from helpers.ranks import RankError, ranks
 
 STEPS = 12
-"""The engine is that of test_pipeline.py, where each model takes 50."""
+"""The engine is that of test_pipeline.py, where models take 50."""
 
 
 def _distributed(rank: int, name: str, options: dict) -> tuple[float, str, float]:
@@ -50,13 +50,27 @@ def test_steps_are_those_of_one_process_by_one_plan(count, name, options):
     assert all(predicted > 0 for *_, predicted in found)
 
 
+def _accumulated(job, plain: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """The largest difference of gradients after two steps without an update to those of one process, whose weights are
+    as those of the job."""
+    for network in (job, plain):
+        for parameter in network.parameters():
+            parameter.grad = None
+    for _ in range(2):
+        loss(plain(x), y).backward()
+        job.step(x, target=y)
+    expected = dict(plain.named_parameters(remove_duplicate=False))
+    return max(float((p.grad - expected[path].grad).abs().max()) for path, p in job.named_parameters())
+
+
 def _reported(rank: int, folder: str) -> dict:
     """What a pipeline of two stages says of itself: its losses, links, waits and pictures."""
     import autopar
     from autopar.distributed import distribute, merged
 
-    model, x, y = made("gpt")
-    expected = trained(copy.deepcopy(model), x, y, STEPS)
+    model, x, y = made("gpt of 1")
+    plain = copy.deepcopy(model)
+    expected = trained(plain, x, y, STEPS)
     measured, measure = [], distribute.found
 
     def note(*args):
@@ -73,6 +87,7 @@ def _reported(rank: int, folder: str) -> dict:
             together.save(f"{folder}/merged.{ending}")
     return {
         "apart": max(abs(a - b) for a, b in zip(losses, expected)),
+        "gradients apart": _accumulated(job, plain, x, y),
         "digest": job.plan.digest,
         "explained": job.explain(),
         "measured": measured == [job.plan.hosts],
@@ -92,6 +107,10 @@ def report(tmp_path_factory) -> tuple[list[dict], Path]:
 def test_two_stages_are_one_process_by_one_plan(report):
     (first, second), _ = report
     assert first["apart"] < 1e-12 and second["apart"] < 1e-12 and first["digest"] == second["digest"]
+
+
+def test_gradients_of_two_stages_add_up_until_they_are_zeroed(report):
+    assert all(told["gradients apart"] < 1e-12 for told in report[0])
 
 
 def test_links_are_as_measured(report):
@@ -186,26 +205,18 @@ def test_a_slow_host_gets_fewer_units():
         assert counts["rank 0"] >= SLOWER / 2 * counts["rank 1"]
 
 
-def _accumulated(rank: int, name: str, options: dict) -> float:
-    """The largest difference of gradients after two steps without an update to those of one process."""
+def _replicated(rank: int) -> float:
+    """The largest difference of gradients of two replicas to those of one process."""
     import autopar
 
-    model, x, y = made(name)
+    model, x, y = made("mlp")
     plain = copy.deepcopy(model)
-    for _ in range(2):
-        loss(plain(x), y).backward()
-    job = autopar.distribute(model, example_inputs=(x,), loss=loss, **options)
-    for _ in range(2):
-        job.step(x, target=y)
-    expected = dict(plain.named_parameters(remove_duplicate=False))
-    return max(float((p.grad - expected[path].grad).abs().max()) for path, p in job.named_parameters())
+    job = autopar.distribute(model, example_inputs=(x,), loss=loss, stages=1, replicas=2)
+    return _accumulated(job, plain, x, y)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("gpt", {"stages": 2, "replicas": 1}), ("mlp", {"stages": 1, "replicas": 2})]
-)
-def test_gradients_add_up_until_they_are_zeroed(name, options):
-    assert all(difference < 1e-12 for difference in ranks(2, _accumulated, name, options))
+def test_gradients_of_replicas_add_up_until_they_are_zeroed():
+    assert all(difference < 1e-12 for difference in ranks(2, _replicated))
 
 
 def _differs(rank: int) -> None:

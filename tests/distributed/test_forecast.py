@@ -145,5 +145,5 @@ def test_the_command_prints_a_row_for_each_of_the_hosts(capsys, tmp_path):
     ],
 )
 def test_the_command_says_what_to_type(words, says, capsys):
-    assert main(["whatif", "layered_models:tied", *words]) == 2
+    assert main(["whatif", "layered_models:numbered", *words]) == 2
     assert says in capsys.readouterr().err

@@ -12,7 +12,15 @@ from helpers.ranks import RankError, ranks
 
 STEPS = 50
 FEWER = 6
-"""Steps of schedules and shapes beside those in which each model takes all."""
+"""Steps of schedules and shapes beside those in which models take all; the grid takes all in these too."""
+SHAPES = (
+    ("gpt", (2, 2, 1, 4, "interleaved")),
+    ("gpt", (1, 1, 2, 2, "1f1b")),
+    ("mlp", (1, 1, 2, 4, "gpipe")),
+    ("mlp", (4, 1, 1, 8, "1f1b")),
+    ("cnn", (2, 2, 2, 2, "zero-bubble")),
+)
+"""What the grid of models and ranks has not: models, and positions, chunks, replicas, micro-batches and schedules."""
 MIXED = {"devices": ["cpu", "emulated:0"], "policy": "round_robin"}
 """A placement that uses both devices whatever it costs."""
 
@@ -78,16 +86,14 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], placed:
     [
         ("mlp", (2, 1, 1, 4, "gpipe"), {}, STEPS),
         ("cnn", (2, 1, 1, 4, "1f1b"), {}, STEPS),
-        ("gpt", (2, 2, 1, 4, "interleaved"), {}, STEPS),
-        ("mlp", (1, 1, 2, 4, "gpipe"), {}, STEPS),
-        ("cnn", (1, 1, 2, 4, "1f1b"), {}, STEPS),
-        ("gpt", (1, 1, 2, 2, "1f1b"), {}, STEPS),
-        ("mlp", (4, 1, 1, 8, "1f1b"), {}, STEPS),
-        ("gpt", (2, 2, 2, 4, "interleaved"), {}, FEWER),
-        ("cnn", (2, 2, 2, 2, "zero-bubble"), {}, STEPS),
+        *((name, shape, {}, FEWER) for name, shape in SHAPES),
+        ("cnn", (1, 1, 2, 4, "1f1b"), {}, FEWER),
+        ("mlp", (2, 2, 2, 4, "interleaved"), {}, FEWER),
         ("mlp", (1, 1, 2, 2, "1f1b"), {"devices": ["cpu*2"]}, FEWER),
-        ("cnn", (2, 1, 1, 2, "1f1b"), {"devices": ["cpu*2"]}, FEWER),
         ("cnn", (2, 1, 1, 2, "1f1b"), MIXED, FEWER),
+        *(pytest.param(name, shape, {}, STEPS, marks=pytest.mark.grid) for name, shape in SHAPES),
+        pytest.param("gpt", (2, 2, 2, 4, "interleaved"), {}, FEWER, marks=pytest.mark.grid),
+        pytest.param("cnn", (2, 1, 1, 2, "1f1b"), {"devices": ["cpu*2"]}, FEWER, marks=pytest.mark.grid),
         *grid("pipeline", lambda name, count: (name, (count, 1, 1, 4, "1f1b"), {}, STEPS)),
         *grid("pipeline x ddp", lambda name, count: (name, (count // 2, 1, 2, 4, "1f1b"), {}, STEPS)),
     ],

@@ -78,9 +78,9 @@ def _trains(rank: int, cases, steps: int) -> list:
     return found
 
 
-TWO = [("cnn", 1, 1, 2, 1, "1f1b"), ("gpt", 1, 1, 2, 2, "gpipe")]
+TWO = [("cnn", 1, 1, 2, 1, "1f1b"), ("gpt of 1", 1, 1, 2, 2, "gpipe")]
 # The embedding of gpt is its head: of both ends of the pipeline, and of two stages of one process.
-FOUR = [("gpt", 2, 1, 2, 2, "1f1b")]
+FOUR = [("gpt of 1", 2, 1, 2, 2, "1f1b")]
 MORE = [("cnn", 2, 2, 2, 2, "interleaved"), ("mlp", 1, 1, 4, 1, "1f1b")]
 
 
@@ -110,7 +110,7 @@ def _keeps(rank: int) -> tuple[int, int, float, bool]:
     whole parameters are freed."""
     from autopar.distributed.pipeline.units import units
 
-    model, x, y = made("gpt")
+    model, x, y = made("gpt of 1")
     plain = copy.deepcopy(model)
     for _ in range(2):
         loss(plain(x), y).backward()
@@ -150,8 +150,8 @@ def _saves(rank: int, root: str, shape) -> list[float]:
     """Losses of two steps behind a checkpoint: saved after two by the first run, loaded by others."""
     from autopar.distributed.faults.checkpoint import load_latest, save
 
-    _, x, y = made("gpt")
-    job = _job(chained("gpt", _rows(shape))[0], *shape)
+    _, x, y = made("gpt of 1")
+    job = _job(chained("gpt of 1", _rows(shape))[0], *shape)
     optimizer = torch.optim.Adam(job.parameters(), lr=0.01, foreach=False)
     state = {"model": job, "optimizer": optimizer}
     losses = []
@@ -169,7 +169,7 @@ def _goes_on(rank: int, root: str) -> list[float]:
     """The same by one process, of the model as it is."""
     from autopar.distributed.faults.checkpoint import load_latest
 
-    model, x, y = made("gpt")
+    model, x, y = made("gpt of 1")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     assert load_latest(root, {"model": model, "optimizer": optimizer}) == 2
     losses = []
@@ -183,7 +183,7 @@ def _goes_on(rank: int, root: str) -> list[float]:
 
 
 def test_a_checkpoint_of_shards_goes_on_in_other_stages_and_in_one_process(tmp_path):
-    before = chained, "gpt", 4
+    before = chained, "gpt of 1", 4
     expected = ranks(2, _saves, str(tmp_path), (1, 1, 2, 2, "1f1b"), before=before)[0]
     pipelined = ranks(4, _saves, str(tmp_path), (2, 1, 2, 2, "1f1b"), before=before)[0]
     (alone,) = ranks(1, _goes_on, str(tmp_path))
@@ -235,7 +235,7 @@ def _planned(rank: int, path: str) -> tuple[str, float, bool]:
     import autopar
     from autopar.ir.hosts import Hosts
 
-    model, x, y = made("gpt")
+    model, x, y = made("mlp")
     expected = trained(copy.deepcopy(model), x, y, 3)
     # Room for three quarters of the weights and the state of an optimizer that keeps much.
     nbytes = 75 * sum(parameter.nbytes for parameter in model.parameters())
@@ -257,7 +257,7 @@ def _planned(rank: int, path: str) -> tuple[str, float, bool]:
     if rank == 0:
         job.plan.save(path)
     torch.distributed.barrier()
-    again = autopar.distribute(made("gpt")[0], example_inputs=(x,), loss=loss, plan=path)
+    again = autopar.distribute(made("mlp")[0], example_inputs=(x,), loss=loss, plan=path)
     assert max(job.plan.memory) <= nbytes
     return job.explain(), max(abs(a - b) for a, b in zip(losses, expected)), again.plan == job.plan
 
@@ -280,7 +280,7 @@ REFUSED = [
 def _refusals(rank: int) -> list[str]:
     import autopar
 
-    model, x, _ = made("mlp")
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), torch.ones(ROWS, 16)
     said = []
     for options, _ in REFUSED:
         with pytest.raises(autopar.PlanError) as refused:

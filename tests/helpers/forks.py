@@ -62,20 +62,28 @@ def _warm() -> None:
     """Load what tests use and do once what takes long the first time: each fork begins with it."""
     import torch
     import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
     import torch.distributed.run
     import torch.hub
+    from helpers.job_models import loss, made
     from torch import nn
 
     import autopar
+    import autopar.distributed.distribute
+    import autopar.distributed.faults.checkpoint
+    import autopar.distributed.tensor.split
+    from autopar.distributed.pipeline.units import units
 
     # Threads would not be there in a fork: those of operators, and one that watches progress bars of torch.fx.
     torch.set_num_threads(1)
     torch.hub.tqdm.monitor_interval = 0
-    x, y = torch.ones(4, 4), torch.ones(4, 2)
+    x, y = torch.ones(4, 1, 4, 4), torch.ones(4, 2)
     devices: dict[str, Any] = {"devices": ["cpu", "emulated:0"], "policy": "round_robin"}
 
     def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        front = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Flatten()
+        return nn.Sequential(*front, nn.Linear(32, 4), nn.Tanh(), nn.Linear(4, 2))
 
     fast = autopar.compile(model(), **devices)
     fast(x).sum().backward()
@@ -84,7 +92,10 @@ def _warm() -> None:
     step = autopar.train_step(network, nn.MSELoss(), torch.optim.SGD(network.parameters()), **devices)
     step(x, y)
     step.close()
-    torch.export.export(network, (x,))
+    for name in ("mlp", "cnn", "gpt"):
+        network, x, y = made(name)
+        loss(network(x), y).backward()
+        units(network, (x[:4],), {})
     gc.collect()
     # A collection in a fork would write to each object, and so copy all of the memory.
     gc.freeze()

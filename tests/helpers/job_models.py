@@ -60,10 +60,12 @@ class GPT(nn.Module):
 
 
 def made(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """The model `mlp`, `cnn` or `gpt` in float64, and inputs and targets of `ROWS` rows: alike in every process."""
+    """The model `mlp`, `cnn`, `gpt` or `gpt of 1` layer in float64, and inputs and targets of `ROWS` rows: alike in
+    every process."""
     torch.manual_seed(0)
-    if name == "gpt":
-        return GPT().double(), torch.randint(0, 50, (ROWS, 16)), torch.randint(0, 50, (ROWS, 16))
+    if name.startswith("gpt"):
+        network = GPT(layers=1 if name == "gpt of 1" else 2).double()
+        return network, torch.randint(0, 50, (ROWS, 16)), torch.randint(0, 50, (ROWS, 16))
     if name == "cnn":
         x = torch.randn(ROWS, 3, 8, 8, dtype=torch.float64)
         return SkippingCNN().double(), x, torch.randint(0, 10, (ROWS,))

@@ -36,6 +36,17 @@ class Skips(nn.Module):
         return self.head(torch.relu(x).mean((2, 3)))
 
 
+class Branches(nn.Module):
+    """Experts of which a batch asks one; the last is nobody's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.experts = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        return self.experts[which](torch.tanh(self.before(x)))
+
+
 class Gpt(nn.Module):
     """One block of attention over tokens, whose embedding is the output's matrix too."""
 
