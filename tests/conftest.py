@@ -3,6 +3,7 @@ process, so a run without the option never does."""
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -13,6 +14,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 import strict
 import torch
+
+
+class _NoHandlers(list):
+    """Handlers that stay empty: those of pytest make torch write every graph that it traces to its log."""
+
+    def append(self, handler: logging.Handler) -> None:
+        pass
+
+
+logging.getLogger("torch.__trace").handlers = _NoHandlers()
 
 HOW = "on the stand-in for one they run by: python -m pytest -m gpu --accelerator strict"
 

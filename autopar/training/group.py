@@ -6,12 +6,13 @@ Parallel Training", VLDB 2020): in buckets in the order of the parameters, the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
@@ -26,15 +27,34 @@ _Slot: TypeAlias = tuple[dict[str, Any], str]
 """A tensor slot: the dict of its module and its key there, since the tensor may be replaced."""
 
 
-class Group:
+class _Shadow(JoinHook):  # type: ignore[misc]
+    """What a rank without batches does while others take steps: the same, with gradients of zero."""
+
+    def __init__(self, group: Group, step: Callable[[], None]) -> None:
+        self._group, self._step = group, step
+
+    def main_hook(self) -> None:
+        self._group.joined = True
+        self._step()
+
+    def post_hook(self, is_last_joiner: bool) -> None:  # noqa: ARG002 - torch's signature
+        self._group.joined = False
+        self._group.leave()
+
+
+class Group(Joinable):  # type: ignore[misc]
     """The ranks over which a training step averages gradients, and the state that all share: rank 0's weights and
     buffers.
 
     Construction and `average` are collectives: every rank of the group calls them. Raises CaptureError if a rank has
     another model or other versions, DeviceError if the group's backend cannot send tensors of the model's devices.
+
+    joined: this rank has no batches left, and only shadows the steps of the others.
     """
 
     def __init__(self, process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.joined, self._by_all = False, True
         self.ranks = _ranks(process_group)
         self.size = dist.get_world_size(self.ranks)
         self.loss, self.optimizer = loss, optimizer
@@ -77,8 +97,10 @@ class Group:
     def average(self) -> None:
         """Replace each `.grad` by its mean over all ranks, with None as zeros; None if no rank has one.
 
-        Buffers that changed on any rank become those of rank 0.
+        Buffers that changed on any rank become those of the first rank that has not joined.
         """
+        if not self.joined and (notice := Join.notify_join_context(self)) is not None:
+            notice.wait()
         held = self._held()
         if {id(each) for each in held} != {id(each) for each in self._trained}:
             self._agree(held)
@@ -89,23 +111,58 @@ class Group:
                 for (now, version), (was, known) in zip(looked, self._seen)
             ]
             there = [each.grad is not None for each in self._trained]
-            marks, marked = self._marked([*there, *changed])
+            here = [not self.joined and at == dist.get_rank(self.ranks) for at in range(self.size)]
+            marks, marked = self._marked([*there, *changed, *here])
             sent = [(bucket, *self._sent(bucket)) for bucket in self._buckets]
             marked.wait()
-            found = [True] * len(there) if all(there) and not changed else marks.tolist()
+            if all(there) and not changed and not self._join_config.enable:
+                # Reading marks would wait for an accelerator.
+                found, active = [1] * len(there), [1] * self.size
+            else:
+                found = marks.tolist()
+                active = found[len(there) + len(changed) :]
             alive = {id(each) for each, some in zip(self._trained, found) if some}
             for bucket, flat, work in sent:
                 work.wait()
+                if not self._by_all:
+                    flat.mul_(self.size / sum(active))
                 for parameter, mean in zip(bucket, _pieces(flat, bucket)):
                     parameter.grad = own(mean, parameter, False) if id(parameter) in alive else None
             buffers = (now for (now, _), some in zip(looked, found[len(there) :]) if some)
-            self._share([buffer for buffer in buffers if buffer is not None])
+            self._share([buffer for buffer in buffers if buffer is not None], active.index(1))
             self._seen = self._looked()
+
+    def join(self, step: Callable[[], None], by_all: bool, enable: bool, throw: bool) -> Join:
+        """Return torch's context in which ranks may take different numbers of steps. A rank without batches calls
+        `step` for each step of the others. by_all: means are over all ranks, not only over those with batches."""
+        self._by_all = by_all
+        return Join([self], enable, throw, step=step)
+
+    def leave(self) -> None:
+        """Return to the same number of steps on all ranks."""
+        self._join_config, self._by_all = type(self._join_config).construct_disabled_join_config(), True
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook for `Join`."""
+        return _Shadow(self, kwargs["step"])
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device whose tensors `Join` sends."""
+        return self._place
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The group over which `Join` counts the ranks with batches."""
+        return self.ranks
+
+    @property
+    def _place(self) -> torch.device:
+        return self._trained[0].device if self._trained else torch.get_default_device()
 
     def _marked(self, marks: Sequence[bool]) -> tuple[torch.Tensor, Any]:
         """Start an all-reduce of marks; return those set on any rank, and the work to wait for."""
-        place = self._trained[0].device if self._trained else torch.get_default_device()
-        flat = torch.tensor(marks, dtype=torch.uint8, device=place)
+        flat = torch.tensor(marks, dtype=torch.uint8, device=self._place)
         return flat, dist.all_reduce(flat, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
 
     def _sent(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
@@ -123,14 +180,14 @@ class Group:
         found = [owner.get(key) for owner, key in self._buffers]
         return [(each, 0 if each is None else -1 if each.is_inference() else each._version) for each in found]
 
-    def _share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Broadcast these tensors from rank 0, bucket by bucket."""
+    def _share(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
+        """Broadcast these tensors from the rank `source`, bucket by bucket."""
         keyed = (((each.dtype, each.device), each.nbytes, each) for each in tensors)
-        first = dist.get_rank(self.ranks) == 0
+        first = dist.get_rank(self.ranks) == source
         for bucket in filled(keyed, BUCKET_BYTES):
             flat = torch.cat([_real(each.detach()).reshape(-1) for each in bucket])
             try:
-                dist.broadcast(flat.view(torch.uint8), group=self.ranks, group_src=0)
+                dist.broadcast(flat.view(torch.uint8), group=self.ranks, group_src=source)
             except RuntimeError as error:
                 if "backend" not in str(error):
                     raise

@@ -18,7 +18,7 @@ from ..capture.dynamo_private import TorchDynamoException, compiled
 from ..capture.refusals import no_graph
 from ..capture.torch_private import forget_unscaled
 from ..costs.pins import unused
-from ..errors import AutoparError, CaptureError, DifferenceError
+from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
@@ -55,7 +55,7 @@ class TrainStep(Recorded):
     stand-ins. Accelerators draw from their own generators, in program order.
 
     With a process group, gradients are averaged over its ranks once a step, before clipping; the loss is that of this
-    rank's rows. Every rank takes the same number of steps; `accumulate` does not communicate.
+    rank's rows. Every rank takes the same number of steps, but within `join`; `accumulate` does not communicate.
 
     Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
     """
@@ -129,11 +129,7 @@ class TrainStep(Recorded):
         before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
         try:
             result = self._accumulated(signature, args, stale=stale, anew=True)
-            if self.group is not None:
-                self.group.average()
-            # An optimizer may multiply matrices, and autocast is for the forward.
-            with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
-                self._update()
+            self._averaged()
         except BaseException:
             for parameter, waiting in before:
                 parameter.grad = waiting
@@ -141,6 +137,23 @@ class TrainStep(Recorded):
                 forget_unscaled(self.scaler, self.optimizer)
             raise
         return result
+
+    def _averaged(self) -> None:
+        """Average the gradients over the group, if there is one, and update."""
+        if self.group is not None:
+            self.group.average()
+        # An optimizer may multiply matrices, and autocast is for the forward.
+        with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
+            self._update()
+
+    def _shadowed(self) -> None:
+        """Take part in a step of other ranks, without rows."""
+        with self._lock:
+            if self.scaler is not None and self._scaling:
+                # A rank that never took a step has no scale yet.
+                self.scaler.scale(torch.zeros((), device=next(iter(self._signatures.parameters())).device))
+            self._averaged()
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _accumulated(self, signature: Signature, args: Sequence[Any], *, stale: bool, anew: bool) -> Any:
         """Return the result of a call whose gradients are added to `.grad`, to an existing tensor or to a new one
@@ -227,6 +240,29 @@ class TrainStep(Recorded):
             yield
         finally:
             self._adding = outer
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[Any]:
+        """Within the block, ranks may take different numbers of steps, as in `DistributedDataParallel.join`.
+
+        A rank without batches takes part in the steps of the others with gradients of zero, so that weights and
+        optimizer state stay equal on all ranks.
+
+        divide_by_initial_world_size: average over all ranks; False: over those that still have batches.
+        enable: False: the block does nothing.
+        throw_on_early_termination: raise RuntimeError on all ranks once one has no batches left.
+
+        Raises DeviceError without a process group.
+        """
+        if self.group is None:
+            raise DeviceError("join() is for steps over several ranks; give train_step a process_group=")
+        return self.group.join(
+            self._shadowed, divide_by_initial_world_size, enable, throw_on_early_termination
+        )
 
     def prepare(self, *batch: Any) -> None:
         """Capture, plan and lower for these arguments without running."""

@@ -180,9 +180,9 @@ def _normed(rank: int) -> Any:
     shared, share = [], Group._share
     step = _step(network, "normed", UNLIKE[rank])
 
-    def counted(group: Any, tensors: Any) -> None:
+    def counted(group: Any, tensors: Any, source: int) -> None:
         shared.append(len(tensors))
-        share(group, tensors)
+        share(group, tensors, source)
 
     Group._share = counted  # type: ignore[method-assign]
     found = []
