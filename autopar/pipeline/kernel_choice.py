@@ -35,6 +35,8 @@ ROUNDS, RACE_S, BLOCK_S = 5, 8.0, 0.04
 """Undisturbed blocks of each contestant, seconds after which fewer suffice, seconds of a block."""
 FIRST = 3
 """Rounds of the race between stacks; the fastest is then tried with other numbers of threads and lanes."""
+KEPT = 2
+"""Stacks that reach the final: few rounds beside other work may reverse the two fastest."""
 WORTH = 0.03
 """Share of eager's seconds that a compiled form must save, and of one lane's seconds that several lanes must save."""
 
@@ -203,15 +205,17 @@ class _Race:
                 self.verdict.refused[stack.name] = "it folds the weights, which change from call to call"
             elif self.build(stack.name):
                 self._time(["eager", *self.made], FIRST)
-                best = min(self.made, key=self.verdict.seconds.__getitem__)
-                self._close(keep=[best])
+                fastest = sorted(self.made, key=self.verdict.seconds.__getitem__)[:KEPT]
+                self._close(keep=fastest)
+                best = fastest[0]
                 if self._worth(best):
                     self.verdict.winner = best
                     self.choice.verdict = self.verdict
                     self.tuned.serve(self.made[best])
         if best is None:
             return None
-        finalists = [best, *(self._others(best) if choice.form.threads > 1 and choice.on_lanes else ())]
+        finalists = sorted(self.made, key=self.verdict.seconds.__getitem__)
+        finalists += self._others(best) if choice.form.threads > 1 and choice.on_lanes else ()
         self._time(["eager", *finalists], ROUNDS)
         least = min(finalists, key=self.verdict.seconds.__getitem__)
         # Threads of lanes cost the caller more than their seconds here.
