@@ -35,14 +35,14 @@ class Sentences(Dataset):
         return {"input_ids": words, "labels": (words[0] < words[-1]).long()}
 
 
-def bert() -> Any:
+def bert(layers: int = 2) -> Any:
     """A BERT of two layers; dropout off, so that the runs can be held against each other to the last digits."""
     import transformers
 
     config = transformers.BertConfig(
         vocab_size=64,
         hidden_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=128,
         hidden_dropout_prob=0.0,

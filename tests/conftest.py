@@ -3,6 +3,7 @@ process, so a run without the option never does."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import zlib
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 
 # Before torch is loaded, here and in the processes of pytest-xdist: threads that spin take cores from other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# What calls inductor's kernels, not these themselves: compiling it takes longest.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 import pytest
 import strict
@@ -75,6 +78,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
         if reason and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is loaded by now stays: no collection of garbage need go through half a million objects of it. And graphs
+    are made of so many objects that collections by Python's own thresholds take some per cent of the tests' time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -130,9 +130,13 @@ def tensors(output: Any) -> Iterator[Tensor]:
 
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize(
-    "how, training", [("alone", False), ("spread", False), ("in parts", False), ("spread", True)]
+    "layout, how, training",
+    [
+        *((layout, "in parts", False) for layout in GIVEN),
+        *((layout, "spread", True) for layout in GIVEN),
+        *((layout, how, False) for layout in ("transposed", "channels last") for how in ("alone", "spread")),
+    ],
 )
-@pytest.mark.parametrize("layout", GIVEN)
 def test_outputs_have_eagers_strides(layout: str, how: str, training: bool) -> None:
     def everything(x: Tensor) -> dict[str, Any]:
         # Autograd forbids that change of what a backward reads, in eager too.

@@ -78,7 +78,10 @@ class Bags(nn.Module):
         return self.head(torch.cat([bag(own) for bag, own in zip(self.bags, ids)], 1).relu())
 
 
-@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+# Both forms of inductor keep the same operators in a piece.
+@pytest.mark.parametrize(
+    "stack", [stack for stack in STACKS if stack.name != "inductor frozen"], ids=lambda stack: stack.name
+)
 def test_bags_of_rows_are_within_one_piece(
     stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,10 +78,27 @@ GIVEN = {
     "row of a weight": lambda model: model.linear.weight[0],
     "loose": lambda model: model.loose,
 }
-INFERENCE, TRAINING = (
-    ("buffer", "other axes", "weight.data", "loose"),
-    ("buffer", "weight", "row of a weight"),
-)
+INFERENCE = {
+    argument: ("buffer", "other axes", "weight.data", "loose"),
+    buffer: ("buffer", "other axes", "weight.data"),
+    between: ("buffer", "other axes"),
+    both: ("buffer", "other axes"),
+    weight: ("buffer", "weight.data"),
+    through: ("buffer", "weight.data"),
+    replaced: ("buffer", "other axes"),
+    read: ("buffer", "weight.data", "loose"),
+}
+"""What is given to each call: what it reads or changes itself, and something else."""
+TRAINING = {
+    argument: ("buffer", "row of a weight"),
+    buffer: ("buffer", "weight"),
+    between: ("buffer",),
+    both: ("buffer", "row of a weight"),
+    weight: ("buffer", "weight"),
+    through: ("weight",),
+    replaced: ("buffer",),
+    read: ("buffer", "weight", "row of a weight"),
+}
 
 
 def calls(run, model, give, grad):
@@ -101,7 +118,7 @@ def calls(run, model, give, grad):
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_as_eager(call, grad, caplog):
     caplog.set_level(logging.ERROR, "autopar")
-    for gift in TRAINING if grad else INFERENCE:
+    for gift in (TRAINING if grad else INFERENCE)[call]:
         eager, give = Own(call), GIVEN[gift]
         ours = copy.deepcopy(eager)
         try:

@@ -46,9 +46,9 @@ def held(graph):
     assert period.lower_bound <= period.period <= period.makespan * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("first", range(0, 120, 20))
+@pytest.mark.parametrize("first", range(0, 72, 12))
 def test_no_plan_is_above_the_shortest_and_no_bound_either(first):
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 12):
         held(tiny(seed, exact=seed % 3 > 0))
 
 

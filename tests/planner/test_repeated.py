@@ -33,7 +33,7 @@ def started(graph: dict[str, Any]):
     return race, race.enter(heft(race.instance))
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_chains_make_a_plan_shorter_or_leave_it(seed):
     graph = wanted(seed, seed % 3 == 1) if seed % 3 else randomly(random.Random(seed))

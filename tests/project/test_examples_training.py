@@ -261,11 +261,12 @@ def test_the_two_layer_mlp_hides_its_reduction_behind_the_backward():
 
 
 @pytest.mark.slow
-def test_lengths_and_tokens_are_eagers():
+def test_lengths_and_tokens_are_eagers(monkeypatch):
     from zoo.entry import library
 
     library("transformers")
     models = example("language_models")
+    monkeypatch.setattr(models, "ROUNDS", 1)
     with torch.no_grad():
         assert models.lengths(["cpu"], hidden=16, layers=1)["equal"]
         assert models.generation(["cpu", "emulated:0"], hidden=16, layers=1, cache="static")["equal"]

@@ -33,6 +33,13 @@ def threads() -> list[str]:
     return sorted(thread.name for thread in alive if thread.name.startswith("autopar"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def little_to_go_through():
+    """What tests of other files left is not looked at by each of the many collections of this one."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     gc.collect()

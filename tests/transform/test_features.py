@@ -46,7 +46,7 @@ def halves(model: nn.Module, *args: torch.Tensor, parts: int = 2):
     return graph, cut, off
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.booleans())
 def test_attention_is_cut_by_heads(parts: int, each: int, sizes: bool, more: bool) -> None:
     heads = parts * each
@@ -75,7 +75,7 @@ def test_tied_heads_and_tables_are_cut_by_words() -> None:
     assert part.value["words.weight"].bytes * 2 == graph.value["words.weight"].bytes
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from([2, 3]), st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=9))
 def test_words_are_looked_up_in_the_part_that_has_them(parts: int, width: int, words: list[int]) -> None:
     model = nn.Embedding(12, width)

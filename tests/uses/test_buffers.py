@@ -88,8 +88,13 @@ def test_backward_through_several_calls(cut, direct):
         assert alike(found, expected)
 
 
-@pytest.mark.parametrize("check", ["first", "never", "always"])
-@pytest.mark.parametrize("where", ["buffer", "attribute", "list", "dict"])
+@pytest.mark.parametrize(
+    ("where", "check"),
+    [
+        *((where, "first") for where in ("buffer", "attribute", "list", "dict")),
+        *(("buffer", check) for check in ("never", "always")),
+    ],
+)
 def test_a_loss_left_in_the_model_trains(where, check):
     plain, fast = twins(lambda: Noted(where), check=check)
     x = torch.randn(4, 6)

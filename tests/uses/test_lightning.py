@@ -49,8 +49,9 @@ def made(lightning: Any, net: nn.Module, step: str, compile: bool = False) -> An
     return Lit()
 
 
-def fit(lightning: Any, module: Any, where: Path, count: int = 11, epochs: int = 2, **options: Any) -> Any:
-    """A trainer that has trained the module, from the checkpoint `start` where there is one."""
+def fit(lightning: Any, module: Any, where: Path, count: int = 12, epochs: int = 2, **options: Any) -> Any:
+    """A trainer that has trained the module, from the checkpoint `start` where there is one. Of 12 rows all batches
+    are whole."""
     start = options.pop("start", None)
     trainer = lightning.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,

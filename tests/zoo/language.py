@@ -49,7 +49,7 @@ def pair(name: str, model: str, config: str, settings: dict[str, Any], **options
     add(name, "encoder-decoder", make, **options)
 
 
-masked("bert", "encoder", "BertModel", "BertConfig", FEED, quick=True)
+masked("bert", "encoder", "BertModel", "BertConfig", FEED)
 masked("roberta", "encoder", "RobertaForMaskedLM", "RobertaConfig", {**FEED, "max_position_embeddings": 66})
 text(
     "distilbert", "encoder", "DistilBertModel", "DistilBertConfig",
@@ -71,7 +71,7 @@ text(
     {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
      "bos_token_id": 1, "eos_token_id": 2}, quick=True,
 )  # fmt: skip
-text("llama", "decoder", "LlamaForCausalLM", "LlamaConfig", GROUPED, quick=True)
+text("llama", "decoder", "LlamaForCausalLM", "LlamaConfig", GROUPED)
 
 
 def _decoding() -> Call:

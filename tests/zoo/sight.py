@@ -105,7 +105,7 @@ def _blip() -> Call:
     return model, (), {"input_ids": tokens(), "pixel_values": noise(2, 3, 32, 32)}
 
 
-add("clip", "multimodal", _clip, quick=True)
+add("clip", "multimodal", _clip)
 add("siglip", "multimodal", _siglip)
 add("blip", "multimodal", _blip)
 

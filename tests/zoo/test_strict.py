@@ -16,7 +16,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(rig.KIND != "strict", reason="its devices are the stand-in's: --accelerator strict"),
 ]
-CHOSEN = (*(entry for entry in MODELS if entry.quick), *TRAPS)
+MORE = ("bert", "llama", "clip")
+"""Models of which the run without an accelerator leaves the kind to another."""
+CHOSEN = (*(entry for entry in MODELS if entry.quick or entry.name in MORE), *TRAPS)
 
 
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.name) for entry in CHOSEN])

@@ -31,11 +31,13 @@ def table() -> Iterator[None]:
         coverage.write(ROWS[entry.name] for entry in ALL)
 
 
-def show(entry: Entry) -> Row:
-    """Run an entry on every route and say how each went."""
+def show(entry: Entry, *left_out: str) -> Row:
+    """Run an entry on every route but some and say how each went."""
     row = Row(entry.name, entry.family, reason=entry.loose)
     reference = routes.eager(entry)
     for name, route in routes.routes().items():
+        if name in left_out:
+            continue
         try:
             answer, found = routes.placed(entry, route)
         except PlanError as error:
@@ -50,25 +52,27 @@ def show(entry: Entry) -> Row:
     return row
 
 
-def judge(entry: Entry) -> None:
-    """Show an entry and fail unless it is placed as far as it should be, and equal everywhere."""
-    row = ROWS[entry.name] = show(entry)
+def judge(row: Row, entry: Entry) -> None:
+    """Fail unless an entry is placed as far as it should be, and equal everywhere."""
     wrong = {route: verdict for route, verdict in row.verdicts.items() if not re.match(r"exact|\d", verdict)}
     assert not wrong, "\n".join(f"{route}: {verdict}" for route, verdict in wrong.items())
-    assert entry.loose or row.verdicts["task by task"] == row.verdicts["cpu"] == "exact", row.verdicts
+    whole = [row.verdicts[name] for name in ("task by task", "cpu") if name in row.verdicts]
+    assert entry.loose or set(whole) == {"exact"}, row.verdicts
     assert row.found is not None and row.found.graphs <= entry.graphs, row.found
     assert bool(row.written) == bool(entry.written) and re.search(entry.written, row.written), row.written
 
 
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in ALL if e.quick])
 def test_quick(entry: Entry) -> None:
-    judge(entry)
+    # What is exact on a CPU is so task by task.
+    judge(show(entry, "task by task"), entry)
 
 
 @pytest.mark.zoo
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in ALL])
 def test_all(entry: Entry) -> None:
-    judge(entry)
+    ROWS[entry.name] = show(entry)
+    judge(ROWS[entry.name], entry)
 
 
 @pytest.mark.zoo
