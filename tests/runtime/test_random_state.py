@@ -101,7 +101,7 @@ def test_of_inference(make, way, check):
     fast.close()
 
 
-LOOPS = ["on one device", "placed", "placed, checked always", "cut", "with state"]
+LOOPS = ["on one device", "placed, checked always", "cut", "with state"]
 
 
 @pytest.mark.parametrize(("make", "way", "check"), [CASES[name] for name in LOOPS], ids=LOOPS)

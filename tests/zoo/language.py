@@ -104,7 +104,7 @@ BART = {
     "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64,
 }  # fmt: skip
-pair("t5 (tied weights)", "T5ForConditionalGeneration", "T5Config", T5, quick=True)
+pair("t5 (tied weights)", "T5ForConditionalGeneration", "T5Config", T5)
 pair("bart", "BartForConditionalGeneration", "BartConfig", BART)
 pair("marian", "MarianMTModel", "MarianConfig", {**BART, "pad_token_id": 0, "decoder_start_token_id": 1})
 pair("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", BART)

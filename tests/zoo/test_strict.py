@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(rig.KIND != "strict", reason="its devices are the stand-in's: --accelerator strict"),
 ]
-MORE = ("bert", "llama", "clip")
+MORE = ("bert", "llama", "t5 (tied weights)", "clip")
 """Models of which the run without an accelerator leaves the kind to another."""
 CHOSEN = (*(entry for entry in MODELS if entry.quick or entry.name in MORE), *TRAPS)
 
