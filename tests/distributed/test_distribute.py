@@ -39,8 +39,8 @@ def _distributed(rank: int, name: str, options: dict) -> tuple[float, str, float
         pytest.param(2, "gpt", {"stages": 2, "replicas": 1}, marks=pytest.mark.grid),
         (4, "mlp", {"stages": 2, "replicas": 2, "schedule": "1f1b"}),
         (2, "mlp", {"stages": 4, "replicas": 1, "schedule": "interleaved"}),
-        # Too slow a network for anything but one process: the other waits.
-        (2, "mlp", {"hosts": "2 x cpu over ethernet-1"}),
+        # The other process waits.
+        (2, "mlp", {"hosts": "2 x cpu over ethernet-1", "stages": 1, "replicas": 1}),
     ],
 )
 def test_steps_are_those_of_one_process_by_one_plan(count, name, options):
@@ -48,6 +48,25 @@ def test_steps_are_those_of_one_process_by_one_plan(count, name, options):
     assert all(difference < 1e-12 for difference, *_ in found)
     assert len({digest for _, digest, _ in found}) == 1
     assert all(predicted > 0 for *_, predicted in found)
+
+
+def _after_an_idle_one(rank: int) -> tuple[int, float]:
+    """Stages of this process in a first job, and the largest difference of losses of a second one to one process."""
+    import autopar
+
+    model, x, y = made("mlp")
+    first = autopar.distribute(model, example_inputs=(x,), loss=loss, stages=1, replicas=1)
+    stepped(first, x, y, 1)
+    model, x, y = made("mlp")
+    expected = trained(copy.deepcopy(model), x, y, 2)
+    job = autopar.distribute(model, example_inputs=(x,), loss=loss, stages=2, replicas=1)
+    return len(first.stages), max(abs(a - b) for a, b in zip(stepped(job, x, y, 2), expected))
+
+
+def test_a_process_that_one_job_leaves_idle_takes_part_in_the_next():
+    found = ranks(2, _after_an_idle_one, timeout_s=60)
+    assert [stages for stages, _ in found] == [1, 0]
+    assert all(difference < 1e-12 for _, difference in found)
 
 
 def _accumulated(job, plain: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:

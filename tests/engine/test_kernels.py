@@ -20,7 +20,7 @@ from autopar.pipeline import kernel_choice
 from autopar.runtime import trial
 from autopar.runtime.kernels import Work
 
-HISTORIES = 100
+HISTORIES = 200
 
 
 @pytest.fixture(autouse=True)

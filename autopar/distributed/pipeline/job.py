@@ -121,7 +121,8 @@ class Distributed:
         places = [(r, p) for r, row in enumerate(grid) for p, rank in enumerate(row) if rank == own]
         # A process that the plan leaves idle only waits for the loss.
         self.replica, self.position = places[0] if places else (-1, -1)
-        self._chain = _groups(grid)[self.replica] if places else None
+        groups = _groups(grid)
+        self._chain = groups[self.replica] if places else None
         modules: dict[int, StageModule | ShardedStage] = {
             number: ShardedStage(units, stage, device)
             if plan.sharded
