@@ -179,7 +179,7 @@ def test_a_run_of_random_graphs_counts_every_outcome(capsys):
 def test_what_is_wrong_with_a_plan_is_told(monkeypatch):
     seed = next(n for n in range(0, 99, feasible.MORE) if feasible.attempt(n, "latency")[0] == "planned")
     with monkeypatch.context() as patch:
-        patch.setattr("autopar.planner.portfolio.lower_bound", lambda instance: math.inf)
+        patch.setattr("autopar.planner.portfolio.lower_bound", lambda instance, enough: math.inf)
         assert feasible.attempt(seed, "latency")[0] == "below the bound"
     monkeypatch.setattr(feasible, "replay", lambda graph, plan: {"makespan_s": 2 * plan["makespan_s"] + 1})
     assert feasible.attempt(seed, "latency")[0] == "late"

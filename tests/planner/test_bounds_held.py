@@ -32,7 +32,7 @@ def test_a_bound_that_a_plan_refutes_is_told_and_not_claimed(monkeypatch):
     assert sound(1.0, 0.0, makespan=1e18) == sound(5e-324, 0.0) == 0.0
     with pytest.warns(BoundWarning):
         assert sound(1.0, 0.5, makespan=1e6) == 0.0
-    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda instance: 2 * known.makespan)
+    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda instance, enough: 2 * known.makespan)
     with pytest.warns(BoundWarning, match="above a plan that takes"):
         plan = schedule(graph)
     assert plan.lower_bound == 0.0
@@ -64,7 +64,7 @@ def test_what_raced_and_lost_refutes_a_bound_too(monkeypatch):
     costed = read(small(1, tasks=10))
     best, worst = place(costed), place(costed, "round_robin")
     assert worst.makespan > best.makespan * 1.1
-    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda instance: worst.makespan)
+    monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda instance, enough: worst.makespan)
     with pytest.warns(BoundWarning):
         assert place(costed, "round_robin").lower_bound == 0.0
 
