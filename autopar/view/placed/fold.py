@@ -105,6 +105,7 @@ def _join(cards: list[Card]) -> Card:
         clusters=tuple(cluster for card in cards for cluster in card.clusters),
         phase=phase,
         block=first.block if all(card.block == first.block for card in cards) else None,
+        copies=(),
     )
 
 
