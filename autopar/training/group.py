@@ -28,7 +28,7 @@ _Slot: TypeAlias = tuple[dict[str, Any], str]
 
 
 class _Shadow(JoinHook):  # type: ignore[misc]
-    """What a rank without batches does while others take steps: the same, with gradients of zero."""
+    """Join hook of a training step: shadows the steps of other ranks with gradients of zero."""
 
     def __init__(self, group: Group, step: Callable[[], None]) -> None:
         self._group, self._step = group, step
@@ -38,7 +38,6 @@ class _Shadow(JoinHook):  # type: ignore[misc]
         self._step()
 
     def post_hook(self, is_last_joiner: bool) -> None:  # noqa: ARG002 - torch's signature
-        self._group.joined = False
         self._group.leave()
 
 
@@ -140,7 +139,8 @@ class Group(Joinable):  # type: ignore[misc]
 
     def leave(self) -> None:
         """Return to the same number of steps on all ranks."""
-        self._join_config, self._by_all = type(self._join_config).construct_disabled_join_config(), True
+        self.joined, self._by_all = False, True
+        self._join_config = type(self._join_config).construct_disabled_join_config()
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hook for `Join`."""
