@@ -77,6 +77,8 @@ class KernelChoice:
         self.key = kernel_verdict.signature(form.plan.costed.graph, form.program, form.threads)
         self.verdict: Verdict | None = None
         self._race: _Race | None = None
+        self._lost = 0
+        """Processes before this one in which eager won."""
 
     @property
     def note(self) -> str:
@@ -90,7 +92,7 @@ class KernelChoice:
         assert self.verdict is not None
         self.verdict.winner = "eager"
         self.verdict.refused[name] = f"{ratio:.2f} of eager's time in the caller's own calls"
-        kernel_verdict.store(self.key, self.verdict)
+        self._store(self.verdict)
 
     def stop(self) -> None:
         """Stop compiling."""
@@ -124,17 +126,23 @@ class KernelChoice:
         race = self._race = _Race(self, tuned, plain, samples, watch)
         known = self.verdict or (kernel_verdict.load(self.key) if self.wanted == "auto" else None)
         if known is not None and known.winner == "eager":
-            self.verdict = known
-            return None
-        if known is not None and (made := race.build(known.winner)):
+            self._lost = known.races
+            if known is self.verdict or known.races >= kernel_verdict.RACES:
+                self.verdict = known
+                return None
+        elif known is not None and (made := race.build(known.winner)):
             self.verdict = known
             return made
         best = race.run()
         self.verdict = race.verdict
         if self.wanted == "auto" and race.verdict.seconds and not race.stopped:
-            kernel_verdict.store(self.key, race.verdict)
+            self._store(race.verdict)
         log.info("%s", race.verdict)
         return best
+
+    def _store(self, verdict: Verdict) -> None:
+        verdict.races = self._lost + 1 if verdict.winner == "eager" else 0
+        kernel_verdict.store(self.key, verdict)
 
 
 def _after_fork() -> None:

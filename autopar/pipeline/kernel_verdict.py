@@ -15,14 +15,21 @@ from ..system import cache
 
 PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
 
+RACES = 2
+"""Processes in which eager must win before no other races: work beside the first race may have slowed the kernels."""
+
 
 @dataclass
 class Verdict:
-    """Name of the fastest arrangement, median seconds of a call of each, and the reasons why others were not timed."""
+    """Name of the fastest arrangement, median seconds of a call of each, and the reasons why others were not timed.
+
+    races: number of processes in which eager won.
+    """
 
     winner: str = "eager"
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    races: int = 0
 
     def __str__(self) -> str:
         eager = self.seconds.get("eager", 0.0)

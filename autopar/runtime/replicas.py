@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from .flat_transfer import bring, checksum
 _pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
 ELEMENTS = 8
 """Sampled elements of each tensor, evenly spaced from the first to the last."""
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+"""Unsigned integers by their bytes."""
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -71,6 +73,40 @@ class Copy:
         self.stamp = -1
 
 
+class Sample:
+    """A few elements of a tensor on the host. `read()` returns their bytes from memory, without calls of torch, which
+    take longer when caches hold a model's weights instead.
+
+    `moved()` must have returned False before, since memory that was freed cannot be read.
+    """
+
+    __slots__ = ("_elements", "_pointer", "read")
+
+    def __init__(self, elements: torch.Tensor, word: type[ctypes._SimpleCData[int]]) -> None:
+        self._elements, self._pointer = elements, elements.data_ptr()
+        step = max(1, elements.stride(0))
+        words = (word * (step * (len(elements) - 1) + 1)).from_address(self._pointer)
+        self.read: Callable[[], bytes] = memoryview(words)[::step].tobytes
+
+    @classmethod
+    def of(cls, tensor: Any) -> Sample | None:
+        """Return the sample of a tensor; None if it has no elements on the host."""
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
+            return None
+        word = _WORDS.get(tensor.element_size())
+        if word is None:
+            return None
+        with torch.no_grad(), torch.inference_mode(False):
+            flat = tensor.detach()
+            # Of what has gaps between its elements, as a block of columns has, the first of its rows.
+            flat = flat.view(-1) if flat.is_contiguous() else flat[(slice(None), *(0,) * (flat.dim() - 1))]
+            return cls(flat[:: -(-flat.numel() // ELEMENTS)], word)
+
+    def moved(self) -> bool:
+        """Return True if the tensor's storage has got other memory, or lost it."""
+        return self._elements.data_ptr() != self._pointer
+
+
 class _Samples:
     """A few elements of each tensor on the host that has replicas, to detect writes without another trace (`.data`,
     numpy views).
@@ -80,11 +116,8 @@ class _Samples:
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[Master] = weakref.WeakSet()
-        self._masters: list[weakref.ref[Master]] = []
         self._stamps: list[int] = []
-        self._views: dict[torch.dtype, list[torch.Tensor]] = {}
-        self._owners: dict[torch.dtype, torch.Tensor] = {}
-        self._saved: dict[torch.dtype, torch.Tensor] = {}
+        self._saved: list[tuple[weakref.ref[Master], Sample, bytes]] = []
 
     def add(self, master: Master) -> None:
         """Sample this tensor too, from the next `settle` on."""
@@ -92,14 +125,11 @@ class _Samples:
 
     def look(self) -> None:
         """Mark tensors as changed that were written without a trace since the last `settle`."""
-        with torch.no_grad(), torch.inference_mode(False):
-            for kind, views in self._views.items():
-                now = torch.cat(views)
-                if not torch.equal(now, self._saved[kind]):
-                    for number in self._owners[kind][now != self._saved[kind]].unique().tolist():
-                        master = self._masters[number]()
-                        if master is not None:
-                            master.stamp += 1
+        for seen, sample, saved in self._saved:
+            if sample.moved() or sample.read() != saved:
+                master = seen()
+                if master is not None:
+                    master.stamp += 1
 
     def settle(self) -> None:
         """Sample the tensors again; all outdated copies are known to be so."""
@@ -107,19 +137,8 @@ class _Samples:
         stamps = [master.stamp for master in masters]
         if stamps != self._stamps:
             self._stamps = stamps
-            with torch.no_grad(), torch.inference_mode(False):
-                self._save(masters)
-
-    def _save(self, masters: list[Master]) -> None:
-        self._masters, self._views = [weakref.ref(master) for master in masters], {}
-        owners: dict[torch.dtype, list[int]] = {}
-        for number, master in enumerate(masters):
-            view = sampled(master.owner[master.key])
-            if view is not None:
-                self._views.setdefault(view.dtype, []).append(view)
-                owners.setdefault(view.dtype, []).extend([number] * len(view))
-        self._owners = {kind: torch.tensor(numbers) for kind, numbers in owners.items()}
-        self._saved = {kind: torch.cat(views) for kind, views in self._views.items()}
+            samples = [(weakref.ref(master), Sample.of(master.owner[master.key])) for master in masters]
+            self._saved = [(seen, sample, sample.read()) for seen, sample in samples if sample is not None]
 
 
 class Replicas:
@@ -302,16 +321,3 @@ class Replicas:
 def _look(masters: Iterable[Master]) -> None:
     for master in masters:
         master.look()
-
-
-def sampled(tensor: Any) -> torch.Tensor | None:
-    """Return a view of sampled elements as integers; None for a tensor that has none on the host."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
-        return None
-    kind = _BITS.get(tensor.element_size())
-    if kind is None:
-        return None
-    flat = tensor.detach()
-    # Of what has gaps between its elements, as a block of columns has, the first of its rows.
-    flat = flat.view(-1) if flat.is_contiguous() else flat[(slice(None), *(0,) * (flat.dim() - 1))]
-    return flat[:: -(-flat.numel() // ELEMENTS)].view(kind)

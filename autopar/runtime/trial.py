@@ -13,9 +13,11 @@ CLEAR = 5
 """Counted calls of each if every call of one was faster than every call of the other."""
 SPAN_S = 0.1
 """Least seconds of calls of each, since a few short calls may all coincide with one disturbance."""
-RUN = 5
-"""Calls of one before the turn of the other. The first is not counted: caches hold the other's weights, and its
-threads may spin."""
+TURN, TURN_S = 5, 0.02
+"""Least calls and seconds of one before the turn of the other."""
+SETTLE_S = 0.005
+"""Seconds of a turn whose calls are not counted, nor is the first call: caches hold the other's weights, and its idle
+threads spin, for up to 4 ms with OpenMP."""
 WORTH = 0.03
 """Share of eager's seconds that kernels must save to stay."""
 AGAIN = ((1000, 30.0), (10000, 300.0))
@@ -29,23 +31,27 @@ class Trial:
     def __init__(self) -> None:
         self._candidate: list[float] = []
         self._eager: list[float] = []
-        self._served = 0
+        self._turns, self._calls, self._began = 0, 0, 0.0
 
     @property
     def candidate_next(self) -> bool:
         """True if the candidate is to serve the next call."""
-        return self._served // RUN % 2 == 0
+        return self._turns % 2 == 0
 
-    def note(self, candidate: bool, seconds: float) -> None:
-        """Count a call, except the first of a turn."""
-        if self._served % RUN:
-            (self._candidate if candidate else self._eager).append(seconds)
-        self._served += 1
+    def note(self, candidate: bool, began: float, ended: float) -> None:
+        """Count a call by its times (`time.perf_counter`), except at the start of a turn."""
+        if not self._calls:
+            self._began = began
+        elif began >= self._began + SETTLE_S:
+            (self._candidate if candidate else self._eager).append(ended - began)
+        self._calls += 1
+        if self._calls >= TURN and ended >= self._began + TURN_S:
+            self._turns, self._calls = self._turns + 1, 0
 
     @property
     def over(self) -> bool:
         """True if there were enough calls of each, at the end of a turn."""
-        if self._served % RUN:
+        if self._calls:
             return False
         least = min(len(self._candidate), len(self._eager))
         if least >= CALLS:
@@ -72,7 +78,7 @@ class Tenure:
         self._left, span_s = next(self._terms, (math.inf, 0.0))
         self._until = time.monotonic() + span_s
 
-    def ends(self) -> bool:
-        """Count a call; return True if another trial is due."""
-        self._left -= 1
+    def ends(self, calls: int = 1) -> bool:
+        """Count calls; return True if another trial is due."""
+        self._left -= calls
         return self._left <= 0 and time.monotonic() >= self._until

@@ -153,7 +153,7 @@ class TunedExecutor:
         else:
             with self.turn:
                 made = self.plain(inputs)
-        current.note(kernels, time.perf_counter() - began)
+        current.note(kernels, began, time.perf_counter())
         if current.over and self._trial is current:
             self._trial = None
             if current.ratio <= 1 - trial.WORTH:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
-from .replicas import Master, sampled
+from .replicas import Master, Sample
 
 
 class Watch:
@@ -30,12 +27,8 @@ class Watch:
             (master, master.owner, master.key, tensor, stamp, master.version, tensor.data_ptr())
             for master, tensor, stamp in zip(self._masters, tensors, stamps)
         ]
-        views: dict[torch.dtype, list[Any]] = {}
-        with torch.no_grad(), torch.inference_mode(False):
-            for view in map(sampled, tensors):
-                if view is not None:
-                    views.setdefault(view.dtype, []).append(view)
-            self._samples = [(own, torch.cat(own)) for own in views.values()]
+        samples = [sample for tensor in tensors if (sample := Sample.of(tensor)) is not None]
+        self._samples = [(sample.read, sample.read()) for sample in samples]
 
     def unchanged(self) -> bool:
         """Return True if nothing has changed."""
@@ -48,4 +41,4 @@ class Watch:
                 or tensor.data_ptr() != pointer
             ):
                 return False
-        return all(torch.equal(torch.cat(views), saved) for views, saved in self._samples)
+        return all(read() == saved for read, saved in self._samples)

@@ -12,6 +12,7 @@ from compilers import Folding, alone, compiled, mlp, using
 from torch import nn
 
 import autopar
+from autopar.engine import direct
 from autopar.engine.compiled import Compiled
 from autopar.engine.direct import Direct
 from autopar.runtime import trial
@@ -19,6 +20,7 @@ from autopar.runtime import trial
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(direct, "UNSEEN", 0)
     with alone(tmp_path, monkeypatch):
         yield
 
@@ -26,7 +28,13 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def decided(monkeypatch: pytest.MonkeyPatch, ratio: float, after: int = 4) -> None:
     """Let trials between the model and its placed form end after some calls with this outcome."""
     monkeypatch.setattr(trial, "CALLS", 1)
-    monkeypatch.setattr(trial.Trial, "over", property(lambda self: self._served >= after))
+    noted: dict[trial.Trial, int] = {}
+
+    def note(self: trial.Trial, *_: Any) -> None:
+        noted[self] = noted.get(self, 0) + 1
+
+    monkeypatch.setattr(trial.Trial, "note", note)
+    monkeypatch.setattr(trial.Trial, "over", property(lambda self: noted.get(self, 0) >= after))
     monkeypatch.setattr(trial.Trial, "ratio", ratio)
 
 
@@ -130,8 +138,26 @@ def test_a_real_trial_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = compiled(model, x)
     monkeypatch.setattr(trial, "CALLS", 4)
     monkeypatch.setattr(trial, "SPAN_S", 0.0)
+    monkeypatch.setattr(trial, "TURN_S", 0.0)
+    monkeypatch.setattr(trial, "SETTLE_S", 0.0)
     placed_calls(fast, x, calls=40)
     assert placed_calls(fast, x, calls=5) in (0, 5)
+
+
+def test_sizes_are_looked_at_again_after_some_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "UNSEEN", 3)
+    fast = slower(monkeypatch, mlp(), x := torch.randn(5, 8))
+    while fast._placement.direct._unseen:
+        fast(x)
+    fast(x)
+    other = torch.randn(7, 8)
+    with fast.record():
+        assert placed_calls(fast, x, calls=2) == 2
+    with torch.enable_grad():
+        assert placed_calls(fast, x, calls=1) == 1
+    assert placed_calls(fast, other, calls=3) == 0
+    assert placed_calls(fast, other, calls=1) == 1
+    assert fast._placement.direct._unseen == 0
 
 
 def test_arguments_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -245,15 +246,36 @@ def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: 
     using(monkeypatch, Slow(), fastest="folding")
     monkeypatch.setattr(trial, "CALLS", 4)
     monkeypatch.setattr(trial, "SPAN_S", 0.0)
+    monkeypatch.setattr(trial, "TURN_S", 0.0)
+    monkeypatch.setattr(trial, "SETTLE_S", 0.0)
     model, x = mlp(), torch.randn(5, 8)
     fast = compiled(model, x)
     assert chosen(fast) == "folding"
     for _ in range(12):
         torch.testing.assert_close(fast(x), model(x))
     assert chosen(fast) == "eager" and "in the caller's own calls" in fast.explain()
-    # Another process does not build them.
+    # Another process tries once more, the next one does not.
     again = compiled(mlp(), x)
+    assert chosen(again) == "folding"
+    for _ in range(12):
+        again(x)
     assert chosen(again) == "eager"
+    assert chosen(compiled(mlp(), x)) == "eager"
+
+
+def test_eager_must_win_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = Folding()
+    using(monkeypatch, stack, fastest="eager")
+    model, x = mlp(), torch.randn(5, 8)
+    for built in (1, 2, 2):
+        fast = compiled(model, x)
+        assert chosen(fast) == "eager" and stack.built == built
+    # New weights in the same process are no reason to race again.
+    model[0].weight.mul_(2)
+    for _ in range(6):
+        fast(x)
+    fast.wait()
+    assert stack.built == 2
 
 
 def test_another_trial_is_held_after_kernels_have_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,10 +302,30 @@ def test_another_trial_is_held_after_kernels_have_served(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("longer", [False, True])
 def test_few_short_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch, longer: bool) -> None:
     monkeypatch.setattr(trial, "CALLS", 20)
-    short, seconds = trial.Trial(), trial.SPAN_S / (10 if longer else 1e6)
-    for call in range(4 * trial.RUN * trial.CALLS):
-        short.note(short.candidate_next, seconds * (1 + call % 2))
+    short, seconds, now = trial.Trial(), trial.SPAN_S / (10 if longer else 1e6), 0.0
+    for call in range(4 * trial.TURN * trial.CALLS):
+        took = seconds * (1 + call % 2)
+        short.note(short.candidate_next, now, now + took)
+        now += took
     assert short.over == longer
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 2e-3, 0.05])
+def test_a_turn_lasts_and_its_start_does_not_count(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(trial, "CALLS", 20)
+    trying, now, start, turns = trial.Trial(), 0.0, 0.0, []
+    while not trying.over and len(turns) < 100_000:
+        candidate = trying.candidate_next
+        began = not turns or turns[-1][0] != candidate
+        turns.append((candidate, now, began))
+        start = now if began else start
+        spinning = began or now < start + trial.SETTLE_S
+        took = seconds * (5 if spinning else 1) * (0.5 if candidate else 1)
+        trying.note(candidate, now, now + took)
+        now += took
+    assert trying.ratio == pytest.approx(0.5)
+    starts = [at for _, at, began in turns if began]
+    assert all(after - at >= trial.TURN_S for at, after in pairwise(starts))
 
 
 def test_weights_that_change_during_the_trial_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
