@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .ir.plan import Plan
     from .ir.program import Program
     from .ir.timeline import Span, Timeline
-    from .planner.scheduling import schedule
+    from .planner import schedule
     from .training.step import TrainStep
 
 __version__ = VERSION
@@ -65,7 +65,7 @@ _HOME = {
     "engine.data_parallel": ("DataParallel",),
     "ir.plan": ("Plan",),
     "ir.program": ("Program",),
-    "planner.scheduling": ("schedule",),
+    "planner": ("schedule",),
     "training.step": ("TrainStep",),
     "ir.timeline": ("Span", "Timeline"),
 }

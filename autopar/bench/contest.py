@@ -55,7 +55,7 @@ def contest(
         def nudged() -> list[list[torch.Tensor]]:
             return [rivals[0].build(case.nudged(seed)).answers() for seed in range(3)]
 
-        outcomes, turns = [], {}
+        outcomes, turns, serving = [], {}, {}
         patient = replace(case, patience_s=PATIENCE * build_s)
         for rival in bar(rivals, f"{title}: building"):
             outcome, entrant, answers = _built(rival, patient, build_s)
@@ -65,12 +65,16 @@ def contest(
                 finite = error if math.isfinite(error) else None
                 outcome = replace(outcome, error=finite, reason=why and f"WRONG: {why}")
                 if not why:
-                    turns[rival.name] = (entrant.call, _threads(rival))
+                    turns[rival.name], serving[rival.name] = (entrant.call, _threads(rival)), entrant.serving
             outcomes.append(outcome)
         blocks = timed(turns, rounds, timing_s)
-    return Row(
-        title, case.train, tuple(replace(one, blocks=tuple(blocks.get(one.name, ()))) for one in outcomes)
-    )
+        outcomes = [
+            replace(one, blocks=tuple(blocks[one.name]), serving=serving[one.name]())
+            if one.name in blocks
+            else one
+            for one in outcomes
+        ]
+    return Row(title, case.train, tuple(outcomes))
 
 
 def _eager(title: str, case: Case, eager: Rival) -> list[torch.Tensor]:

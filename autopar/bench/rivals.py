@@ -64,11 +64,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A built rival: a `call` to time, and its `answers`, to be requested once and before that."""
+    """A built rival: a `call` to time, and its `answers`, to be requested once and before that. `serving()`: what
+    computes its calls, if it chooses between several."""
 
     call: Callable[[], Any]
     answers: Callable[[], list[torch.Tensor]]
     close: Callable[[], None] = lambda: None
+    serving: Callable[[], str] = str
 
 
 def tensors(answer: Any) -> list[torch.Tensor]:
@@ -195,7 +197,7 @@ def autopar_auto(case: Case) -> Entrant:
     fast.wait()
     with torch.no_grad():
         tried(lambda: fast(*case.args), lambda: fast.settled)
-    return inference(case, fast, fast.close)
+    return replace(inference(case, fast, fast.close), serving=lambda: fast.serving)
 
 
 def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
@@ -218,7 +220,8 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
         step.wait()
         tried(lambda: step(*case.args), lambda: step.settled)
         model.load_state_dict(first)
-    return _training(model, lambda: step(*case.args), step.close)
+    entrant = _training(model, lambda: step(*case.args), step.close)
+    return entrant if kernels == "eager" else replace(entrant, serving=lambda: step.serving)
 
 
 def compiled(case: Case, **settings: Any) -> Entrant:

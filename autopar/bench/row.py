@@ -24,7 +24,11 @@ LEFT, RIGHT = 150.0, 250.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """One rival's blocks, or the `reason` why it has none. `built_s`: seconds to build and answer the first time."""
+    """One rival's blocks, or the `reason` why it has none.
+
+    built_s: seconds to build and answer the first time.
+    serving: what computed its calls, if it chooses between several.
+    """
 
     name: str
     versions: dict[str, str]
@@ -32,6 +36,7 @@ class Outcome:
     built_s: float | None = None
     error: float | None = None
     blocks: tuple[Block, ...] = ()
+    serving: str = ""
 
     @property
     def median(self) -> float:
@@ -48,12 +53,13 @@ class Outcome:
         return low, high
 
     def remark(self) -> str:
-        """Return the reason why there is no time, or why it is unreliable; "" for neither."""
+        """Return the reason why there is no time, or why it is unreliable, and what computed the calls."""
         if not self.blocks:
             return self.reason
+        doubt = "DISTURBED by other work" if disturbed(self.blocks) else ""
         if any(block.disturbed is None for block in self.blocks):
-            return "perhaps disturbed: this system does not tell"
-        return "DISTURBED by other work" if disturbed(self.blocks) else ""
+            doubt = "perhaps disturbed: this system does not tell"
+        return "; ".join(filter(None, (doubt, self.serving)))
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def read(data: dict[str, Any]) -> Row:
     """Return the row of data from `Row.data`."""
     outcomes = (
         Outcome(one["name"], one["versions"], one["reason"], one["built_s"], one["error"],
-                tuple(Block(**block) for block in one["blocks"]))
+                tuple(Block(**block) for block in one["blocks"]), one.get("serving", ""))
         for one in data["outcomes"]
     )  # fmt: skip
     return Row(data["title"], data["train"], tuple(outcomes))

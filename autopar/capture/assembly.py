@@ -12,8 +12,7 @@ import torch
 from torch import fx, nn
 
 from ..ir.graph import Graph, Task
-from ..transform.rewrites import renamed
-from ..transform.views import folded, own
+from ..transform.rewrites import folded, own, renamed
 from .captured import Captured, fitting, strides_of
 from .convert import Conversion, Find, live
 from .functional_trace import OPEN, is_open

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ..costs.detect import accelerators, detect
-from ..ir.hardware.buses import BUSES
-from ..ir.hardware.chips import CHIPS
+from ..ir.hardware import BUSES, CHIPS
 from ..planner import native
 from ..system import cache, versions
 from ..system.text import size, table

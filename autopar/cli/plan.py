@@ -83,8 +83,8 @@ def _check_names(chosen: argparse.Namespace) -> None:
 
 
 def _graph(chosen: argparse.Namespace) -> int:
+    from ..planner import schedule
     from ..planner.formats import text
-    from ..planner.scheduling import schedule
 
     began = time.perf_counter()
     plan = schedule(

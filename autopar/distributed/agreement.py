@@ -15,7 +15,7 @@ from .. import errors
 from ..errors import PlanError
 from ..ir.distribution import Distribution
 from ..ir.serialize import decode, encode
-from ..training.versions import versions
+from ..training.group import versions
 from .messages import Group, broadcast, gather, named, rank_of
 
 _FAILED = "cannot say what it runs"

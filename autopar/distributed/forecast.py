@@ -17,10 +17,10 @@ from ..errors import AutoparError, CaptureError, DeviceError, MemoryCapError, Pl
 from ..ir.device import Device
 from ..ir.distribution import SCHEDULES, Distribution
 from ..ir.graph import Graph, Task
-from ..ir.hardware.chips import COMPUTE_REACHED
+from ..ir.hardware import COMPUTE_REACHED
 from ..ir.hosts import Hosts, compute_devices
 from ..planner.pipelines import Chain, Process, RowCost, distribution, processes
-from ..planner.pipelines.chain_changes import recomputed, tensor_parallel
+from ..planner.pipelines.chain import recomputed, tensor_parallel
 from ..planner.pipelines.from_graph import chain_of
 from ..planner.pipelines.grid import inside
 from ..system.text import seconds, size

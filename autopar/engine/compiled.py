@@ -129,6 +129,15 @@ class Compiled:
         return chosen and (direct is None or not direct.on_trial)
 
     @property
+    def serving(self) -> str:
+        """What computes the calls now: for each program, separated by ";", an arrangement of kernels such as
+        "onnxruntime, 2 lanes", or "eager" for PyTorch's own; "the model itself" if the plain model is faster."""
+        direct = self._placement.direct
+        if direct is not None and direct.plain:
+            return "the model itself"
+        return "; ".join(executor.serving for executor in self._placement.backend.tuned()) or "eager"
+
+    @property
     def machine(self) -> Machine:
         """The machine that runs the model."""
         return self._placement.backend.machine

@@ -1,21 +1,27 @@
-"""The choice between the placed model and the plain model, whichever is faster."""
+"""The choice between the placed model and the plain model, whichever is faster; and a shortcut from the user's
+arguments to compiled kernels, once Dynamo's guards hold."""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from ..capture.dynamo_private import Traced
+from ..capture.torch_private import transformed
 from ..costs.detect import present
+from ..pipeline.calls import Short
 from ..runtime import trial
+from ..runtime.inline_call import chosen
 from ..runtime.tuned import TunedExecutor
 from .backend import Backend
-from .shortcut import Shortcut
+from .served import Served
 
 log = logging.getLogger("autopar")
 
@@ -40,8 +46,8 @@ class Direct:
 
     def __init__(self, model: Callable[..., Any], traced: Traced, backend: Backend) -> None:
         self._model, self._traced, self._backend = model, traced, backend
-        self._shortcut: Shortcut | None = None
-        self._ahead: Shortcut | None = None
+        self._shortcut: _Shortcut | None = None
+        self._ahead: _Shortcut | None = None
         """The shortcut, if it serves calls without further checks."""
         self._long, self._next = 0, FIRST
         self._known: dict[Hashable, _Sizes] = {}
@@ -94,6 +100,12 @@ class Direct:
         """True if placed and plain model take turns in calls of some sizes."""
         return any(known.trial is not None for known in list(self._known.values()))
 
+    @property
+    def plain(self) -> bool:
+        """True if the plain model serves calls of all sizes."""
+        known = list(self._known.values())
+        return bool(known) and not any(each.placed for each in known)
+
     def notes(self) -> list[str]:
         """Return a sentence if the plain model serves calls."""
         ratios = [known.ratio for known in self._known.values() if not known.placed]
@@ -133,7 +145,7 @@ class Direct:
         backend.returned = []
         try:
             made = placed(*args)
-            self._shortcut = Shortcut.of(backend, self._traced, args, made) or shortcut
+            self._shortcut = _Shortcut.of(backend, self._traced, args, made) or shortcut
         finally:
             backend.returned = None
         return made
@@ -182,3 +194,84 @@ def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:
         else:
             return None
     return tuple(found)
+
+
+_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
+
+
+class _Shortcut:
+    """A call path for positional tensors that skips Dynamo's frame entry, generated code and program look-up, which
+    are half of the cost of a short call.
+
+    It serves calls of one program with compiled kernels and no side effects that returns a tensor, or a tuple or list
+    of tensors.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        served: Served,
+        short: Short,
+        guard: Callable[[tuple[Any, ...]], bool],
+        inputs: Sequence[int],
+        answer: Callable[[list[Any]], Any],
+    ) -> None:
+        self._backend, self._programs, self._short, self._guard = backend, served.programs, short, guard
+        self._latest = served, short.prepared
+        assert isinstance(short.prepared.executor, TunedExecutor)
+        self._kernels = short.prepared.executor.by_kernels
+        self._inputs, self._answer = chosen(inputs), answer
+
+    @classmethod
+    def of(cls, backend: Backend, traced: Traced, args: tuple[Any, ...], output: Any) -> _Shortcut | None:
+        """Return the shortcut for calls like the one that has just returned `output`; None if there is none."""
+        returned = backend.returned or ()
+        if len(returned) != 1 or not all(isinstance(item, torch.Tensor) for item in args):
+            return None
+        ((served, found),) = returned
+        short, answer = served._short, _answer(found, output)
+        if short is None or answer is None or not served.whole or served.backend.root is None:
+            return None
+        if not isinstance(short.prepared.executor, TunedExecutor):
+            return None
+        pinned, inputs = {}, []
+        for place in served.arguments.places:
+            given = _ARGUMENT.fullmatch(place.source)
+            if place.kind == "state" and place.key in place.owner:
+                pinned[place.source] = place.owner[place.key]
+            elif place.kind == "input" and given is not None:
+                inputs.append(int(given[1]))
+            else:
+                return None
+        guard = traced.guard(args, pinned)
+        return cls(backend, served, short, guard, inputs, answer) if guard is not None else None
+
+    def __call__(self, args: tuple[Any, ...]) -> Any:
+        """Return the output; None if the call does not match."""
+        backend, short = self._backend, self._short
+        if (
+            backend.recording is not None
+            or self._programs.get(()) is not short.prepared
+            or transformed()
+            or not self._guard(args)
+        ):
+            return None
+        outputs = self._kernels(self._inputs(args))
+        if outputs is None:
+            return None
+        backend.calls += 1
+        backend.latest = self._latest
+        return self._answer(short.completed(outputs))
+
+
+def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:
+    """Return the function from the results of a graph to the model's output; None if it needs anything else."""
+    place = {id(item): at for at, item in enumerate(found)}
+    if len(place) < len(found) or any(not isinstance(item, torch.Tensor) for item in found):
+        return None
+    if isinstance(output, torch.Tensor):
+        return itemgetter(place[id(output)]) if id(output) in place else None
+    if type(output) not in (tuple, list) or any(id(item) not in place for item in output):
+        return None
+    pick, kind = chosen([place[id(item)] for item in output]), type(output)
+    return lambda results: kind(pick(results))

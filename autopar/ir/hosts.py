@@ -9,7 +9,7 @@ from functools import cached_property
 from ..errors import DeviceError
 from ..system.text import size, table
 from .device import Link
-from .hardware.buses import NETWORKS, Bus, find
+from .hardware import NETWORKS, Bus, find
 from .machine import Machine
 
 MOST_HOSTS = 4_096

@@ -15,7 +15,7 @@ from ..system import jsonfile
 from ..system.text import parse_bytes, size, table
 from . import pictures
 from .device import MOST_LANES, Device, Link
-from .hardware.chips import declared, stood_in
+from .hardware import declared, stood_in
 from .serialize import decode, encode
 
 FORMAT = "autopar machine 1"

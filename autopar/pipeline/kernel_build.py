@@ -21,11 +21,10 @@ from ..lowering.pieces import pieced
 from ..runtime.executor import Executor
 from ..runtime.interpreter import interpret
 from ..runtime.kernels import Kernel, Refusal, Stack, Work
-from ..runtime.kernels.module import module_of
+from ..runtime.kernels.stack import module_of
 from ..runtime.kernels.worker import Worker
 from ..runtime.replicas import Replicas
-from ..runtime.tuned import Arrangement
-from ..runtime.watch import Watch
+from ..runtime.tuned import Arrangement, Watch
 from .compare import error, limit, no_worse, widen
 
 

@@ -1,13 +1,18 @@
-"""Choice of the fastest compiled form of a program on this machine."""
+"""Choice of the fastest compiled form of a program on this machine, and `_Verdict`, its result, stored for later
+processes."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,17 +20,78 @@ import torch
 from ..capture import Captured
 from ..costs.blocks import median, timed
 from ..errors import AutoparError, RunError
+from ..ir.graph import Graph
 from ..ir.plan import Plan
+from ..ir.program import Program
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal
 from ..runtime.kernels.worker import Worker, reason
 from ..runtime.replicas import Replicas
-from ..runtime.tuned import Arrangement, Changed, TunedExecutor
-from ..runtime.watch import Watch
+from ..runtime.tuned import Arrangement, Changed, TunedExecutor, Watch
+from ..system import cache
 from ..system.text import ticking
-from . import kernel_verdict
 from .kernel_build import Form, Sample, arranged, perturbed, trying
-from .kernel_verdict import Verdict
+
+PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
+
+RACES = 2
+"""Processes in which eager must win before no other races: work beside the first race may have slowed the kernels."""
+
+
+@dataclass
+class _Verdict:
+    """Name of the fastest arrangement, median seconds of a call of each, and the reasons why others were not timed.
+
+    races: number of processes in which eager won.
+    """
+
+    winner: str = "eager"
+    seconds: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    races: int = 0
+
+    def __str__(self) -> str:
+        eager = self.seconds.get("eager", 0.0)
+        lost = "".join(f"; {name}: {why}" for name, why in self.refused.items())
+        if not eager:
+            return f"kernels: {self.winner}{lost}"
+        ratios = {name: took / eager for name, took in sorted(self.seconds.items(), key=lambda item: item[1])}
+        rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != self.winner)
+        return f"kernels: {self.winner}, {ratios.get(self.winner, 1.0):.2f} of eager's time ({rest}{lost})"
+
+    @classmethod
+    def load(cls, key: str) -> _Verdict | None:
+        """Return the verdict stored under this signature; None if there is none."""
+        entry = cache.load(_file()).get(key)
+        with suppress(TypeError):
+            return cls(**entry) if isinstance(entry, Mapping) else None
+        return None
+
+    def store(self, key: str) -> None:
+        """Store the verdict under this signature."""
+        entries = cache.load(_file())
+        entries[key] = vars(self)
+        cache.store(_file(), entries)
+
+
+def signature(graph: Graph, program: Program, threads: int) -> str:
+    """Return a hash of everything that the seconds of a program depend on, except the machine and library versions."""
+    tasks = [(task.target, task.args, task.kwargs) for task in graph.tasks]
+    values = [(value.name, value.shape, value.dtype) for value in graph.values]
+    text = repr((tasks, values, str(program), threads))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _file() -> Path:
+    return cache.file_for("kernels", [_version(name) for name in PACKAGES])
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
 
 log = logging.getLogger("autopar")
 
@@ -74,8 +140,8 @@ class KernelChoice:
         self, wanted: str, form: Form, pool: Replicas, on_lanes: Callable[[], Form] | None = None
     ) -> None:
         self.wanted, self.form, self.pool, self.on_lanes = wanted, form, pool, on_lanes
-        self.key = kernel_verdict.signature(form.plan.costed.graph, form.program, form.threads)
-        self.verdict: Verdict | None = None
+        self.key = signature(form.plan.costed.graph, form.program, form.threads)
+        self.verdict: _Verdict | None = None
         self._race: _Race | None = None
         self._lost = 0
         """Processes before this one in which eager won."""
@@ -124,10 +190,10 @@ class KernelChoice:
                     samples.append(Sample(other, _copied(plain(other))))
                     break
         race = self._race = _Race(self, tuned, plain, samples, watch)
-        known = self.verdict or (kernel_verdict.load(self.key) if self.wanted == "auto" else None)
+        known = self.verdict or (_Verdict.load(self.key) if self.wanted == "auto" else None)
         if known is not None and known.winner == "eager":
             self._lost = known.races
-            if known is self.verdict or known.races >= kernel_verdict.RACES:
+            if known is self.verdict or known.races >= RACES:
                 self.verdict = known
                 return None
         elif known is not None and (made := race.build(known.winner)):
@@ -140,9 +206,9 @@ class KernelChoice:
         log.info("%s", race.verdict)
         return best
 
-    def _store(self, verdict: Verdict) -> None:
+    def _store(self, verdict: _Verdict) -> None:
         verdict.races = self._lost + 1 if verdict.winner == "eager" else 0
-        kernel_verdict.store(self.key, verdict)
+        verdict.store(self.key)
 
 
 def _after_fork() -> None:
@@ -167,7 +233,7 @@ class _Race:
     ) -> None:
         self.choice, self.tuned, self.plain, self.samples, self.watch = choice, tuned, plain, samples, watch
         self.worker = Worker()
-        self.verdict = Verdict()
+        self.verdict = _Verdict()
         self.made: dict[str, Arrangement] = {}
         self.stopped = False
 

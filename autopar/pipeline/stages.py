@@ -27,7 +27,7 @@ from ..ir.program import Program
 from ..lowering.check import Report, check
 from ..lowering.lower import lower
 from ..planner import replan
-from ..planner.lists.single import seconds_moved
+from ..planner.lists.identical import seconds_moved
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor

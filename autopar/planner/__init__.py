@@ -1,9 +1,18 @@
-"""The planner: `place` a costed graph, `replan` an edited plan."""
+"""The planner, without torch: `place` a costed graph, `replan` an edited plan, `schedule` a graph of any origin."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
+from ..errors import PlanError
+from ..ir.costed import Cluster, CostedGraph
+from ..ir.machine import Machine
 from ..ir.plan import Plan
+from ..system.process import uncollected
+from ..system.text import meant, parse_bytes
+from .formats import Source, read
 from .model.simulator import Schedule
 from .policies import POLICIES, Policy, require_policy
 from .portfolio import place, replan
@@ -17,3 +26,76 @@ OBJECTIVES: dict[str, Callable[..., Plan]] = {
 """Function for each objective of a plan: (costed graph, `budget_s=`) → the plan."""
 
 __all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]
+
+
+def schedule(
+    graph: Source,
+    machine: Machine | int | None = None,
+    *,
+    objective: str = "latency",
+    memory: Mapping[str, int | float | str] | None = None,
+    pins: Mapping[str, str] | None = None,
+    budget_s: float | None = None,
+) -> Plan:
+    """Plan a task graph: which device and lane runs each task, and when each value is transferred.
+
+    Args:
+        graph: A `CostedGraph`, a networkx DiGraph, parsed JSON, or the path of a graph file: autopar's, of the
+            dnn-partitioning set or of the Standard Task Graph set.
+        machine: Replaces the machine of the graph; for a `.stg` file it may be the number of processors.
+        objective: `latency`: the least makespan; `throughput`: the least period of successive calls.
+        memory: Device → cap in bytes, or text such as "6GiB".
+        pins: Task id, or glob of ids → device.
+        budget_s: Limit on the search in seconds, None: none. If it ends the search, `stopped` is `time`. The search
+            itself counts steps, so that equal input gives an equal plan.
+
+    Raises PlanError for an invalid graph or one that cannot be planned, DeviceError for an unknown device,
+    MemoryCapError if nothing fits.
+    """
+    if objective not in (*OBJECTIVES,):
+        raise PlanError(f"objective={objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
+    if budget_s is not None and not (isinstance(budget_s, (int, float)) and budget_s > 0):
+        raise PlanError(
+            f"budget_s={budget_s!r} leaves no time to plan; give seconds above 0, or leave it out"
+        )
+    for word, given, such in (("memory", memory, "{device: bytes}"), ("pins", pins, "{task: device}")):
+        if given is not None and not isinstance(given, Mapping):
+            raise PlanError(f"{word}={given!r} is no mapping; give {such}")
+    with uncollected():
+        costed = read(graph, machine)
+        if memory:
+            caps = {device: parse_bytes(cap) for device, cap in memory.items()}
+            costed = replace(costed, machine=costed.machine.with_memory(caps))
+        return OBJECTIVES[objective](pinned(costed, pins or {}), budget_s=budget_s)
+
+
+def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
+    """Bind clusters to devices by name or glob: a name precedes a glob, a long glob a short one.
+
+    Raises PlanError for a name that no cluster has and for a device that cannot run it, DeviceError for an unknown
+    device.
+    """
+    if not pins:
+        return costed
+    chosen: dict[str, str] = {}
+    # A node of a networkx graph may be anything, and its task is called what it is as text.
+    named = [(str(pattern), device) for pattern, device in pins.items()]
+    for pattern, device in sorted(named, key=lambda pin: (pin[0] in costed.cluster, len(pin[0]), pin[0])):
+        costed.machine.require(device)
+        complaint = f"pins={{{pattern!r}: {device!r}}} names no task of {costed.graph.name!r}"
+        chosen |= dict.fromkeys(meant(pattern, costed.cluster, complaint), device)
+    clusters = tuple(
+        _bound(cluster, chosen[cluster.name], costed) if cluster.name in chosen else cluster
+        for cluster in costed.clusters
+    )
+    return replace(costed, clusters=clusters)
+
+
+def _bound(cluster: Cluster, device: str, costed: CostedGraph) -> Cluster:
+    d = costed.index[device]
+    if cluster.seconds[d] is None:
+        able = [name for name, s in zip(costed.index, cluster.seconds) if s is not None]
+        raise PlanError(
+            f"task {cluster.name!r} is pinned to {device}, which cannot run it; it can run on {' or '.join(able)}"
+        )
+    return cluster.on(d)

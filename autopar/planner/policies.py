@@ -9,9 +9,9 @@ from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from .candidates import Entry, Race
 from .lists.heft import heft, list_schedule, lookahead
+from .lists.identical import is_single
 from .lists.memory_first import fill, follow
 from .lists.ranking import urgent_first
-from .lists.single import is_single
 from .model.instance import Instance
 from .model.simulator import Schedule
 

@@ -16,20 +16,18 @@ from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
 from .duplication import once, repeated
 from .every import every, tiny
+from .exact import prove
 from .lists.heft import heft, lookahead
-from .lists.identical import identical
+from .lists.identical import identical, is_single, single
 from .lists.memory_first import fill, follow
-from .lists.single import is_single, single
 from .model.instance import Instance
 from .model.simulator import Schedule, kept
 from .model.timing import timing
 from .policies import Policy, asked, enter_fitting
-from .prove import prove
 from .reasons import reasons
-from .search.anneal import POLICY, anneal, polish
+from .search.anneal import POLICY, anneal, pack, polish
 from .search.climb import climb
 from .search.large import LARGE, crowded, quickest, variants
-from .search.packed import pack
 
 ALONE = 0.25
 """Share of the time limit after which no further single device is tried."""

@@ -26,7 +26,7 @@ from .lanes import accelerator
 from .lanes.emulated_clock import TOLERANCE, Clock
 from .record import CallRecord
 from .replicas import Replicas
-from .residents import Residents
+from .slots import Residents
 from .worker import stop_all
 
 if TYPE_CHECKING:

@@ -36,11 +36,14 @@ class InlineCall:
         self._state = [
             assembly.captured.state[name] if buffer in read else None for name, buffer in zip(fed, layout.fed)
         ]
+        self._folded = not any(self._state)
         self._blank = (None,) * (layout.size - len(self.names))
         self._results = chosen([layout.slots[name] for name in program.outputs])
 
-    def state(self) -> list[Any]:
+    def state(self) -> Sequence[Any]:
         """Return the current state; None for what kernels have folded."""
+        if self._folded:
+            return self._state
         return [place and place[0][place[1]] for place in self._state]
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ Parallel Training", VLDB 2020): in buckets in the order of the parameters, the s
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -15,9 +16,9 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ..errors import CaptureError, DeviceError
+from ..system.versions import VERSION
 from ..transform.buckets import filled
 from .updates import own
-from .versions import versions
 
 BUCKET_BYTES = 4 << 20
 """Bytes of gradients in one all-reduce: loopback and 10 Gbit/s links take milliseconds for them, ten times the
@@ -278,3 +279,12 @@ def _pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Iterator[tor
         piece = flat[begin : begin + form.numel()].view(form.shape)
         begin += form.numel()
         yield torch.view_as_complex(piece) if tensor.is_complex() else piece
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, torch and autopar, which can make equal models different programs."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": torch.__version__.partition("+")[0],
+        "autopar": VERSION,
+    }

@@ -358,6 +358,11 @@ class TrainStep(Recorded):
         eager."""
         return all(executor.settled for executor in self._signatures.tuned(latest=True))
 
+    @property
+    def serving(self) -> str:
+        """What computes the steps now, as for a compiled model."""
+        return "; ".join(executor.serving for executor in self._signatures.tuned(latest=True)) or "eager"
+
     def close(self) -> None:
         """Stop the worker threads of every plan and the compilation of kernels. The next call starts the threads
         again."""

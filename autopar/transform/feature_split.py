@@ -1,16 +1,16 @@
-"""Split large products of a graph along features, so that devices can share one layer."""
+"""Split large products of a graph along features, forward, backward and in the updates of weights, so that devices can
+share one layer; and make slices of weights states of their own, so that a device only holds what it reads
+(`with_slices`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..ir.graph import SUMMED, Cut, Graph, Ref, Task, Value
-from ..ir.slices import WORDS
-from .feature_gradients import backward_cuts, forward_of, updates_in_parts
+from ..ir.graph import PART, SUMMED, UPDATES, Cut, Graph, Ref, Task, Value
+from ..ir.slices import WORDS, Slice
 from .features import Stretch, stretches
 from .row_sums import drawn
-from .slices import with_slices
 from .split import cut_up
 
 LABEL = "features in "
@@ -127,3 +127,106 @@ def _biases_apart(graph: Graph, rows: Collection[str]) -> Graph:
             )
         )  # fmt: skip
     return replace(graph, values=tuple(values), tasks=tuple(tasks))
+
+
+def forward_of(graph: Graph) -> Graph:
+    """Return the forward of a joint graph, with the results of its call."""
+    if all(task.phase == "forward" for task in graph.tasks):
+        return graph
+    tasks = [task for task in graph.tasks if task.phase == "forward"]
+    there = {*graph.inputs, *graph.state, *(name for task in tasks for name in task.outputs)}
+    return graph.with_tasks(
+        tasks,
+        outputs=tuple(name for name in graph.outputs if name in there),
+        updates=tuple((made, target) for made, target in graph.updates if made in there),
+        flat=(),
+    )
+
+
+def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, Cut]:
+    """Return the cuts of tasks after the forward that read split values, by name.
+
+    `axis` has the axes of split values, weights included, and gets those of the outputs. The gradient of a split
+    weight is split like the weight, and so are its update and optimizer state. A task without a matching cut gets
+    whole inputs. Linear in tasks and cuts.
+    """
+    found: dict[str, Cut] = {}
+    for task in graph.tasks:
+        if task.phase == "forward" or task.random or axis.keys().isdisjoint(task.inputs):
+            continue
+        cut = _update(task, axis) if task.target in UPDATES else _agreeing(graph, task, parts, axis)
+        if cut is None:
+            continue
+        found[task.name] = cut
+        pairs = (*zip(task.inputs, cut.inputs), *zip(task.outputs, cut.outputs))
+        axis.update((name, place) for name, place in pairs if place is not None and place >= 0)
+    return found
+
+
+def updates_in_parts(graph: Graph, cuts: Mapping[str, Cut]) -> dict[str, str]:
+    """Return the state whose new value is made in parts, by that value."""
+    target = dict(graph.updates)
+    tasks = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)
+    return {made: target[made] for task in tasks for made in task.outputs}
+
+
+def _agreeing(graph: Graph, task: Task, parts: int, axis: Mapping[str, int]) -> Cut | None:
+    """Return the cut of a task that uses all split inputs as they are, and splits the fewest others."""
+    values = [graph.value[name] for name in (*task.inputs, *task.outputs)]
+
+    def fits(cut: Cut) -> bool:
+        places = (*cut.inputs, *cut.outputs)
+        even = all(
+            place is None or place == SUMMED or (place >= 0 and value.shape[place] % parts == 0)
+            for value, place in zip(values, places)
+        )
+        return even and all(axis.get(name, place) == place for name, place in zip(task.inputs, cut.inputs))
+
+    able = [cut for cut in task.cuts if None not in cut.outputs and fits(cut)]
+    return min(able, key=lambda cut: len(cut.inputs) - cut.inputs.count(None), default=None)
+
+
+def _update(task: Task, axis: Mapping[str, int]) -> Cut | None:
+    """Return the cut of the update of one parameter whose gradient is split like itself; its state is split
+    likewise."""
+    item, *more = task.args
+    assert isinstance(item, tuple)
+    _, _, parameter, gradient, factor, *_ = item
+    assert isinstance(parameter, Ref) and isinstance(gradient, Ref)
+    place = axis.get(parameter.value)
+    if more or place is None or axis.get(gradient.value) != place:
+        return None
+    one = factor.value if isinstance(factor, Ref) else None
+    return Cut(tuple(None if name == one else place for name in task.inputs), (place,) * len(task.outputs))
+
+
+def with_slices(graph: Graph) -> Graph:
+    """Return the graph in which each slice taken of a state is a state: resident, streamed or changing like the whole.
+
+    The whole stays a state, read or not, since the user holds it. Slices of updated state are taken of the new value,
+    as before.
+    """
+    values = dict(graph.value)
+    parts: dict[str, list[str]] = {}
+    tasks: list[Task] = []
+    for task in graph.tasks:
+        of = task.inputs[0] if task.target == PART else ""
+        if of not in graph.state or of in graph.mutated:
+            tasks.append(task)
+            continue
+        (made,), (_, axis, start, stop) = task.outputs, task.args
+        assert isinstance(axis, int) and isinstance(start, int) and isinstance(stop, int)
+        whole, part = values[of], Slice(of, axis, start, stop - start)
+        values[made] = replace(values[made], kind="state", path=whole.path, storage=whole.storage, slice=part)
+        parts.setdefault(of, []).append(made)
+
+    def alike(names: Iterable[str]) -> tuple[str, ...]:
+        return (*names, *(part for name in names for part in parts.get(name, ())))
+
+    return graph.with_tasks(
+        tasks,
+        values=tuple(values.values()),
+        state=alike(graph.state),
+        changing=alike(graph.changing),
+        streamed=alike(graph.streamed),
+    )

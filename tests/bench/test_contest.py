@@ -54,6 +54,16 @@ def test_who_is_right_is_timed(case):
     assert found.blocks and calls and not found.reason and found.built_s >= 0 and 0 < found.error < 1e-5
 
 
+def test_what_serves_after_the_timing_is_asked(case):
+    calls = []
+
+    def build(case):
+        fair = inference(case, case.model)
+        return replace(fair, call=lambda: calls.append(1), serving=lambda: f"kernels, {min(len(calls), 2)}")
+
+    assert outcome(case, Rival("several", build)).serving == "kernels, 2"
+
+
 @pytest.mark.parametrize(
     "change",
     [lambda y: y * 1.001, lambda y: y.double(), lambda y: y[:2], lambda y: [y, y], lambda y: y * torch.nan],

@@ -33,6 +33,14 @@ def test_where_too_few_are_left_all_count_and_that_is_said():
     assert found.median == 5.5 and found.remark().startswith("DISTURBED")
 
 
+def test_what_computed_the_calls_is_in_the_table_and_in_the_file():
+    found = outcome("a", 1.0, 2.0, 3.0, serving="onnxruntime, 2 lanes")
+    made = Row("first", False, (outcome("eager", 1.0, 2.0, 3.0), found))
+    assert str(made).count("onnxruntime, 2 lanes") == 1
+    assert read(made.data()) == made
+    assert outcome("a", 1.0, disturbed=(0,), serving="eager").remark() == "DISTURBED by other work; eager"
+
+
 def test_a_system_that_does_not_tell_is_said_to():
     found = Outcome("a", {}, blocks=(Block(1.0, 1, None),))
     assert found.median == 1.0 and found.remark().startswith("perhaps disturbed")

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 from autopar.errors import BoundWarning, MemoryCapError, PlanError
-from autopar.planner import OBJECTIVES
+from autopar.planner import OBJECTIVES, schedule
 from autopar.planner.formats import described
-from autopar.planner.scheduling import schedule
 from autopar.system.text import table
 
 from .judging import Asked, Data, Goal, verdict, without_solver

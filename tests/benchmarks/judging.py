@@ -13,9 +13,8 @@ from unittest import mock
 
 from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
-from autopar.planner import place
+from autopar.planner import place, schedule
 from autopar.planner.formats import described, read
-from autopar.planner.scheduling import schedule
 
 from .verify import infeasibilities
 
@@ -61,7 +60,7 @@ def planned(graph: Data, **asked: Any) -> Judged:
 @contextmanager
 def without_solver() -> Iterator[None]:
     """The planner as it is where OR-tools is not installed."""
-    with mock.patch("autopar.planner.prove.find_spec", lambda name: None):
+    with mock.patch("autopar.planner.exact.find_spec", lambda name: None):
         yield
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
-from autopar.planner.scheduling import schedule
+from autopar.planner import schedule
 from autopar.system.text import table
 
 from . import instances

@@ -10,8 +10,7 @@ import pytest
 
 from autopar.errors import DeviceError, PlanError
 from autopar.ir.device import Device, Link
-from autopar.ir.hardware.buses import BUSES, REACHED
-from autopar.ir.hardware.chips import CHIPS
+from autopar.ir.hardware import BUSES, CHIPS, REACHED
 from autopar.ir.machine import Machine
 from autopar.system import cache
 

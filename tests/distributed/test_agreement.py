@@ -56,12 +56,12 @@ MODELS = {
 
 def _change(what: str) -> None:
     from autopar.distributed import agreement
-    from autopar.training import versions
+    from autopar.training import group
 
     if what == "torch":
         torch.__version__ = "2.9.1"
     elif what == "autopar":
-        versions.VERSION = "0.0.7"
+        group.VERSION = "0.0.7"
     elif what == "dtype":
         torch.set_default_dtype(torch.float64)
     elif what == "plan":

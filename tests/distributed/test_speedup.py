@@ -10,7 +10,7 @@ from torch import nn
 
 from autopar.distributed import distribute
 from autopar.distributed.pipeline.profile import Times
-from autopar.distributed.pipeline.speedup import share
+from autopar.distributed.pipeline.report import share
 from autopar.distributed.pipeline.units import units
 from autopar.ir.hosts import Host, Hosts
 from autopar.ir.machine import Machine
@@ -53,12 +53,12 @@ def test_caps_that_only_the_whole_model_exceeds_do_not_count():
 
 def test_what_cannot_be_planned_counts_as_on_the_first_device(monkeypatch):
     from autopar import PlanError
-    from autopar.distributed.pipeline import speedup
+    from autopar.distributed.pipeline import report
 
     def refuse(*_, **__):
         raise PlanError("no plan")
 
-    monkeypatch.setattr(speedup, "plan", refuse)
+    monkeypatch.setattr(report, "plan", refuse)
     assert _of(TWO) == 1.0
 
 

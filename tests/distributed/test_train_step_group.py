@@ -353,7 +353,7 @@ def test_buckets_average_what_each_tensor_alone_would():
 
 
 def _wrong(rank: int) -> list[str]:
-    from autopar.training import versions
+    from autopar.training import group
 
     texts = []
     pair, loss = dist.new_group([0]), loss_of("mlp")
@@ -370,7 +370,7 @@ def _wrong(rank: int) -> list[str]:
     asked(nn.Sequential(nn.Linear(8, 4)).to(torch.float64 if rank else torch.float32), True)
     asked(nn.Sequential(nn.Linear(8, 4)), "world")
     asked(nn.Sequential(nn.Linear(8, 4)), pair)
-    for home, name in ((versions, "VERSION"), (torch, "__version__")):
+    for home, name in ((group, "VERSION"), (torch, "__version__")):
         kept = getattr(home, name)
         setattr(home, name, f"9.9.{rank}")
         asked(nn.Sequential(nn.Linear(8, 4)), True)

@@ -61,6 +61,7 @@ def test_the_model_itself_serves_where_it_is_faster(monkeypatch: pytest.MonkeyPa
     model, x = mlp(), torch.randn(5, 8)
     fast = slower(monkeypatch, model, x)
     assert "the model itself answers calls of 1 sets of sizes: placed they took up to 1.50" in fast.explain()
+    assert fast.serving == "the model itself"
     model[0].weight.mul_(2)
     model[3] = nn.Linear(16, 3)
     assert placed_calls(fast, x) == 0
@@ -84,7 +85,7 @@ def test_the_placed_form_stays_where_it_is_faster(monkeypatch: pytest.MonkeyPatc
     decided(monkeypatch, 0.9)
     placed_calls(fast, x)
     assert placed_calls(fast, x, calls=3) == 3
-    assert "the model itself" not in fast.explain()
+    assert "the model itself" not in fast.explain() and fast.serving == "folding"
 
 
 def test_no_trial_before_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import json
 import random
 from typing import Any
 
+from autopar.planner import schedule
 from autopar.planner.formats import described
-from autopar.planner.scheduling import schedule
 
 
 def link(src: str, dst: str, **more: Any) -> dict[str, Any]:

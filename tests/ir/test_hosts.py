@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar import DeviceError, Machine, PlanError
 from autopar.ir.device import Link
 from autopar.ir.distribution import Distribution, Stage
-from autopar.ir.hardware.buses import NETWORKS
+from autopar.ir.hardware import NETWORKS
 from autopar.ir.hosts import Hosts, compute_devices
 
 

@@ -17,12 +17,11 @@ from autopar.errors import BoundWarning, PlanError
 from autopar.ir.plan import FORMAT, Plan
 from autopar.ir.plan_check import sound
 from autopar.ir.serialize import encode
-from autopar.planner import place, replan
+from autopar.planner import place, replan, schedule
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
-from autopar.planner.scheduling import schedule
 
 
 def test_a_bound_that_a_plan_refutes_is_told_and_not_claimed(monkeypatch):

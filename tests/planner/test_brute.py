@@ -10,8 +10,8 @@ from taskfiles import link
 from tiny import tiny
 
 from autopar.errors import MemoryCapError, PlanError
+from autopar.planner import schedule
 from autopar.planner.formats import described
-from autopar.planner.scheduling import schedule
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ from oracles import needs_native
 from taskfiles import link
 
 from autopar.ir.costed import repeatable
+from autopar.planner import schedule
 from autopar.planner.duplication import again, once
 from autopar.planner.formats import described, read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
-from autopar.planner.scheduling import schedule
 
 pytestmark = needs_native
 

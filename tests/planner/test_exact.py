@@ -20,8 +20,7 @@ from autopar.planner.model.simulator import Play
 
 pytest.importorskip("ortools")
 
-from autopar.planner.exact.proof import FIRST, TOLERANCE, proofs
-from autopar.planner.exact.windows import narrowed
+from autopar.planner.exact.proof import FIRST, TOLERANCE, narrowed, proofs
 
 
 def exact(instance, start, *more, **given):

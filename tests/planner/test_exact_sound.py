@@ -11,19 +11,18 @@ from taskfiles import link, randomly
 from test_bounds import random_schedule
 
 from autopar.errors import PlanError
+from autopar.planner import schedule
 from autopar.planner.bounds.critical_path import ways
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
 from autopar.planner.model.simulator import Play, Schedule
-from autopar.planner.scheduling import schedule
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
-from autopar.planner.exact.memory import cap  # noqa: E402
 from autopar.planner.exact.model import Model, Units, solver  # noqa: E402
 from autopar.planner.exact.proof import proofs  # noqa: E402
-from autopar.planner.exact.transfers import Transfers  # noqa: E402
+from autopar.planner.exact.transfers import Transfers, cap  # noqa: E402
 
 UNITS = 10_000
 

@@ -13,9 +13,9 @@ from taskfiles import link, randomly, small
 from autopar import Machine
 from autopar.errors import DeviceError, MemoryCapError, PlanError
 from autopar.ir.device import Device, Link
+from autopar.planner import schedule
 from autopar.planner.formats import described, read, text
 from autopar.planner.model.instance import Instance
-from autopar.planner.scheduling import schedule
 
 
 def test_a_file_means_what_it_says():

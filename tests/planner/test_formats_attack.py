@@ -18,9 +18,8 @@ from autopar import Machine
 from autopar.__main__ import main
 from autopar.errors import AutoparError, BoundWarning, DeviceError, MemoryCapError, PlanError
 from autopar.ir.plan import Plan
-from autopar.planner import replan
+from autopar.planner import replan, schedule
 from autopar.planner.formats import read, text
-from autopar.planner.scheduling import schedule
 
 HALF = "a\ud800b"
 GRAPHS = st.builds(

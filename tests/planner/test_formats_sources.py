@@ -10,8 +10,8 @@ from benchmarks.verify import infeasibilities
 from taskfiles import small
 
 from autopar.errors import AutoparError, PlanError
+from autopar.planner import schedule
 from autopar.planner.formats import described, plain, read, text
-from autopar.planner.scheduling import schedule
 
 STG = """3
 0 0 0

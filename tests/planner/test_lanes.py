@@ -11,12 +11,11 @@ from autopar.errors import PlanError
 from autopar.ir.device import Device
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
-from autopar.planner import replan
+from autopar.planner import replan, schedule
 from autopar.planner.formats import read, text
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule, kept
 from autopar.planner.model.timing import simulate
-from autopar.planner.scheduling import schedule
 
 
 def wide(**seconds: float):

@@ -29,8 +29,8 @@ from autopar.planner.formats import described, read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import anneal as search
+from autopar.planner.search.anneal import pack
 from autopar.planner.search.core import COPIES, KEEP, Chain, Listed, Timed
-from autopar.planner.search.packed import pack
 
 HEATS = ((0.1, 0.03), (0.03, 0.003))
 

@@ -18,6 +18,7 @@ from partitionings import data
 from taskfiles import link, randomly
 from test_duplicate import wanted
 
+from autopar.planner import schedule
 from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
@@ -26,10 +27,9 @@ from autopar.planner.formats.graph_sets import dnn_partitioning
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
-from autopar.planner.scheduling import schedule
 from autopar.planner.search import core
+from autopar.planner.search.anneal import pack, stretches
 from autopar.planner.search.core import Chain, Timed, capped
-from autopar.planner.search.packed import pack, stretches
 
 
 def short(seed):

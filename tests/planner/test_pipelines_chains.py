@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.planner.pipelines import Chain
-from autopar.planner.pipelines.chain_changes import recomputed, tensor_parallel
+from autopar.planner.pipelines.chain import recomputed, tensor_parallel
 from autopar.planner.pipelines.grid import Way, all_reduce_s
 
 

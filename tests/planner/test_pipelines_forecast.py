@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.ir.hosts import Hosts
 from autopar.planner.pipelines import Chain, RowCost, Unit, distribution
-from autopar.planner.pipelines.forecast import predicted, waits
+from autopar.planner.pipelines.simulation import predicted, waits
 
 
 def _plan(units: int, network: str, schedule: str, replicas: int, tied: bool):

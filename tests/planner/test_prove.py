@@ -7,7 +7,7 @@ import pytest
 from benchmarks.instances import small
 from graphs import chain, machine, random_dag
 
-from autopar.planner import place, prove
+from autopar.planner import exact, place
 from autopar.planner import portfolio as search
 from autopar.planner.candidates import Race
 from autopar.planner.formats import read
@@ -26,7 +26,7 @@ def start(instance: Instance):
 def test_the_bound_comes_up_to_a_plan_no_longer(seed):
     pytest.importorskip("ortools")
     race, first = start(Instance(read(small(seed))))
-    chosen, bound, cut = prove.prove(race, first)
+    chosen, bound, cut = exact.prove(race, first)
     assert not cut
     assert bound <= chosen.makespan * (1 + 1e-9) <= first.makespan * (1 + 1e-9)
     assert chosen.makespan <= bound * (1 + 1e-3)
@@ -37,17 +37,17 @@ def test_nothing_is_tried_in_vain(monkeypatch):
     called = []
     proof = pytest.importorskip("autopar.planner.exact.proof")
     monkeypatch.setattr(proof, "proofs", lambda *args, **more: called.append(args))
-    long = Instance(chain(prove.CLUSTERS + 1, machine(1)))
+    long = Instance(chain(exact.CLUSTERS + 1, machine(1)))
     race, first = start(long)
-    assert prove.prove(race, first) == (first, 0.0, False)
+    assert exact.prove(race, first) == (first, 0.0, False)
     race, first = start(Instance(random_dag(1)))
     race.bound = first.makespan
-    assert prove.prove(race, first) == (first, 0.0, False)
+    assert exact.prove(race, first) == (first, 0.0, False)
     race.bound, race.until = 0.0, 0.0
-    assert prove.prove(race, first) == (first, 0.0, True)
+    assert exact.prove(race, first) == (first, 0.0, True)
     race.until = math.inf
-    monkeypatch.setattr(prove, "find_spec", lambda name: None)
-    assert prove.prove(race, first) == (first, 0.0, False)
+    monkeypatch.setattr(exact, "find_spec", lambda name: None)
+    assert exact.prove(race, first) == (first, 0.0, False)
     assert not called
 
 

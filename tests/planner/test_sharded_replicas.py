@@ -12,7 +12,7 @@ from autopar import MemoryCapError, PlanError
 from autopar.ir.distribution import BUCKET_BYTES, Distribution
 from autopar.ir.hosts import Hosts
 from autopar.planner.pipelines import RowCost, Unit, distribution, grid, processes
-from autopar.planner.pipelines.forecast import predicted
+from autopar.planner.pipelines.simulation import predicted
 
 UNITS = 16
 WEIGHTS = 4 * BUCKET_BYTES

@@ -13,13 +13,13 @@ from test_bounds import random_schedule
 
 from autopar.errors import MemoryCapError
 from autopar.planner import portfolio as search
+from autopar.planner import schedule
 from autopar.planner.candidates import Race
 from autopar.planner.formats import described, read
-from autopar.planner.lists.single import single
+from autopar.planner.lists.identical import single
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
 from autopar.planner.model.simulator import Play
-from autopar.planner.scheduling import schedule
 from autopar.planner.search.climb import climb
 
 

@@ -13,9 +13,9 @@ from benchmarks.verify import infeasibilities
 from partitionings import data, graph, placements
 
 from autopar.errors import MemoryCapError, PlanError
+from autopar.planner import schedule
 from autopar.planner.formats import described as written
 from autopar.planner.formats.graph_sets import dnn_partitioning
-from autopar.planner.scheduling import schedule
 
 
 def allowed(check, graph, at):

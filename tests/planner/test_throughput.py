@@ -12,11 +12,10 @@ from benchmarks.strict_model.search import early
 from taskfiles import link, randomly
 
 from autopar.errors import MemoryCapError, PlanError
-from autopar.planner import place
+from autopar.planner import place, schedule
 from autopar.planner.formats import described, plain, read, text
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.toposort import late
-from autopar.planner.scheduling import schedule
 from autopar.planner.throughput import Hop, Loads, Value, balance
 from autopar.planner.throughput.loads import Standing, busiest, loads_of, share
 from autopar.planner.throughput.objective import apart, busy, throughput

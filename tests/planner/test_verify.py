@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from taskfiles import link, planned, randomly, small
 
 from autopar.errors import MemoryCapError
+from autopar.planner import schedule
 from autopar.planner.formats import described
-from autopar.planner.scheduling import schedule
 
 
 def random_plan(seed: int, tight: bool, wired: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:

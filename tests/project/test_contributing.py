@@ -13,7 +13,7 @@ import pytest
 import autopar
 from autopar.capture.split_rules.registry import RULES
 from autopar.ir.device import KINDS
-from autopar.ir.hardware.chips import CHIPS
+from autopar.ir.hardware import CHIPS
 from autopar.planner import POLICIES
 from autopar.view import save
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autopar.runtime.replicas import ELEMENTS, Master
-from autopar.runtime.watch import Watch
+from autopar.runtime.tuned import Watch
 
 
 def watched(tensor: torch.Tensor) -> Watch:

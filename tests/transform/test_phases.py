@@ -9,7 +9,7 @@ from torch import nn
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.runtime.interpreter import interpret
 from autopar.transform.divide import alive, closed, divide, reached
-from autopar.transform.views import own
+from autopar.transform.rewrites import own
 
 
 class Heads(nn.Module):

@@ -6,8 +6,8 @@ from capturing import joint
 from test_phases import CASES, values_of
 from torch import nn
 
+from autopar.transform.rewrites import T, folded, own
 from autopar.transform.split import split
-from autopar.transform.views import T, folded, own
 
 
 def captured(name="chain"):

@@ -19,11 +19,10 @@ from torch.utils import _pytree as pytree
 from ...errors import PlanError, RunError
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
-from ...planner.pipelines.forecast import predicted
+from ...planner.pipelines.simulation import predicted
 from .reduction import Shared, Sums
 from .report import explained
-from .sharding import ShardedStage, owned, rows_as, sharded
-from .stages import StageModule
+from .stages import ShardedStage, StageModule, owned, rows_as, sharded
 from .units import Units
 
 _SCHEDULES = {

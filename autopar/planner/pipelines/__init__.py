@@ -2,6 +2,6 @@
 
 from .chain import Chain, RowCost, Unit
 from .choose import distribution
-from .processes import Process, processes
+from .grid import Process, processes
 
 __all__ = ["Chain", "Process", "RowCost", "Unit", "distribution", "processes"]

@@ -14,10 +14,9 @@ from ...ir.hosts import Hosts
 from ...system.process import uncollected
 from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
-from .grid import Grid, grids
+from .grid import Grid, Process, grids, processes
 from .options import Asked, Option, options
 from .pricing import Priced, Setup
-from .processes import Process, processes
 
 TRIES = 4
 """Limit on cuts under caps for one setup, each with less memory, until they fit."""

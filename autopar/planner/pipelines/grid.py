@@ -1,18 +1,19 @@
-"""Processes arranged as replicas × positions, and the routes between them."""
+"""The processes of a job (a whole host each, one accelerator, or several), arranged as replicas × positions, and the
+routes between them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from ...errors import DeviceError
 from ...ir.device import HANDOFF_S
 from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from ...ir.hosts import Host, Hosts
-from .processes import Process
+from ...ir.hosts import Host, Hosts, compute_devices
 
 CORE_BYTES_PER_S = 1.6e9
 """Bytes that a core sends or receives in a second: on two cores of an AMD EPYC with AVX2, gloo took 0.5 ms of a core to
@@ -21,6 +22,64 @@ SUMMED_BYTES_PER_S = CORE_BYTES_PER_S / 2
 """Bytes of a sum, each of which is sent and received."""
 CORE_S = 1e-4
 """Seconds of a core for a message of any size, on both sides: a thread is woken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a pipeline: `devices` of a host, with `memory_bytes` on each (None: not limited).
+
+    `kind`: name of the first equal process. `whole`: it uses the host and its network alone.
+    """
+
+    name: str
+    host: str
+    devices: tuple[str, ...]
+    kind: str
+    memory_bytes: int | None
+    whole: bool = False
+
+    def capped(self, memory_bytes: int) -> Process:
+        """Return the process with another cap."""
+        return replace(self, memory_bytes=memory_bytes)
+
+
+def processes(
+    hosts: Hosts, each: Literal["host", "accelerator"] = "host", group: int = 1
+) -> tuple[Process, ...]:
+    """Return the processes of a job, host by host.
+
+    `each` `host`: one for each host, whose devices autopar plans inside; its memory is that of all devices that
+    compute. `accelerator`: one for every `group` accelerators of a host (a group computes each unit together, by
+    tensor parallelism), or for its CPU if it has none; a remainder is unused. Raises DeviceError if no host has that
+    many accelerators.
+    """
+    found: list[Process] = []
+    kinds: dict[Hashable, str] = {}
+    for host in hosts.hosts:
+        for name, like, process in _of(host, each, group):
+            found.append(replace(process, kind=kinds.setdefault(like, name)))
+    if not found:
+        raise DeviceError(
+            f"no host has {group} accelerators; give a smaller group, or hosts with more of them"
+        )
+    return tuple(found)
+
+
+def _of(host: Host, each: str, group: int) -> list[tuple[str, Hashable, Process]]:
+    names = compute_devices(host.machine)
+    if each == "host":
+        memory = [host.machine.device[name].memory_bytes for name in names]
+        room = None if None in memory else sum(nbytes or 0 for nbytes in memory)
+        return [(host.name, host.machine, Process(host.name, host.name, names, "", room, whole=True))]
+    found: list[tuple[str, Hashable, Process]] = []
+    for first in range(0, len(names) - group + 1, group):
+        members = names[first : first + group]
+        name = f"{host.name}/{members[0]}" + (f"+{group - 1}" if group > 1 else "")
+        devices = [host.machine.device[member] for member in members]
+        like = tuple(replace(device, name="") for device in devices)
+        caps = [device.memory_bytes for device in devices if device.memory_bytes is not None]
+        found.append((name, like, Process(name, host.name, members, "", min(caps, default=None))))
+    return found
 
 
 class Way(NamedTuple):

@@ -18,9 +18,9 @@ from ...system.text import seconds
 from ..bounds.critical_path import Ways
 from ..bounds.load import evenly, load
 from ..bounds.traffic import traffic
+from ..exact import left
 from ..model.instance import Instance
 from ..portfolio import place, replan
-from ..prove import left
 from ..reasons import Lazily
 from .balance import balance
 from .loads import Loads, Standing, busiest, loads_of, share

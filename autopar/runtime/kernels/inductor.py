@@ -10,7 +10,7 @@ import torch
 
 from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
-from ...ops.bodies import body
+from ...ops.composites import body
 from .stack import Work
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")

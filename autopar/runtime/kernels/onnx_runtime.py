@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Graph, Task
-from ...ops.bodies import body
+from ...ops.composites import body
 from .stack import Refusal, Work
 
 LARGEST = 2**31 - 2**26

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Graph, Task
-from ...ops.bodies import body
+from ...ops.composites import body
 from .stack import Work
 
 _DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")

@@ -24,8 +24,7 @@ from ...ir.graph import Graph
 from ...ir.program import Piece, Program
 from ...ir.serialize import decode, encode
 from . import STACKS
-from .module import module_of
-from .stack import Refusal, Work
+from .stack import Refusal, Work, module_of
 
 NICE = 5
 """Increment of its nice value over the caller's process."""
