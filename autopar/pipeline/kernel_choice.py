@@ -27,7 +27,7 @@ from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal
 from ..runtime.kernels.worker import Worker, reason
 from ..runtime.replicas import Replicas
-from ..runtime.tuned import Arrangement, Changed, TunedExecutor, Watch
+from ..runtime.tuned import Arrangement, Changed, Ended, TunedExecutor, Watch
 from ..system import cache
 from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
@@ -143,6 +143,7 @@ class KernelChoice:
         self.key = signature(form.plan.costed.graph, form.program, form.threads)
         self.verdict: _Verdict | None = None
         self._race: _Race | None = None
+        self.ended = False
         self._lost = 0
         """Processes before this one in which eager won."""
 
@@ -165,12 +166,19 @@ class KernelChoice:
         if self._race is not None:
             self._race.stop()
 
+    def end(self) -> None:
+        """Stop compiling and timing, by raising Ended."""
+        self.ended = True
+        self.stop()
+
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         """Return the fastest arrangement on these inputs; None for the eager program.
 
         Each one that is faster than the previous serves at once. Raises Changed if weights change meanwhile.
         """
         with _one:
+            if self.ended:
+                raise Ended
             try:
                 return self._chosen(inputs, tuned)
             finally:
@@ -338,8 +346,18 @@ class _Race:
             call = self.made[name].tried if name in self.made else self.plain
             turns[name] = (partial(call, inputs), self.choice.form.threads)
         with ticking("autopar: timing kernels"):
-            blocks = timed(turns, rounds, RACE_S, BLOCK_S, self.tuned.turn)
+            blocks = timed(turns, rounds, RACE_S, BLOCK_S, self)
         self.verdict.seconds.update({name: median(own) for name, own in blocks.items()})
+
+    def __enter__(self) -> None:
+        """Begin a block of timed calls, while which other callers wait. Raises Ended."""
+        self.tuned.turn.acquire()
+        if self.choice.ended:
+            self.tuned.turn.release()
+            raise Ended
+
+    def __exit__(self, *_: object) -> None:
+        self.tuned.turn.release()
 
     def _close(self, keep: Sequence[str]) -> None:
         for name in [name for name in self.made if name not in keep]:

@@ -3,6 +3,7 @@ the weights that it folds stay the same (`Watch`)."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -24,6 +25,14 @@ log = logging.getLogger("autopar")
 
 AFTER = 3
 """Successive calls with the same weights before compilation starts."""
+
+
+ENDING_S = 10.0
+"""Limit on the seconds that a process waits at its exit for what is compiled or timed in the background."""
+
+
+class Ended(Exception):
+    """The process ends: nothing more is compiled or timed."""
 
 
 class Changed(Exception):
@@ -63,6 +72,9 @@ class _Choose(Protocol):
 
     def stop(self) -> None:
         """Stop compiling; the fastest so far wins."""
+
+    def end(self) -> None:
+        """Stop compiling and timing, by raising Ended."""
 
     def refute(self, name: str, ratio: float) -> None:
         """Note that an arrangement took `ratio` times eager's seconds in the caller's own calls: eager wins."""
@@ -253,6 +265,8 @@ class TunedExecutor:
             self._stale = None
         except Changed:
             self._done = False
+        except Ended:
+            pass
         except BaseException as error:
             log.warning("compiling kernels failed, eager serves: %s: %s", type(error).__name__, error)
         self._builder = None
@@ -264,6 +278,19 @@ class TunedExecutor:
 
 
 _alive: weakref.WeakSet[TunedExecutor] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    """End the threads that compile and time: one that is in torch when the interpreter is gone aborts the process."""
+    builders = [(tuned, builder) for tuned in list(_alive) if (builder := tuned._builder) is not None]
+    for tuned, _ in builders:
+        tuned._choose.end()
+    until = time.monotonic() + ENDING_S
+    for _, builder in builders:
+        builder.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_at_exit)
 
 
 def _after_fork() -> None:

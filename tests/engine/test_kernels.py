@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -417,6 +420,40 @@ def test_nothing_folds_weights_that_train_and_nothing_compiles_draws(monkeypatch
         fast(x)
     fast.wait()
     assert folding.built == 0
+
+
+_ENDING = """
+import threading, torch, autopar
+from autopar.pipeline import kernel_choice, options
+from compilers import Folding, Idle
+
+begun = threading.Event()
+
+def timed(turns, rounds, limit_s, block_s, guard):
+    while True:
+        with guard:
+            begun.set()
+            for call, _ in turns.values():
+                call()
+
+kernel_choice.STACKS = options.STACKS = (Folding(),)
+kernel_choice.timed, kernel_choice.Worker = timed, Idle
+model, x = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8))).eval(), torch.randn(256, 256)
+with torch.no_grad():
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    for _ in range(4):
+        fast(x)
+assert begun.wait(60)
+"""
+
+
+def test_a_process_that_ends_during_the_race_ends_well(tmp_path: Path) -> None:
+    paths = [str(Path(autopar.__file__).parents[1]), str(Path(__file__).parents[1] / "helpers")]
+    environment = {**os.environ, "AUTOPAR_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
+    ran = subprocess.run(
+        [sys.executable, "-c", _ENDING], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_names_of_kernels_are_checked() -> None:
