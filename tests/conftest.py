@@ -30,6 +30,9 @@ logging.getLogger("torch.__trace").handlers = _NoHandlers()
 
 HOW = "on the stand-in for one they run by: python -m pytest -m gpu --accelerator strict"
 
+LONG = ("test_kernel_libraries", "test_faults", "test_dynamo_sizes", "test_language", "test_zoo")
+"""Files that take longest, of which none is to be the last that one process of pytest-xdist has left."""
+
 missing = pytest.StashKey[str]()
 
 
@@ -42,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # By the number of tests, short files would come first.
+    config.option.loadscopereorder = False
     wanted = config.getoption("accelerator")
     if wanted == strict.NAME:
         try:
@@ -71,13 +76,21 @@ def _settings() -> str:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reason = config.stash.get(missing, None)
+    seen: set[str] = set()
     for item in items:
-        if item.get_closest_marker("zoo") or item.get_closest_marker("grid"):
+        thin, test = item.get_closest_marker("thin"), item.nodeid.partition("[")[0]
+        # By a hash of the name: every n-th of a product of parameters would have few values of the last one.
+        if thin and test in seen and zlib.crc32(item.name.encode()) % thin.args[0]:
+            item.add_marker("release")
+        seen.add(test)
+        if any(map(item.get_closest_marker, ("zoo", "grid", "release"))):
             item.add_marker("slow")
         if reason and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+    items.sort(key=lambda item: item.path.stem not in LONG)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -124,6 +124,7 @@ def test_options_that_do_not_go_together_are_refused(folder, words):
     assert left.value.code == 2
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_model_of_the_suite_that_lacks_its_library_is_skipped(tmp_path, monkeypatch, capsys):
     (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError('no transformers')")

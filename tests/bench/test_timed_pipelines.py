@@ -6,7 +6,7 @@ import pytest
 from benchmarks.timed import pipelines
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_each_way_is_measured(capsys):
     found = pipelines.run(1, ["12-layer MLP"])
     assert set(found) == {"12-layer MLP"}

@@ -94,6 +94,7 @@ def _warned(rank: int, restarts: str) -> list[str]:
     return said
 
 
+@pytest.mark.release
 def test_a_store_that_outlives_restarts_is_warned_of():
     assert ranks(1, _warned, "0") == [[]]
     ((said,),) = ranks(1, _warned, "3")

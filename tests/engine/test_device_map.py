@@ -11,7 +11,7 @@ from torch import nn
 import autopar
 from autopar.planner.model.instance import Instance
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 DEVICES = ["cpu", "emulated:0", "emulated:1"]
 MACHINE = autopar.Machine.declare("cpu", "t4", "t4")

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 import autopar
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
 
 TWO = ["cpu", "emulated:0", "emulated:1"]
 

@@ -183,7 +183,7 @@ def test_heft_sees_what_carrying_costs(policy: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @drawn(st.integers(0, 10**6))
 def test_planned_lowered_checked_and_right_in_every_order(seed: int) -> None:
     rng = random.Random(seed)
@@ -206,7 +206,7 @@ def test_planned_lowered_checked_and_right_in_every_order(seed: int) -> None:
     assert all(peak.bytes <= peak.cap for peak in check(program, made).peaks if peak.cap is not None)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @drawn(st.integers(0, 10**6))
 def test_any_placement_of_any_graph(seed: int) -> None:
     rng = random.Random(seed)

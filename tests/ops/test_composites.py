@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from autopar.errors import CaptureError
 
+pytestmark = pytest.mark.thin(2)
+
 OWN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_|thnn|fused")
 
 

@@ -181,7 +181,7 @@ def test_a_transfer_longer_than_any_plan_is_avoided():
     assert planned > 20
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(GRAPHS, st.integers(0, 10**9), st.sampled_from(("latency", "throughput")))
 def test_a_graph_with_something_changed_is_planned_or_refused(tmp_path, graph, seed, objective):
     graph = mutated(graph, seed)
@@ -198,7 +198,7 @@ def test_a_graph_with_something_changed_is_planned_or_refused(tmp_path, graph, s
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 40), st.integers(0, 10**9), st.booleans())
 def test_a_saved_plan_with_something_changed_is_read_or_refused(tmp_path, number, seed, deep):
     path = tmp_path / "plan.json"

@@ -9,7 +9,7 @@ from torch import nn
 import autopar
 from autopar.ir.machine import Machine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 

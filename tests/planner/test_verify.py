@@ -28,7 +28,7 @@ def random_plan(seed: int, tight: bool, wired: bool) -> tuple[dict[str, Any], di
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9), st.booleans(), st.booleans())
 def test_plans_can_be_carried_out(seed, tight, wired):
     graph, plan = random_plan(seed, tight, wired)

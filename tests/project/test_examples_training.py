@@ -204,6 +204,7 @@ def test_an_uneven_batch_fits_where_even_parts_do_not(monkeypatch, tmp_path):
     assert found["error"] <= 2 * found["eager error"]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_the_distance_of_kernels_needs_two_devices_under_a_cap():
     module = example("kernel_distance")

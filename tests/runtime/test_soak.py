@@ -45,6 +45,7 @@ def doors(model, optimizer):
     return {"drop-in": (own, fast), "step": (step, step)}
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("door", ["drop-in", "step"])
 def test_hundreds_of_steps(door):
     torch.manual_seed(0)

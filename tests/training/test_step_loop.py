@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 
 import autopar
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 OPTIMIZERS = {
     "sgd": functools.partial(SGD, lr=0.2),

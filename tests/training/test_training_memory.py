@@ -22,7 +22,7 @@ from autopar.training.halves import Apart
 from autopar.transform.buckets import FEW
 from autopar.transform.divide import LOSS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 ACCELERATORS = ("emulated:0", "emulated:1")
 

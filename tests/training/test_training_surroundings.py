@@ -13,7 +13,7 @@ from training_models import Convolved, machine, mlp
 import autopar
 from autopar.pipeline.compare import error
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 HALVES = {"split": 2, "policy": "round_robin"}
 

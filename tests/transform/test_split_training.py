@@ -18,6 +18,8 @@ from autopar.ir.graph import JOIN, PART, SUM, Graph
 from autopar.runtime.interpreter import interpret
 from autopar.transform.split import batch_of, split
 
+pytestmark = pytest.mark.thin(2)
+
 CPU = torch.device("cpu")
 
 

@@ -121,6 +121,7 @@ def test_generate_gives_the_tokens_of_eager_through_the_plan(transformers, name,
     fast.close()
 
 
+@pytest.mark.release
 def test_generate_with_samples_and_beams(transformers):
     model, given = decoder(transformers, "gpt2")
     fast = compiled(model)
@@ -158,6 +159,7 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self.ids[index], "labels": torch.tensor(index % 2)}
 
 
+@pytest.mark.release
 def test_trainer_trains_a_compiled_model_as_a_plain_one(transformers, tmp_path):
     count = 14  # The last batch of an epoch is smaller.
     pytest.importorskip("accelerate")

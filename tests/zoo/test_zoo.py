@@ -62,6 +62,7 @@ def judge(row: Row, entry: Entry) -> None:
     assert bool(row.written) == bool(entry.written) and re.search(entry.written, row.written), row.written
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in ALL if e.quick])
 def test_quick(entry: Entry) -> None:
     # What is exact on a CPU is so task by task.
