@@ -10,6 +10,8 @@ from helpers.grid import apart, grid
 from helpers.job_models import ROWS, alone, chained, loss, made, prepare
 from helpers.ranks import RankError, ranks
 
+pytestmark = pytest.mark.thin(2)
+
 STEPS = 50
 FEWER = 6
 """Steps of schedules and shapes beside those in which models take all; the grid takes all in these too."""

@@ -35,6 +35,8 @@ from autopar.distributed.tensor.ring import slowest_link
 from autopar.distributed.tensor.split import clip_grad_norm_, tensor_parallel
 from autopar.errors import DeviceError, PlanError, RunError
 
+pytestmark = pytest.mark.thin(2)
+
 CLOSE = 1e-9
 FEWER = 5
 """Steps of models that take 50 in the grid."""

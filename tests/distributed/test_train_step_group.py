@@ -32,6 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autopar
 
+pytestmark = pytest.mark.thin(2)
+
 STEPS, FEWER = 50, 12
 """Steps, and those of models that take all in the grid."""
 CLIP = 0.3

@@ -12,6 +12,8 @@ from torch import nn
 
 import autopar
 
+pytestmark = pytest.mark.thin(2)
+
 THREE = ["cpu", "emulated:0", "emulated:1"]
 
 

@@ -20,7 +20,7 @@ from autopar.planner.throughput import Hop, Loads, Value, balance
 from autopar.planner.throughput.loads import Standing, busiest, loads_of, share
 from autopar.planner.throughput.objective import apart, busy, throughput
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 
 def told(plan, graph):

@@ -20,7 +20,7 @@ from torch.optim import SGD, Adam
 import autopar
 from autopar.lowering.check import check
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 

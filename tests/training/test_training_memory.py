@@ -88,7 +88,7 @@ def test_measured_peaks_are_those_predicted(name, way, recompute):
     fast.close()
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_caps_hold_what_both_halves_need(data):
     torch.manual_seed(0)

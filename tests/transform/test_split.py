@@ -21,6 +21,8 @@ from autopar.ir.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
 from autopar.ops import resolve as bind
 from autopar.transform.split import allot, batch_of, even, shares, split
 
+pytestmark = pytest.mark.thin(2)
+
 CPU = torch.device("cpu")
 
 

@@ -194,6 +194,7 @@ def test_trainer_trains_a_compiled_model_as_a_plain_one(transformers, tmp_path):
     fast.close()
 
 
+@pytest.mark.release
 def test_trainer_goes_on_from_its_checkpoint(transformers, tmp_path):
     pytest.importorskip("accelerate")
     config = transformers.BertConfig(

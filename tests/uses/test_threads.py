@@ -10,7 +10,7 @@ import torch
 from pairs import alike, compiled, twins
 from torch import nn
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 
 def network() -> nn.Sequential:

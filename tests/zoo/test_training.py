@@ -135,6 +135,7 @@ def judge(entry: Entry) -> None:
     assert not wrong, "\n".join(f"{route}: {verdict}" for route, verdict in wrong.items())
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in MODELS if e.name in QUICK])
 def test_quick(entry: Entry) -> None:
     judge(entry)
