@@ -130,8 +130,8 @@ class Compiled:
 
     @property
     def serving(self) -> str:
-        """What computes the calls now: for each program, separated by ";", an arrangement of kernels such as
-        "onnxruntime, 2 lanes", or "eager" for PyTorch's own; "the model itself" if the plain model is faster."""
+        """Kernel library that serves each program, with threads and lanes, separated by ";", such as "onnxruntime, 2
+        lanes"; "eager" for PyTorch's kernels; "the model itself" if the plain model is faster."""
         direct = self._placement.direct
         if direct is not None and direct.plain:
             return "the model itself"

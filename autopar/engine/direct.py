@@ -25,6 +25,8 @@ from .served import Served
 
 log = logging.getLogger("autopar")
 
+_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
+"""Dynamo's name of a positional argument."""
 FIRST, MORE = 1, 10
 """Calls without a shortcut before one is sought, and the factor by which that number grows each time. Excludes the
 first call of a trial."""
@@ -194,9 +196,6 @@ def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:
         else:
             return None
     return tuple(found)
-
-
-_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
 
 
 class _Shortcut:

@@ -360,7 +360,8 @@ class TrainStep(Recorded):
 
     @property
     def serving(self) -> str:
-        """What computes the steps now, as for a compiled model."""
+        """Kernel library that serves each program of a step, with threads and lanes, separated by ";"; "eager" for
+        PyTorch's kernels."""
         return "; ".join(executor.serving for executor in self._signatures.tuned(latest=True)) or "eager"
 
     def close(self) -> None:

@@ -7,9 +7,7 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from torch import nn
 import autopar
 from autopar.costs.blocks import Block
 from autopar.pipeline import kernel_choice
-from autopar.runtime import trial
 from autopar.runtime.kernels import Work
 
 HISTORIES = 200
@@ -232,40 +229,6 @@ def test_waiting_after_one_call_is_enough(monkeypatch: pytest.MonkeyPatch) -> No
     assert chosen(fast) == "folding"
 
 
-class Slow(Folding):
-    """Kernels that a race took for quick and that are not."""
-
-    def load(self, work: Work) -> Callable[..., Any]:
-        call = super().load(work)
-
-        def slow(*tensors: torch.Tensor) -> Any:
-            time.sleep(0.005)
-            return call(*tensors)
-
-        return slow
-
-
-def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Slow(), fastest="folding")
-    monkeypatch.setattr(trial, "CALLS", 4)
-    monkeypatch.setattr(trial, "SPAN_S", 0.0)
-    monkeypatch.setattr(trial, "TURN_S", 0.0)
-    monkeypatch.setattr(trial, "SETTLE_S", 0.0)
-    model, x = mlp(), torch.randn(5, 8)
-    fast = compiled(model, x)
-    assert chosen(fast) == "folding"
-    for _ in range(12):
-        torch.testing.assert_close(fast(x), model(x))
-    assert chosen(fast) == "eager" and "in the caller's own calls" in fast.explain()
-    # Another process tries once more, the next one does not.
-    again = compiled(mlp(), x)
-    assert chosen(again) == "folding"
-    for _ in range(12):
-        again(x)
-    assert chosen(again) == "eager"
-    assert chosen(compiled(mlp(), x)) == "eager"
-
-
 def test_eager_must_win_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Folding()
     using(monkeypatch, stack, fastest="eager")
@@ -279,67 +242,6 @@ def test_eager_must_win_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> Non
         fast(x)
     fast.wait()
     assert stack.built == 2
-
-
-def test_another_trial_is_held_after_kernels_have_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Folding(), fastest="folding")
-    monkeypatch.setattr(trial, "AGAIN", ((3, 0.0),))
-    model, x = mlp(), torch.randn(5, 8)
-    fast = compiled(model, x)
-    (executor,) = fast._placement.backend.tuned()
-    fast(x)
-    executor._trial = trial.Trial()
-    monkeypatch.setattr(trial.Trial, "over", True)
-    monkeypatch.setattr(trial.Trial, "ratio", 0.5)
-    executor([x])
-    assert chosen(fast) == "folding" and executor._trial is None
-    for _ in range(3):
-        assert executor._trial is None
-        executor([x])
-    assert executor._trial is not None
-    monkeypatch.setattr(trial.Trial, "ratio", 1.0)
-    torch.testing.assert_close(executor([x])[0], model(x))
-    assert chosen(fast) == "eager"
-
-
-@pytest.mark.parametrize("longer", [False, True])
-def test_few_short_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch, longer: bool) -> None:
-    monkeypatch.setattr(trial, "CALLS", 20)
-    short, seconds, now = trial.Trial(), trial.SPAN_S / (10 if longer else 1e6), 0.0
-    for call in range(4 * trial.TURN * trial.CALLS):
-        took = seconds * (1 + call % 2)
-        short.note(short.candidate_next, now, now + took)
-        now += took
-    assert short.over == longer
-
-
-@pytest.mark.parametrize("seconds", [1e-4, 2e-3, 0.05])
-def test_a_turn_lasts_and_its_start_does_not_count(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(trial, "CALLS", 20)
-    trying, now, start, turns = trial.Trial(), 0.0, 0.0, []
-    while not trying.over and len(turns) < 100_000:
-        candidate = trying.candidate_next
-        began = not turns or turns[-1][0] != candidate
-        turns.append((candidate, now, began))
-        start = now if began else start
-        spinning = began or now < start + trial.SETTLE_S
-        took = seconds * (5 if spinning else 1) * (0.5 if candidate else 1)
-        trying.note(candidate, now, now + took)
-        now += took
-    assert trying.ratio == pytest.approx(0.5)
-    starts = [at for _, at, began in turns if began]
-    assert all(after - at >= trial.TURN_S for at, after in pairwise(starts))
-
-
-def test_weights_that_change_during_the_trial_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Folding(), fastest="folding")
-    monkeypatch.setattr(trial, "CALLS", 10)
-    model, x = mlp(), torch.randn(5, 8)
-    fast = compiled(model, x)
-    for turn in range(6):
-        torch.testing.assert_close(fast(x), model(x))
-        if turn % 2:
-            model[0].weight.mul_(1.5)
 
 
 def test_many_threads_while_kernels_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:

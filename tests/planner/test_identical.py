@@ -81,17 +81,21 @@ def test_lanes_are_filled_without_a_pause(made):
         assert not infeasibilities(graph, written(plan))
 
 
-# Graham, "Bounds on multiprocessing timing anomalies", 1969: two lists differ by less than this factor.
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 25), st.integers(2, 4))
 @example(339, 17, 3)
-def test_a_plan_is_within_grahams_factor_of_a_list_schedule_and_no_shorter_than_the_bound(seed, tasks, lanes):
+@example(791, 23, 4)
+def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(seed, tasks, lanes):
     draw = random.Random(seed)
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
     graph = lanes_of(lanes, [draw.choice((0, 0.1, 1 / 3, 0.7, 2)) for _ in waits], waits)
     instance = Instance(read(graph))
     found = Play(instance, identical(Race(instance, lower_bound(instance)))).makespan
-    assert lower_bound(instance) <= found * (1 + 1e-9) <= listed(graph, lanes) * (2 - 1 / lanes)
+    reference = listed(graph, lanes)
+    # Graham, "Bounds on multiprocessing timing anomalies", 1969: two lists, which break ties apart, differ by less.
+    assert lower_bound(instance) <= found * (1 + 1e-9) <= reference * (2 - 1 / lanes)
+    with without_solver():
+        assert autopar.schedule(graph).makespan <= reference * (1 + 1e-9)
 
 
 @needs_native
