@@ -111,7 +111,7 @@ class _Samples:
     """A few elements of each tensor on the host that has replicas, to detect writes without another trace (`.data`,
     numpy views).
 
-    A check takes 0.15 µs per tensor. A write that changes none of the sampled elements goes unnoticed.
+    A check takes 0.3 to 0.6 µs per tensor. A write that changes none of the sampled elements goes unnoticed.
     """
 
     def __init__(self) -> None:
