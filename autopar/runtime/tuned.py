@@ -305,7 +305,7 @@ class Watch:
     """The state of `masters` when last recorded.
 
     A change is detected by identity, `_version`, address, an optimizer step or `Replicas.forget`, and, without these
-    traces (through `.data` or a numpy view), by a few elements of each tensor. A check takes about 0.4 to 0.8 µs per tensor.
+    traces (through `.data` or a numpy view), by a few elements of each tensor. A check takes 0.4 to 0.8 µs per tensor.
     State made in inference mode has no version, and counts as changed.
     """
 
