@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from ..errors import ProgramError
 from ..ir.graph import Graph
-from ..ir.program import Program, Record, Wait
+from ..ir.program import Compute, Copy, Piece, Program, Record, Wait, makes, reads
 from ..system.text import size
 from .memory_bound import Peak, footprint
-from .requirements import At, Demand, demands, describe, matches, turns
+from .requirements import At, Demand, demands, describe, matches, turns, wrong
 from .vector_clocks import History, Stuck
 
 
@@ -38,7 +38,7 @@ def check(program: Program, graph: Graph | None = None) -> Report:
     _events(program)
     wanted = demands(program)
     if graph is not None:
-        wanted += matches(program, graph)
+        wanted += matches(program, graph) + _overwrites(program, graph)
     try:
         history = History(program)
     except Stuck as stuck:
@@ -77,6 +77,42 @@ def _events(program: Program) -> None:
     for at, step in steps:
         if step.event not in recorded:
             raise ProgramError(f"{describe(program, at)} waits for an event that no lane records")
+
+
+def _overwrites(program: Program, graph: Graph) -> list[Demand]:
+    """Return the requirements of new values in the memory of old ones (`overwriting`): whatever reads the old one comes
+    before, and so does every step that may fail otherwise. Raises ProgramError if an old value is returned, or memory
+    is overwritten by anything but its own update."""
+    target = {made: f"{state}@{program.buffer[made].device}" for made, state in program.updates}
+    storage = {value.name: value.storage for value in graph.values}
+    over: dict[str, At] = {}
+    for at, step in program.steps():
+        for name in makes(step):
+            buffer = program.buffer[name]
+            old = program.buffer[buffer.storage]
+            if old.kind in ("made", "result") or storage[buffer.value] == storage[old.value]:
+                continue
+            if target.get(name) != old.name or old.kind != "given":
+                raise wrong(
+                    program, at, f"it writes {name} into {old.name}, which is not the value that it updates"
+                )
+            over[old.name] = at
+    for memory in (program.buffer[name].storage for name in program.outputs):
+        if memory in over:
+            raise wrong(program, over[memory], f"it overwrites {memory}, which is returned")
+    last = set(over.values())
+    first = {lane: min(at for at in last if at[0] == lane) for lane, _ in last}
+    found = []
+    for at, step in program.steps():
+        if at not in last and isinstance(step, Compute | Copy | Piece):
+            found += [
+                Demand(at, later, "overwrites what was there before the call") for later in first.values()
+            ]
+        for name in reads(step) if last else ():
+            memory = program.buffer[name].storage
+            if over.get(memory, at) != at:
+                found.append(Demand(at, over[memory], f"overwrites {memory}"))
+    return found
 
 
 def _deadlock(program: Program, stuck: Stuck) -> str:

@@ -17,6 +17,7 @@ from ..ir.graph import Argument, Const, Task
 from ..ir.plan import Plan
 from ..ir.program import Piece, Program
 from ..lowering.check import check
+from ..lowering.in_place import overwriting
 from ..lowering.pieces import pieced
 from ..runtime.executor import Executor
 from ..runtime.interpreter import interpret
@@ -89,7 +90,7 @@ def arranged(
             worker.compile(stack.name, piece, program, graph, folded, work)
             call = fitting(stack.load(work), read, wanted)
         kernels[piece.tasks[0]] = Kernel(stack.name, call, takes)
-    made = Executor(captured, form.plan, program, pool, kernels)
+    made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
     trial = trying(form, program, pool, kernels) or made
     for sample in samples:
         _judge(form, sample, trial(sample.inputs))
@@ -131,6 +132,20 @@ def _widened(task: Task) -> Task:
     return replace(
         task, args=tuple(map(wide, task.args)), kwargs=tuple((key, wide(item)) for key, item in task.kwargs)
     )
+
+
+def in_place(captured: Captured, plan: Plan, program: Program) -> Program:
+    """Return the program with updates of large weights in place (`overwriting`), proved, if it is of one CPU lane."""
+    graph, machine = plan.costed.graph, plan.costed.machine
+    types = {machine.device[lane.device].torch_type for lane in program.lanes}
+    if types != {"cpu"} or machine.clock == "declared":
+        return program
+    made = overwriting(
+        program, graph, lambda task: f"{task.target}_" in captured.calls and len(task.args) == 1
+    )
+    if made is not program:
+        check(made, graph)
+    return made
 
 
 def trying(

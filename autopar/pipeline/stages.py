@@ -37,7 +37,7 @@ from ..transform.buckets import grouped
 from ..transform.feature_split import LABEL, split_features
 from ..transform.rewrites import local
 from .batch_split import best_plan, passed_over, split_graph
-from .kernel_build import Form
+from .kernel_build import Form, in_place
 from .kernel_choice import KernelChoice, compilable
 from .options import Options
 from .propagate import propagated
@@ -160,15 +160,16 @@ def executed(
     """Bind a proved program to the live model, with compiled kernels once there are any. `changing`: weights change
     from call to call. `on_lanes`: as in `KernelChoice`."""
     captured = captured.with_slices(plan.costed.graph)
-    executor = Executor(captured, plan, program, pool)
+    run = in_place(captured, plan, program)
+    executor = Executor(captured, plan, run, pool)
     if kernels == "eager":
-        return Prepared(captured, plan, program, executor)
+        return Prepared(captured, plan, run, executor)
     if why := compilable(captured, plan):
         log.info("kernels of %s are eager's: %s", captured.graph.name, why)
-        return Prepared(captured, plan, program, executor)
+        return Prepared(captured, plan, run, executor)
     form = Form(captured, plan, program, torch.get_num_threads(), changing or bool(plan.costed.graph.updates))
     choice = KernelChoice(kernels, form, pool, on_lanes)
-    return Prepared(captured, plan, program, TunedExecutor(executor, choice))
+    return Prepared(captured, plan, run, TunedExecutor(executor, choice))
 
 
 def copies(plan: Plan) -> bool:

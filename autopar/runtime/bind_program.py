@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.graph import Argument, Const, Ref, Task
+from ..ir.graph import Argument, Const, Ref
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait
 from ..ops import resolve as bind
@@ -94,8 +94,16 @@ class Assembly:
         """Return the function of a lane that uses `gates`."""
         return self.code(lane, recorded).function({**gates.names(lane), **self.lanes[lane].names})
 
-    def callable(self, task: Task) -> Callable[..., Any]:
-        """Return the callable of a task."""
+    def callable(self, step: Compute) -> Callable[..., Any]:
+        """Return the callable of a step's task, or its form that overwrites, if the result is in such memory."""
+        task, buffer = self.graph.task[step.task], self.program.buffer
+        over = {buffer[name].storage for name in step.writes}
+        if (
+            over
+            and all(buffer[name].kind == "given" for name in over)
+            and f"{task.target}_" in self.captured.calls
+        ):
+            return self.captured.calls[f"{task.target}_"]
         return self.captured.calls.get(task.target) or fast(task, bind.target(task.target))
 
     @cached_property
@@ -222,7 +230,7 @@ class _Writer:
 
     def compute(self, step: Compute, index: int) -> None:
         task = self.graph.task[step.task]
-        function = self.backend.call(self.assembly.callable(task))
+        function = self.backend.call(self.assembly.callable(step))
         plain = not _is_user(function)
         values = {self.program.buffer[name].value: name for name in step.reads}
         arguments = [self.expression(argument, values, plain) for argument in task.args]

@@ -25,7 +25,7 @@ Column = Sequence[torch.Tensor]
 
 
 def formula(
-    optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]
+    optimizer: Optimizer, parameters: Mapping[str, torch.Tensor], in_place: bool = False
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return a function of items `(path, number, parameter, gradient, coefficient, *state)` that computes new
     parameters and state; all are of the param group `number`.
@@ -33,8 +33,9 @@ def formula(
     For one parameter it returns that and its state tensors in the order of `entries`; for several, each as one flat
     tensor of all (`runtime.flat_transfer.joined`), with a shared coefficient. It reads hyperparameters and Adam's step
     counts from the live optimizer at each call, the counts by the parameters, which `parameters` has by path, and
-    changes no argument. Gradients are multiplied by the coefficient unless that is None. Results are bitwise equal to
-    `optimizer.step()` on the same device. It raises RunError if the group now requires other state.
+    changes no argument; with `in_place`, for one parameter, it changes and returns the parameter and its state.
+    Gradients are multiplied by the coefficient unless that is None. Results are bitwise equal to `optimizer.step()` on
+    the same device. It raises RunError if the group now requires other state.
     """
 
     def stepped(*items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -64,8 +65,13 @@ def formula(
             elif own:
                 # Fused kernels take all tensors to be laid out alike, as autograd has `.grad` be.
                 gradient = torch.empty_like(parameter).copy_(gradient)
-            made, held = parameter.clone(), [entry.clone() for (entry,) in state]
+            made, *held = (parameter, *(entry for (entry,) in state))
+            if not in_place:
+                made, *held = (tensor.clone() for tensor in (made, *held))
         step(group, [made], [gradient], [[entry] for entry in held], counts, own)
+        if in_place and group["fused"]:
+            # Fused kernels leave no trace of the change, by which copies elsewhere would be renewed.
+            torch.autograd.graph.increment_version([made, *held])
         return made, *held
 
     return stepped

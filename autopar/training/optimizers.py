@@ -233,6 +233,7 @@ class _Step:
         calls: dict[str, Callable[..., Any]] = {
             **base.calls,
             self.kind: formula(self.optimizer, self.parameters),
+            f"{self.kind}_": formula(self.optimizer, self.parameters, in_place=True),
             NORM: norm,
             CLIP: clip,
         }

@@ -330,6 +330,10 @@ class TrainStep(Recorded):
             when = "once all gradients are whole, since their norm clips them"
         if self.plan.costed.graph.flat:
             when += " (small ones in buckets)"
+        program, buffer = self.program, self.program.buffer
+        if any(buffer[buffer[made].storage].kind == "given" for made, _ in program.updates):
+            how = "large ones in place after everything else, the others into buffers that are written back at the end"
+            return f"updates: part of the program, {how}"
         return f"updates: part of the program, each weight {when}, into second buffers that take its place at the end"
 
     def draw(self, path: str | PathLike[str]) -> None:
