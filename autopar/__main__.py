@@ -8,16 +8,18 @@ import runpy
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from . import __version__
 from .errors import AutoparError
 
+COMMANDS = ("demo", "doctor", "plan", "bench", "whatif")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 on success, 2 for invalid input (one sentence on stderr)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"demo": demo, "doctor": doctor, "plan": plan, "bench": bench, "whatif": whatif}
     parser = argparse.ArgumentParser(
         prog="python -m autopar",
         description="Make an ordinary PyTorch model use every device of the machine it is on.",
@@ -26,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "predict a model on declared hosts. Each command has --help.",
     )
     parser.add_argument("--version", action="version", version=f"autopar {__version__}")
-    parser.add_argument("command", choices=commands)
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("-v", "--verbose", action="store_true", help="log each stage to stderr")
-    split = next((i + 1 for i, word in enumerate(arguments) if word in commands), len(arguments))
+    split = next((i + 1 for i, word in enumerate(arguments) if word in COMMANDS), len(arguments))
     if not arguments:
         parser.print_help()
         return 0
@@ -37,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=logging.INFO if chosen.verbose else logging.WARNING, format="autopar: %(message)s"
     )
     try:
-        return commands[chosen.command](arguments[split:])
+        # Each command loads only what it needs: planning a task graph never loads torch.
+        run = demo if chosen.command == "demo" else import_module(f".cli.{chosen.command}", "autopar").main
+        return int(run(arguments[split:]))
     except AutoparError as error:
         # Names of a user's own may have line breaks in them.
         print(f"autopar {chosen.command}: {' '.join(str(error).splitlines())}", file=sys.stderr)
@@ -56,34 +60,6 @@ def demo(argv: Sequence[str]) -> int:
     sys.argv = [str(script), *argv]
     runpy.run_path(str(script), run_name="__main__")
     return 0
-
-
-def doctor(argv: Sequence[str]) -> int:
-    """Print the devices, links and caches of this machine."""
-    from .cli.doctor import main as run
-
-    return run(argv)
-
-
-def plan(argv: Sequence[str]) -> int:
-    """Plan a model, or a task graph, for a machine."""
-    from .cli.plan import run
-
-    return run(argv)
-
-
-def bench(argv: Sequence[str]) -> int:
-    """Compare autopar with eager and other stacks."""
-    from .cli.bench import main as run
-
-    return run(argv)
-
-
-def whatif(argv: Sequence[str]) -> int:
-    """Plan a model for declared hosts."""
-    from .cli.whatif import main as run
-
-    return run(argv)
 
 
 if __name__ == "__main__":

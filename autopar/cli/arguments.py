@@ -13,6 +13,9 @@ from typing import Any
 
 from ..errors import AutoparError
 
+FACTORY = "MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))"
+"""Help of the argument of `made`."""
+
 
 def above_zero(text: str) -> int:
     """Parse a positive whole number; argparse's error for any other."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..bench import machine
 from ..errors import AutoparError
-from .arguments import above_zero, made, require_folder, require_torch
+from .arguments import FACTORY, above_zero, made, require_folder, require_torch
 
 if TYPE_CHECKING:
     from ..bench.row import Row
@@ -21,7 +21,7 @@ _PASSED = ("rivals", "devices", "seconds", "build_seconds", "rounds")
 """Options that are passed on to the contests of a suite."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the benchmarks, print tables and write the requested files; return 0 on success.
 
     Raises AutoparError if torch is not installed, and for unknown names.
@@ -48,9 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Time MODULE:FACTORY (a callable that returns a model and its example inputs) under autopar, "
         "eager, torch.compile, ONNX Runtime and OpenVINO, interleaved; or run a suite.",
     )
-    parser.add_argument(
-        "factory", nargs="?", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))"
-    )
+    parser.add_argument("factory", nargs="?", help=FACTORY)
     parser.add_argument(
         "--suite",
         choices=("stacks", "gpu"),
@@ -79,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples and medians")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios to eager as .svg or .png")
+    parser.set_defaults(rivals="", devices="cpu", seconds=20.0, build_seconds=120.0)
     return parser
 
 
@@ -90,9 +89,8 @@ def _gpu(chosen: argparse.Namespace) -> int:
             f"the gpu suite is tests/benchmarks/timed of a clone of the repository, and {clone} is none; run it there"
         )
     sys.path.insert(0, str(clone))
-    asked = (("--rounds", chosen.rounds), ("--json", chosen.json))
-    given = [word for name, value in asked if value is not None for word in (name, str(value))]
-    return int(importlib.import_module("tests.benchmarks.timed.__main__").main(["gpu", *given]))
+    suite = importlib.import_module("tests.benchmarks.timed.__main__")
+    return int(suite.main(["gpu", *_words(chosen, ("rounds", "json"))]))
 
 
 def _contests(chosen: argparse.Namespace) -> int:
@@ -106,7 +104,7 @@ def _contests(chosen: argparse.Namespace) -> int:
     skipped: dict[str, str] = {}
     try:
         for name, found, reason in (
-            _batches(chosen) if chosen.factory else stacks.run(chosen.only, _words(chosen))
+            _batches(chosen) if chosen.factory else stacks.run(chosen.only, _words(chosen, _PASSED))
         ):
             for row in found:
                 print(f"\n{row}", flush=True)
@@ -134,21 +132,20 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
 
     known = rivals.TRAINERS if chosen.train else rivals.RIVALS
     taking = rivals.chosen(chosen.rivals.split(",") if chosen.rivals else [], known)
-    given = {"rounds": chosen.rounds, "timing_s": chosen.seconds, "build_s": chosen.build_seconds}
-    budget = {name: value for name, value in given.items() if value is not None}
     for batch in chosen.batch or [None]:
         torch.manual_seed(0)
         model, args = made(chosen.factory, batch, "bench")
-        case = rivals.Case(model, args, (chosen.devices or "cpu").split(","), chosen.train)
+        case = rivals.Case(model, args, chosen.devices.split(","), chosen.train)
         name = chosen.factory.partition(":")[2]
-        title = ", ".join(
-            [name, *([f"batch {batch}"] if batch else []), *(["training"] if chosen.train else [])]
-        )
-        yield name, [contest(title, case, taking, **budget)], ""
+        title = ", ".join(filter(None, (name, batch and f"batch {batch}", chosen.train and "training")))
+        row = contest(
+            title, case, taking,
+            rounds=chosen.rounds or 9, timing_s=chosen.seconds, build_s=chosen.build_seconds,
+        )  # fmt: skip
+        yield name, [row], ""
 
 
-def _words(chosen: argparse.Namespace) -> list[str]:
-    """Return the options of contests as they were typed."""
-    given = ((word, getattr(chosen, word)) for word in _PASSED)
-    pairs = ((f"--{word.replace('_', '-')}", str(value)) for word, value in given if value is not None)
-    return [text for pair in pairs for text in pair]
+def _words(chosen: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Return the options of these names that have a value, as they are typed."""
+    given = {name: getattr(chosen, name) for name in names}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 from collections.abc import Sequence
+from itertools import permutations
 
 import torch
 
@@ -54,21 +55,15 @@ def main(argv: Sequence[str]) -> int:
 
 def chips() -> str:
     """Return the table of declared chips."""
-    rows = [("chip", "memory", "bandwidth", "float32", "bfloat16", "host bus", "peer bus", "source")]
+    rows: list[tuple[str, ...]] = [
+        ("chip", "memory", "bandwidth", "float32", "bfloat16", "host bus", "peer bus", "source")
+    ]
     for chip in CHIPS.values():
         rates = dict(chip.tflops)
-        rows.append(
-            (
-                chip.name,
-                size(chip.memory_bytes) if chip.memory_bytes else "as fitted",
-                f"{size(chip.bytes_per_s)}/s",
-                f"{rates['float32']:.4g} TFLOP/s",
-                f"{rates['bfloat16']:.4g} TFLOP/s",
-                chip.bus or "-",
-                chip.peer_bus or "-",
-                chip.source,
-            )
-        )
+        memory = size(chip.memory_bytes) if chip.memory_bytes else "as fitted"
+        speeds = [f"{rates[dtype]:.4g} TFLOP/s" for dtype in ("float32", "bfloat16")]
+        links = chip.bus or "-", chip.peer_bus or "-"
+        rows.append((chip.name, memory, f"{size(chip.bytes_per_s)}/s", *speeds, *links, chip.source))
     return table(rows, right=(1, 2, 3, 4), widest=110)
 
 
@@ -85,10 +80,6 @@ def _peers(names: Sequence[str]) -> str:
     module = torch.get_device_module(torch.device(names[0]).type)
     if not hasattr(module, "can_device_access_peer"):
         return "not told by this kind of device"
-    pairs = [
-        f"{a} → {b}"
-        for i, a in enumerate(names)
-        for j, b in enumerate(names)
-        if i != j and module.can_device_access_peer(i, j)
-    ]
-    return ", ".join(pairs) or "none; copies between accelerators pass through host memory"
+    pairs = permutations(enumerate(names), 2)
+    able = [f"{a} → {b}" for (i, a), (j, b) in pairs if module.can_device_access_peer(i, j)]
+    return ", ".join(able) or "none; copies between accelerators pass through host memory"

@@ -14,13 +14,13 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..system.text import percent, seconds
-from .arguments import made, require_folder
+from .arguments import FACTORY, made, require_folder
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine, as opposed to names of chips, which contain a number."""
 
 
-def run(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Plan the model or graph that the arguments name; return 0 on success."""
     parser = argparse.ArgumentParser(
         prog="python -m autopar plan",
@@ -28,18 +28,16 @@ def run(argv: Sequence[str]) -> int:
         "for a machine.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "factory", nargs="?", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))"
-    )
+    what.add_argument("factory", nargs="?", help=FACTORY)
     what.add_argument(
         "--graph", metavar="FILE", help="a task graph: .json of autopar or dnn-partitioning, or .stg"
     )
     parser.add_argument(
-        "--out", metavar="FILE", action="append", default=[],
+        "--out", type=Path, metavar="FILE", action="append", default=[],
         help="write the plan as .json, or draw it: .html .svg .png .dot .txt; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--timeline", metavar="FILE", action="append", default=[],
+        "--timeline", type=Path, metavar="FILE", action="append", default=[],
         help="write the planned timeline: .html .svg .png, or .json .json.gz for Perfetto",
     )  # fmt: skip
     parser.add_argument(
@@ -73,13 +71,12 @@ def _check_names(chosen: argparse.Namespace) -> None:
     """Raise, before planning, for files that could not be written."""
     from ..view.save import kind_of, suffixes
 
-    for names, what, known in (
-        (chosen.out, "a plan", (".json", *suffixes(Plan))),
-        (chosen.timeline, "a timeline", suffixes(Timeline)),
-    ):
-        for name in names:
-            kind_of(Path(name), known, what)
-            require_folder(Path(name))
+    for path in chosen.out:
+        kind_of(path, (".json", *suffixes(Plan)), "a plan")
+    for path in chosen.timeline:
+        kind_of(path, suffixes(Timeline), "a timeline")
+    for path in (*chosen.out, *chosen.timeline):
+        require_folder(path)
 
 
 def _graph(chosen: argparse.Namespace) -> int:
@@ -88,10 +85,7 @@ def _graph(chosen: argparse.Namespace) -> int:
 
     began = time.perf_counter()
     plan = schedule(
-        chosen.graph,
-        chosen.processors,
-        objective=chosen.objective or "latency",
-        budget_s=chosen.budget_s,
+        chosen.graph, chosen.processors, objective=chosen.objective or "latency", budget_s=chosen.budget_s
     )
     took = time.perf_counter() - began
     often = "" if plan.period is None else f", a call every {seconds(plan.period)}"
@@ -114,10 +108,10 @@ def _show(
     """Write and draw the requested files, and print the report or the reasons for the named tasks."""
     from ..view import draw, explain, explain_clusters, save_timeline
 
-    for name in chosen.out:
-        _write(Path(name), save if name.lower().endswith(".json") else lambda path: draw(plan, path))
-    for name in chosen.timeline:
-        _write(Path(name), lambda path: save_timeline(plan.timeline(), path))
+    for path in chosen.out:
+        _write(path, save if path.name.lower().endswith(".json") else lambda beside: draw(plan, beside))
+    for path in chosen.timeline:
+        _write(path, lambda beside: save_timeline(plan.timeline(), beside))
     if "" in report:
         print(explain(plan))
     names = [name for name in report if name]

@@ -12,7 +12,7 @@ from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
 from ..system.text import table
-from .arguments import above_zero, made, require_folder, require_torch
+from .arguments import FACTORY, above_zero, made, require_folder, require_torch
 
 if TYPE_CHECKING:
     from ..distributed.forecast import Forecast
@@ -67,13 +67,14 @@ def _captured(chosen: argparse.Namespace):  # type: ignore[no-untyped-def]  # to
     with torch.device("meta"):
         model, args = made(chosen.factory, command="whatif")
     model = of.on_meta(model, chosen.dtype)
-    wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    given = [arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in args]
-    if chosen.dtype:
-        given = [
-            arg.to(wanted) if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
-            for arg in given
-        ]
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    wanted = next(floats, None) if chosen.dtype else None
+    given = [
+        arg.to(device="meta", dtype=wanted if arg.is_floating_point() else None)
+        if isinstance(arg, torch.Tensor)
+        else arg
+        for arg in args
+    ]
     return of.captured(model, given, train=not chosen.infer)
 
 
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "device) for declared hosts: stages, replicas, tensor parallelism, micro-batches and schedule.",
         epilog='Example: whatif mymodel:make --hosts "8 x (cpu + 8 h100) over 8 ib-400" --batch 1024 --dtype bfloat16',
     )
-    parser.add_argument("factory", help="MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))")
+    parser.add_argument("factory", help=FACTORY)
     parser.add_argument(
         "--hosts", action="append", required=True, metavar="HOSTS",
         help='such as "8 x (cpu + 8 h100) over 8 ib-400"; may be repeated',
