@@ -16,11 +16,5 @@ def machine() -> str:
         return f"{own}, {os.cpu_count()} cores, no torch"
     import torch
 
-    gpus = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else []
-    )
-    return (
-        f"{own}, {torch.get_num_threads()} threads, torch {torch.__version__}, {', '.join(gpus) or 'no GPU'}"
-    )
+    gpus = ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count()))) or "no GPU"
+    return f"{own}, {torch.get_num_threads()} threads, torch {torch.__version__}, {gpus}"

@@ -8,12 +8,12 @@ import math
 import signal
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from warnings import catch_warnings
 
 import torch
 
@@ -47,15 +47,21 @@ def contest(
     Raises AutoparError if eager fails, or its own answers differ from call to call.
     """
     case.model.train(case.train)
-    with ExitStack() as stack, torch.set_grad_enabled(case.train), _quiet():
-        stack.callback(_forget)
+    with ExitStack() as stack, torch.set_grad_enabled(case.train), catch_warnings(action="ignore"):
+        # Compilers tell much that is no concern of their user here.
+        logger = logging.getLogger("torch")
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
+        stack.callback(gc.collect)
+        stack.callback(torch.compiler.reset)
         reference = _eager(title, case, rivals[0])
 
         @cache
         def nudged() -> list[list[torch.Tensor]]:
             return [rivals[0].build(case.nudged(seed)).answers() for seed in range(3)]
 
-        outcomes, turns, serving = [], {}, {}
+        outcomes: dict[str, Outcome] = {}
+        turns, serving = {}, {}
         patient = replace(case, patience_s=PATIENCE * build_s)
         for rival in bar(rivals, f"{title}: building"):
             outcome, entrant, answers = _built(rival, patient, build_s)
@@ -66,15 +72,10 @@ def contest(
                 outcome = replace(outcome, error=finite, reason=why and f"WRONG: {why}")
                 if not why:
                     turns[rival.name], serving[rival.name] = (entrant.call, _threads(rival)), entrant.serving
-            outcomes.append(outcome)
-        blocks = timed(turns, rounds, timing_s)
-        outcomes = [
-            replace(one, blocks=tuple(blocks[one.name]), serving=serving[one.name]())
-            if one.name in blocks
-            else one
-            for one in outcomes
-        ]
-    return Row(title, case.train, tuple(outcomes))
+            outcomes[rival.name] = outcome
+        for name, blocks in timed(turns, rounds, timing_s).items():
+            outcomes[name] = replace(outcomes[name], blocks=tuple(blocks), serving=serving[name]())
+    return Row(title, case.train, tuple(outcomes.values()))
 
 
 def _eager(title: str, case: Case, eager: Rival) -> list[torch.Tensor]:
@@ -82,7 +83,7 @@ def _eager(title: str, case: Case, eager: Rival) -> list[torch.Tensor]:
         first, second = (eager.build(case).answers() for _ in range(2))
     except Exception as error:
         raise AutoparError(f"{title} fails as it is: {_sentence(error)}") from error
-    if unsteady(first, second):
+    if any(compare.error(a, b) > compare.limit(b) for a, b in zip(first, second)):
         raise AutoparError(
             f"the answers of {title} differ from call to call and cannot be compared; where it draws random numbers, "
             "as dropout does, have the factory switch that off"
@@ -145,25 +146,6 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
 
 
-def _forget() -> None:
-    torch.compiler.reset()
-    gc.collect()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the output of compilers."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def wrong(
     found: Sequence[torch.Tensor],
     eager: Sequence[torch.Tensor],
@@ -187,8 +169,3 @@ def wrong(
         if errors[index] > allowed:
             return errors[index], f"answer {index}: {compare.difference(a, b, allowed)}"
     return max(errors, default=0.0), ""
-
-
-def unsteady(first: Iterable[torch.Tensor], second: Iterable[torch.Tensor]) -> bool:
-    """Return True if two answers of eager itself are too far apart, as for a model that draws random numbers."""
-    return any(compare.error(a, b) > compare.limit(b) for a, b in zip(first, second))

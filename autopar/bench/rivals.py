@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..engine.api import compile, train_step
 from ..engine.compiled import Compiled
 from ..errors import AutoparError, DeviceError
+from ..training.step import TrainStep
 
 RATE = 1e-2
 """Learning rate of SGD."""
@@ -40,10 +41,6 @@ class Case:
     train: bool = False
     patience_s: float | None = None
     """Seconds that a rival may take to become faster after its first answer."""
-
-    def left(self, began: float) -> float | None:
-        """Return the rest of `patience_s` for a rival begun at `began` (`time.perf_counter`)."""
-        return None if self.patience_s is None else max(0.0, began + self.patience_s - time.perf_counter())
 
     def nudged(self, seed: int) -> Case:
         """Return the case with other last bits in its weights and arguments."""
@@ -83,9 +80,8 @@ def inference(case: Case, model: Callable[..., Any], close: Callable[[], None] =
     args = case.args
 
     def answers() -> list[torch.Tensor]:
-        return [
-            tensor.clone() for each in (args, tree_map(_rolled, args)) for tensor in tensors(model(*each))
-        ]
+        both = args, tree_map(_rolled, args)
+        return [tensor.clone() for each in both for tensor in tensors(model(*each))]
 
     return Entrant(lambda: model(*args), answers, close)
 
@@ -178,12 +174,18 @@ TRIALS_S = 60.0
 """Limit in seconds on calls until trials are over."""
 
 
-def tried(call: Callable[[], object], settled: Callable[[], bool]) -> None:
-    """Call until the trials of kernels, and then of the placed model, are over."""
+def _settle(served: Compiled | TrainStep, case: Case, began: float) -> None:
+    """Wait for the kernels of what was begun at `began`, and call it until the trials of these kernels, and then of
+    the placed model, are over."""
+    spent = time.perf_counter() - began
+    served.wait(None if case.patience_s is None else max(0.0, case.patience_s - spent))
+    # What is still being compiled would disturb the others.
+    served.close()
+    served.wait()
     until, steady = time.monotonic() + TRIALS_S, 0
     while steady < 3 and time.monotonic() < until:
-        call()
-        steady = steady + 1 if settled() else 0
+        served(*case.args)
+        steady = steady + 1 if served.settled else 0
 
 
 def autopar_auto(case: Case) -> Entrant:
@@ -191,34 +193,23 @@ def autopar_auto(case: Case) -> Entrant:
     began = time.perf_counter()
     fast = compile(case.model, list(case.devices), kernels="auto")
     fast.prepare(*case.args)
-    fast.wait(case.left(began))
-    # What is still being compiled would disturb the others.
-    fast.close()
-    fast.wait()
     with torch.no_grad():
-        tried(lambda: fast(*case.args), lambda: fast.settled)
+        _settle(fast, case, began)
     return replace(inference(case, fast, fast.close), serving=lambda: fast.serving)
 
 
 def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
     """Build `autopar.train_step`, from the initial weights on once its kernels are chosen."""
     model, began = copy.deepcopy(case.model), time.perf_counter()
+    devices, optimizer = list(case.devices), torch.optim.SGD(model.parameters(), lr=RATE)
     step = train_step(
-        model,
-        None,
-        torch.optim.SGD(model.parameters(), lr=RATE),
-        list(case.devices),
-        step_fn=lambda model, *batch: loss_of(model(*batch)),
-        kernels=kernels,
+        model, None, optimizer, devices, step_fn=lambda net, *batch: loss_of(net(*batch)), kernels=kernels
     )
     if kernels != "eager":
         first = copy.deepcopy(model.state_dict())
         for _ in range(SETTLING):
             step(*case.args)
-        step.wait(case.left(began))
-        step.close()
-        step.wait()
-        tried(lambda: step(*case.args), lambda: step.settled)
+        _settle(step, case, began)
         model.load_state_dict(first)
     entrant = _training(model, lambda: step(*case.args), step.close)
     return entrant if kernels == "eager" else replace(entrant, serving=lambda: step.serving)
@@ -270,9 +261,8 @@ def openvino(case: Case) -> Entrant:
 
     _require_cpu(case, "openvino")
     model = openvino.convert_model(torch.export.export(case.model, case.args))
-    model.reshape(
-        {port: list(tensor.shape) for port, tensor in zip(model.inputs, tensors(case.args), strict=True)}
-    )
+    sizes = [list(tensor.shape) for tensor in tensors(case.args)]
+    model.reshape(dict(zip(model.inputs, sizes, strict=True)))
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),

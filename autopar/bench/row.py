@@ -72,16 +72,13 @@ class Row:
 
     def ratio(self, name: str) -> float:
         """Return a rival's seconds ÷ eager's; NaN if it has none."""
-        return {outcome.name: outcome.median for outcome in self.outcomes}.get(
-            name, math.nan
-        ) / self.outcomes[0].median
+        medians = {outcome.name: outcome.median for outcome in self.outcomes}
+        return medians.get(name, math.nan) / self.outcomes[0].median
 
     def best(self) -> Outcome:
         """Return the fastest outcome that is not autopar's."""
-        return min(
-            (one for one in self.outcomes if one.blocks and not one.name.startswith("autopar")),
-            key=lambda one: one.median,
-        )
+        others = (one for one in self.outcomes if one.blocks and not one.name.startswith("autopar"))
+        return min(others, key=lambda one: one.median)
 
     def __str__(self) -> str:
         """Return the table."""
@@ -99,11 +96,10 @@ class Row:
 
     def data(self) -> dict[str, Any]:
         """Return the row as plain data, with its medians and ratios."""
-        outcomes = [
-            {**asdict(one), **({"median_s": one.median, "quartiles_s": one.quartiles} if one.blocks else {}),
-             **({"ratio": self.ratio(one.name)} if one.blocks else {}), "remark": one.remark()}
-            for one in self.outcomes
-        ]  # fmt: skip
+        outcomes = []
+        for one in self.outcomes:
+            times = {"median_s": one.median, "quartiles_s": one.quartiles, "ratio": self.ratio(one.name)}
+            outcomes.append({**asdict(one), **(times if one.blocks else {}), "remark": one.remark()})
         return {"title": self.title, "train": self.train, "outcomes": outcomes}
 
 
@@ -120,34 +116,27 @@ def read(data: dict[str, Any]) -> Row:
 def summary(rows: Sequence[Row]) -> str:
     """Return for each row the fastest rival and autopar's entries relative to it; the worst of these, and the
     geometric mean over eager."""
-    names = list(
-        dict.fromkeys(one.name for row in rows for one in row.outcomes if one.name.startswith("autopar"))
-    )
-    lines: list[tuple[str, ...]] = [
-        ("", "best rival", f"÷ {EAGER}", *(f"{name} ÷ {over}" for name in names for over in (EAGER, "best")))
-    ]
+    entered = dict.fromkeys(one.name for row in rows for one in row.outcomes)
+    names = [name for name in entered if name.startswith("autopar")]
+    heads = [f"{name} ÷ {over}" for name in names for over in (EAGER, "best")]
+    lines: list[tuple[str, ...]] = [("", "best rival", f"÷ {EAGER}", *heads)]
+    columns: list[list[float]] = [[] for _ in lines[0][2:]]
     for row in rows:
         best = row.ratio(row.best().name)
-        found = [figure for name in names for figure in (row.ratio(name), row.ratio(name) / best)]
-        lines.append((row.title, row.best().name, f"{best:.3f}", *map(_figure, found)))
-    ratios = {name: [row.ratio(name) for row in rows if not math.isnan(row.ratio(name))] for name in names}
-    worst = {name: [row.ratio(name) / row.ratio(row.best().name) for row in rows] for name in names}
-    lines.append(("largest", "", "", *(
-        _figure(max((x for x in found if not math.isnan(x)), default=math.nan))
-        for name in names for found in (ratios[name], worst[name])
-    )))  # fmt: skip
-    lines.append(("geometric mean", "", _figure(_mean([row.ratio(row.best().name) for row in rows])), *(
-        text for name in names for text in (_figure(_mean(ratios[name])), "")
-    )))  # fmt: skip
+        found = [best, *(ratio for name in names for ratio in (row.ratio(name), row.ratio(name) / best))]
+        lines.append((row.title, row.best().name, *map(_figure, found)))
+        for column, ratio in zip(columns, found):
+            column += [] if math.isnan(ratio) else [ratio]
+    largest = [_figure(max(column, default=math.nan)) for column in columns]
+    means = [_figure(statistics.geometric_mean(column) if column else math.nan) for column in columns]
+    lines.append(("largest", "", "", *largest[1:]))
+    # A mean over eager is given for the best rival and for each of autopar's entries.
+    lines.append(("geometric mean", "", means[0], *(text for mean in means[1::2] for text in (mean, ""))))
     return table(lines, right=range(2, 3 + 2 * len(names)))
 
 
 def _figure(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return statistics.geometric_mean(ratios) if ratios else math.nan
 
 
 def suffix(path: Path) -> str:
@@ -167,9 +156,8 @@ def chart(rows: Sequence[Row], machine: str) -> str:
     svg = Svg(WIDTH, drawn + 16, f"Seconds ÷ {EAGER}")
     room = WIDTH - 2 * MARGIN
     svg.text(MARGIN, 46, f"Seconds ÷ {EAGER}", 24, bold=True)
-    svg.text(
-        MARGIN, 68, design.fit(f"shorter is faster; whiskers: quartiles; {machine}", room, 13), 13, QUIET
-    )
+    under = design.fit(f"shorter is faster; whiskers: quartiles; {machine}", room, 13)
+    svg.text(MARGIN, 68, under, 13, QUIET)
     ratios = [row.ratio(one.name) for row in rows for one in row.outcomes if one.blocks]
     low, high = math.log2(min([0.5, *ratios]) / 1.1), math.log2(max([2.0, *ratios]) * 1.1)
     start, length = MARGIN + LEFT, room - LEFT - RIGHT
@@ -185,16 +173,15 @@ def chart(rows: Sequence[Row], machine: str) -> str:
     for row in rows:
         svg.text(MARGIN, y + 14, design.fit(row.title, LEFT + length, 13, True), 13, bold=True)
         y += LINE * 1.2
-        for index in range(len(row.outcomes)):
-            _bar(svg, row, index, y, at)
+        for one in row.outcomes:
+            _bar(svg, row, one, y, at)
             y += LINE
         y += LINE
     return str(svg)
 
 
-def _bar(svg: Svg, row: Row, index: int, y: float, at: Callable[[float], float]) -> None:
+def _bar(svg: Svg, row: Row, one: Outcome, y: float, at: Callable[[float], float]) -> None:
     own, other = shades([("own", False), ("other", True)]).values()
-    one = row.outcomes[index]
     start, end = MARGIN + LEFT, svg.width - MARGIN - RIGHT
     svg.text(start - 8, y + 14, one.name, 12, INK, bold=one.name.startswith("autopar"), anchor="end")
     if not one.blocks:

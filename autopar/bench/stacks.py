@@ -24,18 +24,10 @@ from torch.nn import functional
 from ..errors import AutoparError
 from .row import Row, read
 
+_LARGER = ("lstms", "moe", "dlrm", "bert_small", "clip", "googlenet", "inception_v3", "resnet18")
 MODELS: dict[str, tuple[str, ...]] = {
-    "mlp784": ("1", "8", "256"),
-    "mlp2048": ("1", "8", "256"),
-    "mlps": ("1", "8", "256"),
-    "lstms": ("1", "8"),
-    "moe": ("1", "8"),
-    "dlrm": ("1", "8"),
-    "bert_small": ("1", "8"),
-    "clip": ("1", "8"),
-    "googlenet": ("1", "8"),
-    "inception_v3": ("1", "8"),
-    "resnet18": ("1", "8"),
+    **dict.fromkeys(("mlp784", "mlp2048", "mlps"), ("1", "8", "256")),
+    **dict.fromkeys(_LARGER, ("1", "8")),
 }
 """Batch sizes of each model."""
 TRAINED = ("resnet18",)
@@ -94,18 +86,28 @@ def transformer(width: int, layers: int) -> dict[str, int]:
             "intermediate_size": 4 * width}  # fmt: skip
 
 
-class Recurrent(nn.Module):
-    """Parallel stacks of recurrent layers over one sequence, and a linear layer over their last states."""
+class _Parts(nn.Module):
+    """Named parts and arguments, combined by `answer`."""
 
-    def __init__(self, stacks: Sequence[nn.LSTM | nn.GRU], answers: int) -> None:
+    def __init__(self, answer: Callable[..., Tensor], **parts: nn.Module) -> None:
         super().__init__()
-        self.stacks = nn.ModuleList(stacks)
-        self.head = nn.Linear(sum(stack.hidden_size for stack in stacks), answers)
+        self.answer, self.parts = answer, nn.ModuleDict(parts)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores (batch, answers) of sequences (batch, length, features)."""
-        scores: Tensor = self.head(torch.cat([stack(x)[0][:, -1] for stack in self.stacks], 1))
-        return scores
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.answer(self.parts, *args)
+
+
+def recurrent(stacks: Sequence[nn.LSTM | nn.GRU], answers: int) -> nn.Module:
+    """Return parallel stacks of recurrent layers over one sequence, and a linear layer over their last states: scores
+    (batch, answers) of sequences (batch, length, features)."""
+    names = [str(number) for number in range(len(stacks))]
+
+    def scores(parts: nn.ModuleDict, x: Tensor) -> Tensor:
+        found: Tensor = parts["head"](torch.cat([parts[name](x)[0][:, -1] for name in names], 1))
+        return found
+
+    head = nn.Linear(sum(stack.hidden_size for stack in stacks), answers)
+    return _Parts(scores, **dict(zip(names, stacks)), head=head)
 
 
 class Recommender(nn.Module):
@@ -131,67 +133,52 @@ class Recommender(nn.Module):
         return scores
 
 
-class Experts(nn.Module):
-    """A residual layer: a mixture of MLPs, of which a gate selects the `best` for each row."""
+def experts(count: int, width: int, best: int) -> nn.Module:
+    """Return a residual layer of (…, width): a mixture of MLPs, of which a gate selects the `best` for each row."""
+    names = [str(number) for number in range(count)]
 
-    def __init__(self, experts: int, width: int, best: int) -> None:
-        super().__init__()
-        self.gate, self.best = nn.Linear(width, experts), best
-        self.experts = nn.ModuleList(mlp(width, 4 * width, width) for _ in range(experts))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the argument (…, width) plus the mixture, in the same shape."""
-        scores = self.gate(x)
-        if self.best < len(self.experts):
-            least = scores.topk(self.best, -1).values[..., -1:]
+    def mixed(parts: nn.ModuleDict, x: Tensor) -> Tensor:
+        scores: Tensor = parts["gate"](x)
+        if best < count:
+            least = scores.topk(best, -1).values[..., -1:]
             scores = scores.masked_fill(scores < least, float("-inf"))
-        made = torch.stack([expert(x) for expert in self.experts], -2)
-        mixed: Tensor = x + (made * scores.softmax(-1)[..., None]).sum(-2)
-        return mixed
+        made = torch.stack([parts[name](x) for name in names], -2)
+        return x + (made * scores.softmax(-1)[..., None]).sum(-2)
+
+    gate = nn.Linear(width, count)
+    return _Parts(mixed, gate=gate, **{name: mlp(width, 4 * width, width) for name in names})
 
 
 Made: TypeAlias = tuple[nn.Module, tuple[Tensor, ...]]
 
 
-def _settled(model: nn.Module, images: Tensor) -> nn.Module:
-    """Return the model with the statistics of these images: without them activations shrink from layer to layer, and
-    the output is the last bias for any image."""
+def _settled(name: str, batch: int, side: int) -> Made:
+    """Return a model of torchvision with the statistics of its images: without them activations shrink from layer to
+    layer, and the output is the last bias for any image."""
+    make = getattr(library("torchvision.models"), name)
+    model = make(weights=None, init_weights=False, aux_logits=False)
+    images = torch.randn(batch, 3, side, side)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
     with torch.no_grad():
         model.train()(images)
-    return model
+    return model, (images,)
 
 
 def googlenet(batch: int) -> Made:
     """Return GoogLeNet, with four branches in each block; images of 224 × 224."""
-    model = library("torchvision.models").googlenet(weights=None, init_weights=False, aux_logits=False)
-    images = torch.randn(batch, 3, 224, 224)
-    return _settled(model, images), (images,)
+    return _settled("googlenet", batch, 224)
 
 
 def inception_v3(batch: int) -> Made:
     """Return Inception-v3; images of 299 × 299."""
-    model = library("torchvision.models").inception_v3(weights=None, init_weights=False, aux_logits=False)
-    images = torch.randn(batch, 3, 299, 299)
-    return _settled(model, images), (images,)
+    return _settled("inception_v3", batch, 299)
 
 
 def resnet18(batch: int) -> Made:
     """Return ResNet-18, to be trained; images of 128 × 128."""
     return library("torchvision.models").resnet18(weights=None), (torch.randn(batch, 3, 128, 128),)
-
-
-class _Parts(nn.Module):
-    """Named parts and arguments, combined by `answer`."""
-
-    def __init__(self, answer: Callable[..., Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.answer, self.parts = answer, nn.ModuleDict(parts)
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.answer(self.parts, *args)
 
 
 def bert_small(batch: int) -> Made:
@@ -224,7 +211,7 @@ def clip(batch: int) -> Made:
 def lstms(batch: int) -> Made:
     """Return four parallel LSTMs with two layers of 256; 64 steps."""
     layers = [nn.LSTM(128, 256, num_layers=2, batch_first=True) for _ in range(4)]
-    return Recurrent(layers, 64), (torch.randn(batch, 64, 128),)
+    return recurrent(layers, 64), (torch.randn(batch, 64, 128),)
 
 
 def mlps(batch: int) -> Made:
@@ -252,4 +239,4 @@ def dlrm(batch: int) -> Made:
 
 def moe(batch: int) -> Made:
     """Return a mixture of experts: two layers of eight each, two of them active; 32 tokens of 256."""
-    return nn.Sequential(Experts(8, 256, best=2), Experts(8, 256, best=2)), (torch.randn(batch, 32, 256),)
+    return nn.Sequential(experts(8, 256, best=2), experts(8, 256, best=2)), (torch.randn(batch, 32, 256),)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from autopar.bench.stacks import Experts, Recommender, Recurrent, library, mlp, transformer
+from autopar.bench.stacks import Recommender, experts, library, mlp, recurrent, transformer
 
 Call: TypeAlias = tuple[nn.Module, tuple[Any, ...]]
 """A model and the arguments it is called with."""
@@ -50,12 +50,12 @@ def _plain() -> Iterator[tuple[str, Callable[[], Call]]]:
     yield "26 bags, batch 64", lambda: (
         Recommender(26, 50_000, 32, hidden=(256,)), (torch.randn(64, 13), torch.randint(50_000, (26, 64, 4)))
     )  # fmt: skip
-    yield "8 experts, batch 8", lambda: (Experts(8, 256, best=8), (torch.randn(8, 256),))
+    yield "8 experts, batch 8", lambda: (experts(8, 256, best=8), (torch.randn(8, 256),))
     yield "encoder of torch, batch 4", _encoder
 
 
 def _recurrent(kind: type[nn.LSTM] | type[nn.GRU], count: int, features: int, hidden: int) -> nn.Module:
-    return Recurrent([kind(features, hidden, batch_first=True) for _ in range(count)], 10)
+    return recurrent([kind(features, hidden, batch_first=True) for _ in range(count)], 10)
 
 
 def _encoder() -> Call:
