@@ -12,19 +12,18 @@ from .report.statistics import busy_shares
 
 _WIDE = 100
 _AXIS = 10
+_LEGEND = "┃ critical path  ╎ idle  ⇢ transfer: value, from → to, bytes · time  +n more in that slice of time"
 
 
 def dot_text(plan: Plan) -> str:
     """Return the plan in DOT: devices as clusters, tasks as nodes, values as edges, the critical path in bold."""
     costed, machine = plan.costed, plan.costed.machine
     look = shades((device.name, device.traits.host) for device in machine.devices)
-    found = plan.critical
-    hot = {step.cluster for step in (found.steps[index] for index in found.path) if hasattr(step, "cluster")}
+    path = [plan.steps[index] for index in plan.critical.path]
+    hot = {step.cluster for step in path if isinstance(step, Placed)}
+    hot_moves = {id(step) for step in path}
     moved = {(t.value, t.dst): t for t in plan.transfers}
-    hot_moves = {id(found.steps[index]) for index in found.path}
-    title = (
-        costed.graph.name + (f" · {machine.label}" if machine.label else "") + f" · {seconds(plan.makespan)}"
-    )
+    title = " · ".join(filter(None, (costed.graph.name, machine.label, seconds(plan.makespan))))
     lines = [
         f"digraph {_quote(costed.graph.name)} {{",
         f'  graph [label={_quote(title)}, labelloc=t, rankdir=TB, fontname="Inter"];',
@@ -62,9 +61,8 @@ def dot_text(plan: Plan) -> str:
                 more.append(f'color="{INK}", penwidth=3')
             wants = f" [{', '.join(more)}]" if more else ""
             lines.append(f"  {_quote(source)} -> {_quote(cluster.name)}{wants};")
-        lines += [
-            f"  {_quote(earlier)} -> {_quote(cluster.name)} [style=dotted];" for earlier in cluster.after
-        ]
+        for earlier in cluster.after:
+            lines.append(f"  {_quote(earlier)} -> {_quote(cluster.name)} [style=dotted];")
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -81,15 +79,12 @@ def text_chart(plan: Plan) -> str:
     machine = plan.costed.machine
     title = f"{plan.costed.graph.name} by {plan.policy}" + (f"  [{machine.label}]" if machine.label else "")
     gap = f"lower bound {seconds(plan.lower_bound)} (gap {percent(plan.gap)})" if plan.lower_bound else ""
-    lines = [
-        title,
-        " · ".join(filter(None, (f"predicted {seconds(plan.makespan)}", gap, f"moved {size(plan.moved)}"))),
-    ]
+    figures = (f"predicted {seconds(plan.makespan)}", gap, f"moved {size(plan.moved)}")
+    lines = [title, " · ".join(filter(None, figures))]
     lanes = [lane for lane, steps in plan.orders.items() if any(isinstance(step, Placed) for step in steps)]
     if not lanes or not plan.makespan:
         return "\n".join([*lines, "nothing takes time in this plan"]) + "\n"
-    found = plan.critical
-    hot = {id(found.steps[index]) for index in found.path}
+    hot = {id(plan.steps[index]) for index in plan.critical.path}
     notes_wide = 34 if plan.transfers and len(lanes) <= 4 else 0
     column = max(8, min(30, (_WIDE - _AXIS - notes_wide) // len(lanes) - 1))
     shares = busy_shares(plan.timeline())
@@ -97,20 +92,14 @@ def text_chart(plan: Plan) -> str:
     tick = plan.makespan / rows
     grid = [_column(plan, lane, rows, tick, column, hot) for lane in lanes]
     moves = _moves(plan, rows, tick, hot, _WIDE - _AXIS - len(lanes) * (column + 1) - 1)
-    lines += [
-        "",
-        " " * _AXIS
-        + " ".join(f"{lane} {percent(shares.get(lane, 0.0))}".ljust(column) for lane in lanes).rstrip(),
-    ]
+    heads = [f"{lane} {percent(shares.get(lane, 0.0))}".ljust(column) for lane in lanes]
+    lines += ["", " " * _AXIS + " ".join(heads).rstrip()]
     for row in range(rows):
         when = seconds(row * tick) if row % 4 == 0 else ""
         cells = " ".join(cells[row] for cells in grid)
         lines.append(f"{when:>{_AXIS - 1}} {cells} {moves[row]}".rstrip())
     lines.append(f"{seconds(plan.makespan):>{_AXIS - 1}} " + " ".join("═" * column for _ in lanes))
-    lines.append(
-        "┃ critical path  ╎ idle  ⇢ transfer: value, from → to, bytes · time  +n more in that slice of time"
-    )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, _LEGEND]) + "\n"
 
 
 def _column(plan: Plan, lane: str, rows: int, tick: float, wide: int, hot: set[int]) -> list[str]:

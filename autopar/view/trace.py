@@ -46,48 +46,42 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> None:
-    devices = tuple(dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes))
-    rows = tuple(dict.fromkeys(map(_row, devices)))
-    pid = {device: 2 * rows.index(_row(device)) + 1 + offset for device in devices}
+    # One process for each device, or for each rank of several, which stands before the name of the device.
+    rows = dict.fromkeys(lane.partition("/")[0] for lane in timeline.lanes)
+    pids = {row: 2 * index + 1 + offset for index, row in enumerate(rows)}
     label = f" [{timeline.label}]" if timeline.label else ""
     by_lane: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
     for span in timeline.spans:
         by_lane[span.lane].append(span)
-    for row in rows:
-        name, number = " ".join(filter(None, (row, side))) + label, 2 * rows.index(row) + 1 + offset
-        events += _named("process", name, number, 0, number)
+    for row, pid in pids.items():
+        events += _named("process", " ".join(filter(None, (row, side))) + label, pid)
     at: dict[int, Event] = {}
     for position, lane in enumerate(timeline.lanes):
         device, queue = lane.rsplit("/", 1)
+        row, _, rest = device.partition("/")
         for track, spans in enumerate(_tracks(by_lane[lane])):
             tid = position * 16 + track + 1
             kind = "compute" if queue.isdigit() else "copy"
             name = _LANES.get(queue, f"{kind} {queue}") + (f" ({track + 1})" if track else "")
-            name = " ".join(filter(None, (device.partition("/")[2], name)))
-            events += _named("thread", name, pid[device], tid, tid)
+            events += _named("thread", " ".join(filter(None, (rest, name))), pids[row], tid)
             for start, end, span in spans:
-                at[id(span)] = _slice(span, pid[device], tid, start, end)
+                at[id(span)] = _slice(span, pids[row], tid, start, end)
                 events.append(at[id(span)])
     events += _flows(timeline, at, offset)
     for memory in timeline.memory:
-        name = " ".join(filter(None, ("memory", memory.device.partition("/")[2])))
-        common = {"ph": "C", "name": name, "pid": pid[memory.device]}
+        row, _, rest = memory.device.partition("/")
+        common = {"ph": "C", "name": " ".join(filter(None, ("memory", rest))), "pid": pids[row]}
         events += [
             {**common, "ts": _ns(when) / 1000, "args": {"bytes": count}} for when, count in memory.steps
         ]
 
 
-def _row(device: str) -> str:
-    """Return the process that shows a device: its rank if it is one of several, else the device."""
-    return device.partition("/")[0]
-
-
-def _named(what: str, name: str, pid: int, tid: int, index: int) -> list[Event]:
+def _named(what: str, name: str, pid: int, tid: int = 0) -> list[Event]:
     """Return the name of a process or thread, and its position."""
     common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
     return [
         {**common, "name": f"{what}_name", "args": {"name": name}},
-        {**common, "name": f"{what}_sort_index", "args": {"sort_index": index}},
+        {**common, "name": f"{what}_sort_index", "args": {"sort_index": tid or pid}},
     ]
 
 

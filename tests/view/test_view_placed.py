@@ -19,7 +19,7 @@ from autopar.ir.timeline import Placed, Transfer
 from autopar.system.text import size
 from autopar.view import draw
 from autopar.view.drawing import design
-from autopar.view.drawing.free_space import Rect, Room
+from autopar.view.drawing.free_space import FreeSpace, Rect
 from autopar.view.placed import placed_svg
 from autopar.view.placed.fold import BUDGET, fold
 from autopar.view.placed.labels import box_labels, free_labels
@@ -200,8 +200,8 @@ def test_a_box_crossed_by_arrows_keeps_its_name_where_there_is_room():
     (box,) = layout.boxes
     for share in (0.5, 0.25, 0.75, 0.12, 0.88):
         y = box.y + box.h * share
-        layout.room.take_line((box.x, y), (box.x + box.w, y))
-        layout.room.take_line((box.x, y), (box.x + box.w, y + box.h / 20), under=True)
+        layout.space.take_line((box.x, y), (box.x + box.w, y))
+        layout.space.take_line((box.x, y), (box.x + box.w, y + box.h / 20), under=True)
     assert [label.text for label in box_labels(layout, box)][:1] == [box.card.title]
 
 
@@ -254,7 +254,7 @@ def test_the_thread_is_unbroken(make):
     layout = lay_out(make())
     for (_, one), (_, other) in pairwise(layout.pieces):
         assert one[-1] == pytest.approx(other[0])
-    last = layout.found.steps[layout.found.path[-1]]
+    last = layout.plan.critical.steps[layout.plan.critical.path[-1]]
     assert layout.pieces[-1][1][-1][1] == pytest.approx(layout.y(last.end))
 
 
@@ -342,7 +342,7 @@ def test_png_is_a_picture_of_twice_the_size(tmp_path):
 @given(st.lists(st.tuples(*[st.floats(0, 300)] * 4), max_size=30), st.tuples(*[st.floats(1, 300)] * 4))
 @settings(max_examples=60, deadline=None)
 def test_room_agrees_with_looking_at_everything(taken, asked):
-    room, rects, lines = Room(), [], []
+    room, rects, lines = FreeSpace(), [], []
     for index, (a, b, c, d) in enumerate(taken):
         if index % 2:
             rects.append(Rect(a, b, c + 1, d + 1))

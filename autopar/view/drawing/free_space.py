@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from . import design
 from .design import INK
 
 Point: TypeAlias = tuple[float, float]
+_Cell: TypeAlias = tuple[int, int]
+T = TypeVar("T")
+
 _CELL = 64.0
 
 
@@ -73,12 +76,12 @@ class Label:
         return Rect(x, self.y - self.size * 0.8, w, self.size)
 
 
-class Room:
+class FreeSpace:
     """Occupied rectangles and lines, in a grid of cells so that a query only visits those nearby."""
 
     def __init__(self) -> None:
-        self._rects: dict[tuple[int, int], list[Rect]] = defaultdict(list)
-        self._lines: dict[tuple[int, int], list[tuple[Point, Point, bool]]] = defaultdict(list)
+        self._rects: dict[_Cell, list[Rect]] = defaultdict(list)
+        self._lines: dict[_Cell, list[tuple[Point, Point, bool]]] = defaultdict(list)
 
     def take(self, rect: Rect) -> None:
         """Mark a rectangle as occupied."""
@@ -92,41 +95,37 @@ class Room:
 
     def free(self, rect: Rect) -> bool:
         """Return True if nothing occupied overlaps it."""
-        return not any(
-            any(rect.meets(other) for other in self._rects.get(cell, ()))
-            or any(rect.crosses(start, end) for start, end, _ in self._lines.get(cell, ()))
-            for cell in _cells(rect)
-        )
+        crossed = any(rect.crosses(start, end) for start, end, _ in _near(self._lines, rect))
+        return not crossed and not any(rect.meets(other) for other in _near(self._rects, rect))
 
     def unlined(self, rect: Rect) -> bool:
         """Return True if no line over the boxes passes through it."""
-        lines = (line for cell in _cells(rect) for line in self._lines.get(cell, ()))
+        lines = _near(self._lines, rect)
         return not any(rect.crosses(start, end) for start, end, under in lines if not under)
 
     def open(self, start: Point, end: Point) -> bool:
         """Return True if a line from `start` to `end` touches no occupied rectangle."""
-        rects = (rect for cell in _cells(_around(start, end)) for rect in self._rects.get(cell, ()))
-        return not any(rect.crosses(start, end) for rect in rects)
-
-    def place(self, labels: Sequence[Label], *, pad: float = 1.5) -> bool:
-        """Occupy the room of all `labels` if every one is free; return whether it did."""
-        if not all(self.free(label.rect.grown(pad)) for label in labels):
-            return False
-        for label in labels:
-            self.take(label.rect)
-        return True
+        return not any(rect.crosses(start, end) for rect in _near(self._rects, _around(start, end)))
 
     def first(self, places: Iterable[Sequence[Label]], *, pad: float) -> Sequence[Label]:
-        """Return the first set of labels that is free and has no empty one, and occupy its room."""
-        whole = (labels for labels in places if labels and all(label.text for label in labels))
-        return next((labels for labels in whole if self.place(labels, pad=pad)), ())
+        """Return the first set of labels that is free by `pad` pixels and has no empty one, and occupy its place."""
+        for labels in places:
+            if labels and all(label.text and self.free(label.rect.grown(pad)) for label in labels):
+                for label in labels:
+                    self.take(label.rect)
+                return labels
+        return ()
 
 
 def _around(start: Point, end: Point) -> Rect:
     return Rect(min(start[0], end[0]), min(start[1], end[1]), abs(end[0] - start[0]), abs(end[1] - start[1]))
 
 
-def _cells(rect: Rect) -> Iterator[tuple[int, int]]:
+def _near(grid: dict[_Cell, list[T]], rect: Rect) -> Iterator[T]:
+    return (item for cell in _cells(rect) for item in grid.get(cell, ()))
+
+
+def _cells(rect: Rect) -> Iterator[_Cell]:
     for column in range(int(rect.x // _CELL), int((rect.x + rect.w) // _CELL) + 1):
         for row in range(int(rect.y // _CELL), int((rect.y + rect.h) // _CELL) + 1):
             yield column, row

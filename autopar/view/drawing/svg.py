@@ -50,12 +50,11 @@ def number(value: float) -> str:
     return "0" if text in ("-0", "") else text
 
 
-def _attributes(style: str, pairs: dict[str, object]) -> str:
-    own = {name.rstrip("_").replace("_", "-"): value for name, value in pairs.items() if value is not None}
+def _attributes(style: str, **pairs: object) -> str:
+    own = {name.replace("_", "-"): value for name, value in pairs.items() if value is not None}
     texts = {n: number(v) if isinstance(v, (int, float)) else escape(str(v)) for n, v in own.items()}
-    return "".join(
-        f' {name}="{text}"' for name, text in ({**STYLES[style], **texts} if style else texts).items()
-    )
+    merged = {**STYLES[style], **texts} if style else texts
+    return "".join(f' {name}="{text}"' for name, text in merged.items())
 
 
 class Svg:
@@ -70,7 +69,7 @@ class Svg:
 
     def add(self, tag: str, style: str = "", **attributes: object) -> None:
         """Add an empty element."""
-        self.parts.append(f"<{tag}{_attributes(style, attributes)}/>")
+        self.parts.append(f"<{tag}{_attributes(style, **attributes)}/>")
 
     def rect(self, x: float, y: float, w: float, h: float, style: str = "", **attributes: object) -> None:
         """Add a rectangle."""
@@ -107,32 +106,27 @@ class Svg:
         """Add a label; one with a halo has a white edge that keeps lines behind it apart."""
         if not label.text:
             return
-        where: dict[str, object] = {
-            "x": label.x,
-            "y": label.y,
-            "font_size": label.size,
-            "font_weight": "bold" if label.bold else None,
-            "text_anchor": label.anchor if label.anchor != "start" else None,
-        }
-        common, text = _attributes("", where), escape(label.text)
+        weight, anchor = "bold" if label.bold else None, None if label.anchor == "start" else label.anchor
+        common = _attributes(
+            "", x=label.x, y=label.y, font_size=label.size, font_weight=weight, text_anchor=anchor
+        )
+        text = escape(label.text)
         if label.halo:
-            edge = (
-                'aria-hidden="true" fill="#FFFFFF" stroke="#FFFFFF" stroke-width="5" stroke-linejoin="round"'
-            )
-            self.parts.append(f"<text{common} {edge}>{text}</text>")
+            edge = 'fill="#FFFFFF" stroke="#FFFFFF" stroke-width="5" stroke-linejoin="round"'
+            self.parts.append(f'<text{common} aria-hidden="true" {edge}>{text}</text>')
         self.parts.append(f'<text{common} fill="{label.color}">{text}</text>')
 
     def quantity(self, x: float, y: float, text: str) -> None:
         """Add a large number followed by its unit in grey: `4.90 ms`."""
         figure, _, unit = text.partition(" ")
-        place = _attributes("", {"x": x, "y": y, "font_size": 24, "font_weight": "bold"})
+        place = _attributes("", x=x, y=y, font_size=24, font_weight="bold")
         grey = f'<tspan dx="5" font-size="14" font-weight="normal" fill="{QUIET}">{escape(unit)}</tspan>'
         self.parts.append(f'<text{place} fill="{INK}">{escape(figure)}{grey}</text>')
 
     @contextmanager
     def group(self, tooltip: str = "", style: str = "", **attributes: object) -> Iterator[None]:
         """Group the shapes of the block, with a tooltip."""
-        self.parts.append(f"<g{_attributes(style, attributes)}>")
+        self.parts.append(f"<g{_attributes(style, **attributes)}>")
         if tooltip:
             self.parts.append(f"<title>{escape(tooltip)}</title>")
         yield

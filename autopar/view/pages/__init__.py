@@ -94,15 +94,10 @@ def _example(layout: Layout) -> Card | None:
 
 def _longest_clusters(plan: Plan, clusters: Sequence[str]) -> list[tuple[str, str]]:
     """Return the longest of some clusters with durations, and the number of others."""
-    places = sorted(
-        (plan.place[cluster] for cluster in clusters),
-        key=lambda place: (place.start - place.end, place.start),
-    )
-    shown = [
-        (plan.words.cluster(each.cluster), seconds(each.end - each.start)) for each in places[:_MOST_PARTS]
-    ]
+    places = sorted(map(plan.place.__getitem__, clusters), key=lambda p: (p.start - p.end, p.start))
+    shown = [(plan.words.cluster(p.cluster), seconds(p.end - p.start)) for p in places[:_MOST_PARTS]]
     more = len(places) - len(shown)
-    return [*shown, *([(f"and {more} shorter ones", "")] if more else [])]
+    return [*shown, (f"and {more} shorter ones", "")] if more else shown
 
 
 def timeline_page(timeline: Timeline) -> str:

@@ -16,7 +16,7 @@ from ..drawing.svg import MARGIN, SAMPLE, WIDTH, Figure, Sample, Svg, heading, p
 from ..report.reasons import alternative, baseline
 from ..report.statistics import device_busy, hidden
 from .labels import box_labels, brackets, free_labels
-from .layout import LEFT, Arrow, Box, Column, Layout, lay_out
+from .layout import LEFT, Arrow, Box, Layout, lay_out
 
 _MOST_NAMED = 8
 _CALM = 60
@@ -46,9 +46,8 @@ def placed_picture(layout: Layout, timeline: Timeline | None) -> Svg:
     notes = [_left_out(layout), *NOTES] if layout.undrawn or layout.unnamed else NOTES
     svg.height = top + layout.bottom + 44 + 18 * len(notes)
     for index, note in enumerate(reversed(notes)):
-        svg.text(
-            MARGIN, svg.height - 18 - 18 * index, design.fit(note, svg.width - 2 * MARGIN, 12), 12, QUIET
-        )
+        text = design.fit(note, svg.width - 2 * MARGIN, 12)
+        svg.text(MARGIN, svg.height - 18 - 18 * index, text, 12, QUIET)
     return svg
 
 
@@ -101,8 +100,9 @@ def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
         gain = single[1] / plan.makespan
         faster = f"{gain:.2f}× faster than one device"
         slower = f"{plan.makespan / single[1]:.2f}× of one device's time"
-        shares = [percent(each / plan.makespan) for each in (layout.found.compute_s, layout.found.transfer_s)]
-        what = f"critical path: {shares[0]} compute, {shares[1]} transfer"
+        path = plan.critical
+        compute, transfer = (percent(each / plan.makespan) for each in (path.compute_s, path.transfer_s))
+        what = f"critical path: {compute} compute, {transfer} transfer"
         found.append((faster if gain >= 1.005 else slower, what))
     return found
 
@@ -145,7 +145,7 @@ def _chart(svg: Svg, layout: Layout) -> None:
     _axis(svg, layout)
     free = free_labels(layout)
     _margin(svg, layout)
-    for gap in layout.gaps:
+    for gap, _, _ in layout.gaps:
         if gap.h >= 20:
             x = gap.x + gap.w / 2
             svg.line((x, gap.y + 5), (x, gap.y + gap.h - 5), "idle")
@@ -177,7 +177,7 @@ def _columns(svg: Svg, layout: Layout) -> None:
         fitting = (s for s in (17.0, 15.0, 13.0) if design.width(column.device, s, True) <= room)
         tall = next(fitting, 12.0)
         svg.text(column.x + 38, 30, design.fit(column.device, room, tall, True), tall, bold=True)
-        for index, text in enumerate(_use(layout, column, busy.get(column.device, 0.0), room)):
+        for index, text in enumerate(_use(layout, column.device, busy.get(column.device, 0.0), room)):
             svg.text(column.x + 38, 45 + 14 * index, text, 12, QUIET)
         for lane, x, w in column.lanes or (("", column.x, column.w),):
             svg.rect(x, layout.top, w, layout.height, "lane")
@@ -186,17 +186,14 @@ def _columns(svg: Svg, layout: Layout) -> None:
                 svg.text(x + w / 2, layout.top - 10, name, 11.5, QUIET, anchor="middle")
 
 
-def _use(layout: Layout, column: Column, busy: float, room: float) -> list[str]:
+def _use(layout: Layout, device: str, busy: float, room: float) -> list[str]:
     """Return the utilization and peak memory of a device, in lines of at most `room` pixels."""
-    plan = layout.plan
-    peak, cap = plan.peaks.get(column.device, 0), plan.costed.machine.device[column.device].memory_bytes
+    used, cap = layout.columns[device].lanes, layout.plan.costed.machine.device[device].memory_bytes
+    peak = layout.plan.peaks.get(device, 0)
     held = f"peak {size(peak)}"
     full = f"{held} of {size(cap)}" if cap else held
-    lines = [
-        f"busy {percent(busy)}" if column.lanes else "no clusters",
-        full if design.width(full, 12) <= room else held,
-    ]
-    return lines if column.lanes or peak else lines[:1]
+    lines = [f"busy {percent(busy)}" if used else "no clusters"]
+    return [*lines, full if design.width(full, 12) <= room else held] if used or peak else lines
 
 
 def _axis(svg: Svg, layout: Layout) -> None:
@@ -274,9 +271,8 @@ def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
         svg.line((arrow.x1, arrow.ready_y), start, "wait")
     names = [layout.plan.words.value(transfer.value) for transfer in arrow.transfers[:_MOST_NAMED]]
     more = f" and {len(arrow.transfers) - len(names)} more" if len(names) < len(arrow.transfers) else ""
-    span = (
-        f"{seconds(arrow.transfers[0].start)} → {seconds(max(transfer.end for transfer in arrow.transfers))}"
-    )
+    last = max(transfer.end for transfer in arrow.transfers)
+    span = f"{seconds(arrow.transfers[0].start)} → {seconds(last)}"
     with svg.group(f"{'; '.join(names)}{more}: {size(arrow.bytes)}, {span}", data_facts=f"t{index}"):
         svg.line(start, end, "edge")
         dx = -9 if end[0] < start[0] else 9

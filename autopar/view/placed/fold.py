@@ -22,6 +22,8 @@ BUDGET = 150
 _PLAIN = 60
 _EQUAL = 0.25
 _DENSE = 0.75
+_SUFFIXES = {"reduction": ", sums", "update": ", update"}
+"""Ends of titles of several clusters that are all of this phase."""
 
 Block: TypeAlias = tuple[str, int]
 """A numbered module: `model.layers.3` is (`model.layers`, 3)."""
@@ -111,11 +113,10 @@ def _join(cards: list[Card]) -> Card:
 
 def _marked(cards: list[Card], phase: str) -> str:
     """Return the suffix of a joined card's title with its phase, as in the cards' own titles."""
-    if len({card.phase for card in cards}) == 1 and phase in ("reduction", "update"):
-        return ", sums" if phase == "reduction" else ", update"
-    return (
-        f" {phase}" if phase == "backward" or any(card.title.endswith(" forward") for card in cards) else ""
-    )
+    if phase in _SUFFIXES and len({card.phase for card in cards}) == 1:
+        return _SUFFIXES[phase]
+    shown = phase == "backward" or any(card.title.endswith(" forward") for card in cards)
+    return f" {phase}" if shown else ""
 
 
 def _title(cards: list[Card], module: str) -> str:
@@ -144,9 +145,8 @@ def _joins(group: list[Card], card: Card, short: float, strict: bool) -> bool:
     first = group[0]
     if card.copies or first.copies or (strict and not _kin(first, card)):
         return False
-    brief = (
-        max(card.end - card.start, first.end - first.start) < short and card.start - group[-1].end <= short
-    )
+    longest = max(card.end - card.start, first.end - first.start)
+    brief = longest < short and card.start - group[-1].end <= short
     return brief and (card.end - first.start <= 6 * short or (strict and card.block is not None))
 
 
@@ -226,5 +226,4 @@ def _kind(plan: Plan, copies: tuple[Card, ...], phase: str) -> str:
         words = {plan.words.cluster(copy.clusters[0]).replace(f"{copy.title}.", "", 1) for copy in copies}
         if len(words) == 1:
             return f": {words.pop()}"
-    other = f" {phase}" if plan.words.training else ""
-    return {"reduction": ", sums", "update": ", update"}.get(phase, other)
+    return _SUFFIXES.get(phase, f" {phase}" if plan.words.training else "")

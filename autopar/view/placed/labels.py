@@ -11,8 +11,8 @@ from ...system.text import percent, seconds, size
 from ..drawing import design
 from ..drawing.design import INK, QUIET, WAIT, strips
 from ..drawing.free_space import Label, Rect
-from ..report.reasons import Stretch, module_of, stretches
-from .layout import LEFT, Arrow, Box, Gap, Layout
+from ..report.reasons import module_of, sections
+from .layout import LEFT, Arrow, Box, Layout
 
 _STRIP = 10.0
 _PAD = 9.0
@@ -59,7 +59,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
             Label(left, middle + 28, third, 12, QUIET),
         ]
         labels = [label for label in lines if label.text]
-        if all(layout.room.unlined(label.rect.grown(_APART)) for label in labels):
+        if all(layout.space.unlined(label.rect.grown(_APART)) for label in labels):
             return labels
     return []
 
@@ -100,12 +100,12 @@ def free_labels(layout: Layout) -> list[Label]:
     done: list[Label] = []
     order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.bytes, arrow.y1))
     for arrow in order:
-        done += layout.room.first(_arrow_places(layout, arrow), pad=3.0)
+        done += layout.space.first(_arrow_places(layout, arrow), pad=3.0)
     for arrow in order:
-        done += layout.room.first(_wait_places(arrow), pad=3.0)
+        done += layout.space.first(_wait_places(arrow), pad=3.0)
     done += _thin_labels(layout, [box for box in layout.boxes if not box_labels(layout, box)])
-    for gap in sorted(layout.gaps, key=lambda gap: -gap.h):
-        done += layout.room.first(_gap_places(gap), pad=3.0)
+    for gap in sorted(layout.gaps, key=lambda gap: -gap[0].h):
+        done += layout.space.first(_gap_places(*gap), pad=3.0)
     return done
 
 
@@ -133,7 +133,7 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
             top = min(ys) - nudge - tall if above else below + nudge
             # What is beyond another line seems to belong to that.
             between = Rect(x + wide / 2 - 4, top + tall if above else below + 4, 8, nudge - 4)
-            if layout.room.unlined(between):
+            if layout.space.unlined(between):
                 at, anchor = (x + wide, "end") if right else (x, "start")
                 yield [
                     replace(line, x=at, y=top + 11 + 14 * n, anchor=anchor) for n, line in enumerate(shown)
@@ -148,8 +148,7 @@ def _y_on(arrow: Arrow, x: float) -> float:
 def _corridor(layout: Layout, arrow: Arrow, at_end: bool) -> tuple[float, float]:
     """Return the gap between columns that the arrow enters last, or leaves first."""
     x = arrow.x2 if at_end else arrow.x1
-    order = sorted(layout.columns.values(), key=lambda column: column.x)
-    for one, other in pairwise(order):
+    for one, other in pairwise(layout.columns.values()):
         if x == (other.x if (arrow.x2 > arrow.x1) == at_end else one.right):
             return one.right, other.x
     return min(arrow.x1, arrow.x2), max(arrow.x1, arrow.x2)
@@ -165,22 +164,22 @@ def _wait_places(arrow: Arrow) -> Iterator[list[Label]]:
         yield [Label(x, y, text, 11.5, WAIT, anchor=anchor, halo=True)]
 
 
-def _gap_places(gap: Gap) -> Iterator[list[Label]]:
+def _gap_places(place: Rect, idle: float, cause: str) -> Iterator[list[Label]]:
     """Yield `idle 2.2 ms` over its cause, in the middle of the gap; then one line, or none."""
-    x, room = gap.x + gap.w / 2, gap.w - 14
-    last, time = gap.cause == "done", seconds(gap.end - gap.start)
+    x, room = place.x + place.w / 2, place.w - 14
+    last, time = cause == "done", seconds(idle)
     heads = [f"idle to the end {time}"] * last + [f"idle {time}", time]
     head = next((text for text in heads if design.width(text, 12) <= room), "")
-    what = gap.cause.removeprefix("waits for ")
-    causes = (gap.cause, what, what.rpartition(" of ")[0] or what)
+    what = cause.removeprefix("waits for ")
+    causes = (cause, what, what.rpartition(" of ")[0] or what)
     cause = next((text for text in causes if design.width(text, 12) <= room), "")
     cause = "" if last else cause or design.fit_words(causes[-1], room, 12)
-    middles = [gap.y + gap.h * share for share in (0.5, 0.3, 0.7, 0.16, 0.84)]
-    if gap.h >= 44 and cause:
+    middles = [place.y + place.h * share for share in (0.5, 0.3, 0.7, 0.16, 0.84)]
+    if place.h >= 44 and cause:
         for y in middles:
             lines = ((y - 3, head), (y + 12, cause))
             yield [Label(x, base, text, 12, QUIET, anchor="middle") for base, text in lines]
-    if gap.h >= 24:
+    if place.h >= 24:
         yield from ([Label(x, y + 4, head, 11.5, QUIET, anchor="middle")] for y in middles)
 
 
@@ -189,7 +188,7 @@ def _thin_labels(layout: Layout, thin: Sequence[Box]) -> list[Label]:
     done: list[Label] = []
     beside: list[Box] = []
     for group in _groups(thin):
-        labels = layout.room.first(_captions(layout, group), pad=0.5)
+        labels = layout.space.first(_captions(layout, group), pad=0.5)
         done += labels
         beside += [] if labels else group
     for number, box in enumerate(sorted(beside, key=lambda box: (-box.h, box.y, box.x))):
@@ -198,7 +197,7 @@ def _thin_labels(layout: Layout, thin: Sequence[Box]) -> list[Label]:
         if label is None:
             layout.unnamed.append(box)
         else:
-            layout.room.take(label.rect)
+            layout.space.take(label.rect)
             done.append(label)
     return done
 
@@ -232,7 +231,7 @@ def _captions(layout: Layout, group: list[Box]) -> Iterator[list[Label]]:
 
 def _spots(layout: Layout, box: Box) -> Iterator[tuple[bool, float, float]]:
     """Yield (to the right, pixels of room, pixels below the box) of possible labels, nearest first."""
-    order = sorted(layout.columns.values(), key=lambda column: column.x)
+    order = list(layout.columns.values())
     here = order.index(layout.columns[box.card.device])
     sides = []
     if here + 1 < len(order) and box.x + box.w >= order[here].right - 1:
@@ -254,35 +253,34 @@ def _led(layout: Layout, box: Box, right: bool, room: float, down: float) -> Lab
     y = middle + down + 4
     label = Label(edge + sign * _LEAD, y, text, 11.5, INK, box.critical, anchor, True, (start, end))
     inside = layout.top - 14 < y < layout.bottom
-    free = inside and layout.room.free(label.rect.grown(1.5)) and layout.room.open(start, end)
+    free = inside and layout.space.free(label.rect.grown(1.5)) and layout.space.open(start, end)
     return label if text and free else None
 
 
 def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
-    """Return (top, bottom, labels) of each stretch of the critical path, along the left margin, that is tall
+    """Return (top, bottom, labels) of each section of the critical path, along the left margin, that is tall
     enough."""
     found = []
-    for part in stretches(layout.plan, layout.found):
-        top, bottom = layout.y(part.start), layout.y(part.end)
-        if bottom - top >= 5:
-            labels = _bracket_labels(part, LEFT - 87, (top + bottom) / 2, bottom - top)
-            found.append((top, bottom, layout.room.first([labels], pad=2.5)))
+    x = LEFT - 87
+    for section in sections(layout.plan):
+        top, bottom = layout.y(section.start), layout.y(section.end)
+        tall, middle, time = bottom - top, (top + bottom) / 2, seconds(section.end - section.start)
+        head, verdict, color = {
+            "compute": (section.where.rsplit("/", 1)[0], "computes", QUIET),
+            "copy": (section.what, "exposed", WAIT),
+            "wait": ("waits", "", WAIT),
+        }[section.kind]
+        labels: list[Label] = []
+        if tall >= 42 and verdict:
+            bold = not design.fit_words(head, x - 8, 12, True).endswith("…")
+            shown = 12 if bold else 11.5
+            labels = [
+                Label(x, middle - 11, design.fit_words(head, x - 8, shown, bold), shown, INK, bold, "end"),
+                Label(x, middle + 4, time, 12, QUIET, anchor="end"),
+                Label(x, middle + 19, verdict, 12, color, anchor="end"),
+            ]
+        elif tall >= 12:
+            labels = [Label(x, middle + 4, time, 11.5, color, anchor="end")]
+        if tall >= 5:
+            found.append((top, bottom, layout.space.first([labels], pad=2.5)))
     return found
-
-
-def _bracket_labels(part: Stretch, x: float, middle: float, tall: float) -> list[Label]:
-    time = seconds(part.end - part.start)
-    head, verdict, color = {
-        "compute": (part.where.rsplit("/", 1)[0], "computes", QUIET),
-        "copy": (part.what, "exposed", WAIT),
-        "wait": ("waits", "", WAIT),
-    }[part.kind]
-    if tall < 42 or not verdict:
-        return [Label(x, middle + 4, time, 11.5, color, anchor="end")] if tall >= 12 else []
-    bold = not design.fit_words(head, x - 8, 12, True).endswith("…")
-    shown = 12 if bold else 11.5
-    return [
-        Label(x, middle - 11, design.fit_words(head, x - 8, shown, bold), shown, INK, bold, "end"),
-        Label(x, middle + 4, time, 12, QUIET, anchor="end"),
-        Label(x, middle + 19, verdict, 12, color, anchor="end"),
-    ]

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise, permutations
 from typing import TypeAlias
 
-from ...ir.critical_path import Critical
 from ...ir.plan import Plan
 from ...ir.timeline import Placed, Step, Transfer
 from ..drawing.design import Shade, shades
-from ..drawing.free_space import Point, Rect, Room
+from ..drawing.free_space import FreeSpace, Point, Rect
 from ..drawing.svg import MARGIN, WIDTH
 from .fold import Card, fold
 
@@ -32,7 +31,7 @@ _TIGHT = 12.0
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class _Column:
     """A device from `x` on, `w` wide; `lanes` are (lane, x, w) of its compute lanes."""
 
     device: str
@@ -51,15 +50,15 @@ Piece: TypeAlias = tuple[str, tuple[Point, ...]]
 """A piece of the critical path: `run` (of clusters), `copy` (ends in an arrow) or `bus` (dotted), and its points."""
 
 
+Gap: TypeAlias = tuple[Rect, float, str]
+"""The place of an idle time of a lane, its seconds, and what ended it."""
+
+
 @dataclass(frozen=True, slots=True)
-class Box:
+class Box(Rect):
     """A placed card; one box for a cluster on several adjacent lanes."""
 
     card: Card
-    x: float
-    y: float
-    w: float
-    h: float
     critical: bool
 
 
@@ -86,33 +85,20 @@ class Arrow:
         return sum(transfer.bytes for transfer in self.transfers)
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """An idle time of a lane, and what ended it."""
-
-    x: float
-    y: float
-    w: float
-    h: float
-    start: float
-    end: float
-    cause: str
-
-
 @dataclass
 class Layout:
     """A placed graph ready to draw.
 
+    columns: of each device, from left to right.
     second: pixels per second below `top`.
-    room: occupied space.
+    space: places taken by boxes, lines and labels.
     unnamed: boxes without room for a label.
     undrawn: number of transfers without an arrow.
     """
 
     plan: Plan
-    found: Critical
     cards: dict[str, tuple[Card, ...]]
-    columns: dict[str, Column]
+    columns: dict[str, _Column]
     top: float
     height: float
     second: float
@@ -122,7 +108,7 @@ class Layout:
     pieces: list[Piece] = field(default_factory=list)
     unnamed: list[Box] = field(default_factory=list)
     undrawn: int = 0
-    room: Room = field(default_factory=Room)
+    space: FreeSpace = field(default_factory=FreeSpace)
 
     def y(self, when: float) -> float:
         """Return the vertical position of a time, in pixels."""
@@ -141,12 +127,10 @@ class Layout:
 
 def lay_out(plan: Plan) -> Layout:
     """Lay out a plan: at most `fold.BUDGET` boxes, a bounded height, small plans at a legible scale."""
-    found = plan.critical
     cards = fold(plan)
-    places = _columns(plan, cards)
-    span = max([plan.makespan, *(step.end for step in found.steps)], default=0.0)
+    span = max([plan.makespan, *(step.end for step in plan.steps)])
     height = _height(cards, span)
-    layout = Layout(plan, found, cards, places, TOP, height, height / span if span else 0.0)
+    layout = Layout(plan, cards, _columns(plan, cards), TOP, height, height / span if span else 0.0)
     _boxes(layout)
     _arrows(layout)
     layout.pieces = _critical_line(layout)
@@ -157,9 +141,8 @@ def lay_out(plan: Plan) -> Layout:
 
 def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
     """Return a height at which most boxes hold a line of text, within bounds."""
-    lengths = sorted(
-        card.end - card.start for held in cards.values() for card in held if card.end > card.start
-    )
+    lengths = sorted(card.end - card.start for held in cards.values() for card in held)
+    lengths = [length for length in lengths if length > 0]
     if not lengths or not span:
         return _LEAST
     usual = lengths[len(lengths) * 3 // 10]
@@ -168,7 +151,7 @@ def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
 
 
 def _boxes(layout: Layout) -> None:
-    number, hot = layout.found.number, layout.found.on_path
+    number, hot = layout.plan.critical.number, layout.plan.critical.on_path
     for column in layout.columns.values():
         held = [{_key(card) for card in layout.cards[lane]} for lane, _, _ in column.lanes]
         for index, (lane, x, _) in enumerate(column.lanes):
@@ -180,7 +163,7 @@ def _boxes(layout: Layout) -> None:
                 w = column.lanes[last][1] + column.lanes[last][2] - x
                 y = layout.y(card.start)
                 critical = any(number[cluster] in hot for cluster in card.clusters)
-                layout.boxes.append(Box(card, x, y, w, layout.y(card.end) - y, critical))
+                layout.boxes.append(Box(x, y, w, layout.y(card.end) - y, card, critical))
 
 
 def _key(card: Card) -> tuple[object, ...]:
@@ -189,12 +172,13 @@ def _key(card: Card) -> tuple[object, ...]:
 
 
 def _arrows(layout: Layout) -> None:
-    hot = {id(layout.found.steps[number]) for number in layout.found.path}
-    window, widest = 0.0, layout.plan.makespan * _WIDEST_BAND
-    groups = [[step] for step in layout.found.steps if isinstance(step, Transfer)]
+    plan = layout.plan
+    hot = {id(plan.steps[number]) for number in plan.critical.path}
+    window, widest = 0.0, plan.makespan * _WIDEST_BAND
+    groups = [[step] for step in plan.steps if isinstance(step, Transfer)]
     transfers = [step for (step,) in groups]
     while len(groups) > _MOST_ARROWS and window < widest:
-        window = min(widest, max(window * 1.5, layout.plan.makespan / 200))
+        window = min(widest, max(window * 1.5, plan.makespan / 200))
         groups = _bundles(transfers, window)
     # Those of the most bytes, in the order of their starts.
     by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for step in groups[g]), g))
@@ -232,54 +216,53 @@ def _gaps(layout: Layout) -> None:
             for start, end, cause in (*ends, (layout.plan.makespan, 0.0, "done")):
                 if start > clock:
                     y = layout.y(clock)
-                    layout.gaps.append(Gap(x, y, w, layout.y(start) - y, clock, start, cause))
+                    layout.gaps.append((Rect(x, y, w, layout.y(start) - y), start - clock, cause))
                 clock = max(clock, end)
 
 
 def _cause(layout: Layout, card: Card) -> str:
     """Return the binding predecessor of a card's first cluster as text."""
-    number = layout.found.number[card.clusters[0]]
-    wait = layout.found.last[number]
+    plan = layout.plan
+    wait = plan.critical.last[plan.critical.number[card.clusters[0]]]
     if wait is None:
         return "waits for its start"
-    before = layout.found.steps[wait.step]
+    before = plan.steps[wait.step]
     if isinstance(before, Transfer):
-        return f"waits for {layout.plan.words.value(before.value)} of {before.src}"
-    if wait.kind == "lane" or layout.found.steps[number].start - before.end > 0.01 * layout.plan.makespan:
+        return f"waits for {plan.words.value(before.value)} of {before.src}"
+    if wait.kind == "lane" or card.start - before.end > 0.01 * plan.makespan:
         return "waits for its turn"
     where = f" of {before.device}" if before.device != card.device else ""
-    return f"waits for {layout.plan.words.cluster(before.cluster)}{where}"
+    return f"waits for {plan.words.cluster(before.cluster)}{where}"
 
 
 def _take(layout: Layout) -> None:
-    layout.room.take_line((0.0, layout.bottom), (layout.right, layout.bottom))
+    layout.space.take_line((0.0, layout.bottom), (layout.right, layout.bottom))
     for arrow in layout.arrows:
         several = len(arrow.transfers) > 1
-        layout.room.take_line((arrow.x1, arrow.y1), (arrow.x2, arrow.y2), under=several)
+        layout.space.take_line((arrow.x1, arrow.y1), (arrow.x2, arrow.y2), under=several)
         if several:
-            layout.room.take_line((arrow.x1, arrow.y1_last), (arrow.x2, arrow.y2_last), under=True)
+            layout.space.take_line((arrow.x1, arrow.y1_last), (arrow.x2, arrow.y2_last), under=True)
             middle = ((arrow.y1 + arrow.y1_last) / 2, (arrow.y2 + arrow.y2_last) / 2)
-            layout.room.take_line((arrow.x1, middle[0]), (arrow.x2, middle[1]))
+            layout.space.take_line((arrow.x1, middle[0]), (arrow.x2, middle[1]))
         if arrow.ready_y is not None:
-            layout.room.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
+            layout.space.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
     for _, points in layout.pieces:
         for start, end in pairwise(points):
-            layout.room.take_line(start, end)
+            layout.space.take_line(start, end)
     for box in layout.boxes:
-        layout.room.take(Rect(box.x, box.y, box.w, max(box.h, 1.0)))
+        layout.space.take(Rect(box.x, box.y, box.w, max(box.h, 1.0)))
 
 
-def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, Column]:
+def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, _Column]:
     """Return the columns of all devices in drawing order, stretched to the width of a picture."""
     machine = plan.costed.machine
     look = shades((device.name, device.traits.host) for device in machine.devices)
-    touched = {device for t in plan.transfers for device in (t.src, t.dst)} | {
-        lane.rsplit("/", 1)[0] for lane in cards
-    }
+    touched = {lane.rsplit("/", 1)[0] for lane in cards}
+    touched |= {device for t in plan.transfers for device in (t.src, t.dst)}
     order = _order(plan, touched)
     many = len(touched) > 4
     wide, gap = (176.0, 156.0) if many else (206.0, 176.0)
-    found: dict[str, Column] = {}
+    found: dict[str, _Column] = {}
     lanes = {name: [lane for lane in machine.device[name].compute_lanes if lane in cards] for name in order}
     each = {name: (140.0, wide)[len(lanes[name])] if len(lanes[name]) < 2 else 142.0 for name in order}
     widths = {name: each[name] * max(1, len(lanes[name])) if name in touched else 128.0 for name in order}
@@ -289,7 +272,7 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, Column
     for name, after in zip(order, (*gaps, 0.0)):
         w = each[name] * stretch
         places = tuple((lane, x + index * w, w) for index, lane in enumerate(lanes[name]))
-        found[name] = Column(name, x, widths[name] * stretch, places, look[name])
+        found[name] = _Column(name, x, widths[name] * stretch, places, look[name])
         x += (widths[name] + after) * stretch
     return found
 
@@ -318,7 +301,7 @@ def _order(plan: Plan, touched: set[str]) -> list[str]:
     return [*min(tries, key=cost), *idle]
 
 
-def _edges(columns: dict[str, Column], src: str, dst: str) -> tuple[float, float]:
+def _edges(columns: dict[str, _Column], src: str, dst: str) -> tuple[float, float]:
     """Return the edges, in pixels, at which a transfer leaves the column of `src` and reaches that of `dst`."""
     one, other = columns[src], columns[dst]
     return (one.right, other.x) if one.x < other.x else (one.x, other.right)
@@ -328,7 +311,7 @@ def _critical_line(layout: Layout) -> list[Piece]:
     """Return the pieces of the critical path in order."""
     columns = layout.columns
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
-    stretches = _stretches(layout.found, _TIGHT / layout.second if layout.second else 0.0)
+    stretches = _stretches(layout.plan, _TIGHT / layout.second if layout.second else 0.0)
     pieces: list[Piece] = []
     here: tuple[Point, str] | None = None
     for (first, last), (after, _) in zip(stretches, [*stretches[1:], (None, None)]):
@@ -352,11 +335,11 @@ def _critical_line(layout: Layout) -> list[Piece]:
     return _joined(pieces)
 
 
-def _stretches(found: Critical, tight: float) -> list[tuple[Step, Step]]:
+def _stretches(plan: Plan, tight: float) -> list[tuple[Step, Step]]:
     """Return first and last step of each stretch: clusters of one lane, or copies of one direction below `tight`
     seconds."""
     done: list[tuple[Step, Step]] = []
-    for step in map(found.steps.__getitem__, found.path):
+    for step in map(plan.steps.__getitem__, plan.critical.path):
         if done and _continues(done[-1][1], step, tight):
             done[-1] = (done[-1][0], step)
         else:

@@ -6,21 +6,20 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from ...ir.critical_path import Critical
 from ...ir.display_names import PHASES
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...system.text import counted, free, percent, seconds, size, table
 from .reasons import (
-    against,
     alternative,
     baseline,
     best_of_each,
     change,
+    choices,
     faster,
     helps,
     path_shares,
-    stretches,
+    sections,
     waited,
 )
 from .statistics import device_busy, hidden, phases
@@ -46,7 +45,6 @@ def explain(
     notes: sentences of the caller, shown below the head.
     """
     costed, machine = plan.costed, plan.costed.machine
-    found = plan.critical
     timed = timeline if timeline and not timeline.needs_slow_down else None
     count = counted(len(costed.graph.tasks), "task")
     if machine.queued:
@@ -61,8 +59,8 @@ def explain(
         *([_phases(plan, timed)] if plan.words.training else []),
         *([_candidates(plan)] if plan.candidates else []),
         *([_single(plan)] if len({placed.device for placed in plan.placed}) == 1 else []),
-        _path(plan, found),
-        *([_reasons(plan, found)] if plan.reasons else []),
+        _path(plan),
+        *([_reasons(plan)] if plan.reasons else []),
         *([helps(plan)] if plan.makespan else []),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -87,21 +85,15 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
         rows.append(("each task once", seconds(plan.bound_once), note))
     notes = [f"gap to the bound {percent(plan.gap)}"] if plan.lower_bound else []
     if plan.period is not None:
-        rows.append(
-            (
-                "period",
-                seconds(plan.period),
-                "; ".join(["a call may begin so often", *notes] if notes else []),
-            )
-        )
+        often = ["a call may begin so often", *notes] if notes else []
+        rows.append(("period", seconds(plan.period), "; ".join(often)))
         notes = ["from the start of a call to its end"]
     elif single and plan.makespan:
         notes.append(faster(single[1] / plan.makespan))
     rows.append(("predicted", seconds(plan.makespan), "; ".join(notes)))
     if plan.costed.call_s and queued:
-        note = (
-            f"of torch.compile's guards and arguments: {seconds(plan.makespan + plan.costed.call_s)} in all"
-        )
+        whole = seconds(plan.makespan + plan.costed.call_s)
+        note = f"of torch.compile's guards and arguments: {whole} in all"
         rows.append(("and a call's own", seconds(plan.costed.call_s), note))
     if timeline:
         rows.append(_measured(plan, timeline, measured_single))
@@ -251,38 +243,33 @@ def _single(plan: Plan) -> str:
     )
 
 
-def _path(plan: Plan, found: Critical) -> str:
-    parts = stretches(plan, found)
+def _path(plan: Plan) -> str:
+    parts = sections(plan)
     longest = sorted(parts, key=lambda part: part.start - part.end)[:_MOST_STRETCHES]
     rows = [("from", "to", "where", "what", "waited for")]
     for part in sorted(longest, key=lambda part: (part.start, part.end)):
-        why = waited(plan, found, part.steps[0]) if part.steps else ""
+        why = waited(plan, part.steps[0]) if part.steps else ""
         rows.append((seconds(part.start), seconds(part.end), part.where, part.what, why))
-    lines = [*path_shares(plan, found), table(rows, right=(0, 1), widest=64)]
+    lines = [*path_shares(plan), table(rows, right=(0, 1), widest=64)]
     if len(longest) < len(parts):
         lines.append(f"… the {len(longest)} longest of {len(parts)} stretches")
     return "\n".join(lines)
 
 
-def _reasons(plan: Plan, found: Critical) -> str:
+def _reasons(plan: Plan) -> str:
     big = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))
     devices = [device.name for device in plan.costed.machine.devices][:_MOST_DEVICES]
-    each = [(placed, plan.reason[placed.cluster]) for placed in big if placed.cluster in plan.reason][
-        :_MOST_REASONS
-    ]
+    known = [placed for placed in big if placed.cluster in plan.reason][:_MOST_REASONS]
+    each = [(placed, plan.reason[placed.cluster]) for placed in known]
     weighed = any(len(reason.choices) > 1 for _, reason in each)
     columns = tuple(f"on {device}" for device in devices) if weighed else ()
     rows = [("cluster", "device", "takes", "slack", "waited for", *columns, "why")]
     for placed, reason in each:
-        by = {choice.device: choice for choice in reason.choices}
-        own = by[placed.device].end if placed.device in by else None
-        ends = [
-            "here" if device == placed.device else against(by[device], own) if device in by else "-"
-            for device in devices
-        ]
-        number = found.number[placed.cluster]
-        times = (seconds(placed.end - placed.start), seconds(found.slack[number]))
-        why = (waited(plan, found, number), *(ends if weighed else ()), reason.text)
+        late = {choice.device: text for choice, text in choices(placed.device, reason)}
+        ends = ["here" if device == placed.device else late.get(device, "-") for device in devices]
+        number = plan.critical.number[placed.cluster]
+        times = (seconds(placed.end - placed.start), seconds(plan.critical.slack[number]))
+        why = (waited(plan, number), *(ends if weighed else ()), reason.text)
         rows.append((plan.words.cluster(placed.cluster), placed.device, *times, *why))
     if len(rows) == 1:
         return "no reasons were kept"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...ir.critical_path import Critical
 from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.timeline import Placed, Transfer
@@ -32,7 +31,7 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
         late = "on the critical path" if number in found.on_path else f"slack {seconds(found.slack[number])}"
         lanes, span = ", ".join(step.lanes), f"{seconds(step.start)} → {seconds(step.end)}"
         lines = [f"{plan.words.cluster(cluster)} on {lanes}: {span}, {late}"]
-        lines.append(f"  waited for {waited(plan, found, number) or 'nothing'}")
+        lines.append(f"  waited for {waited(plan, number) or 'nothing'}")
         reason = plan.reason.get(cluster)
         if reason:
             lines += [f"  {line}" for line in (*_choices(step.device, reason), reason.text)]
@@ -58,10 +57,10 @@ def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
     there."""
     order = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
     own = next((choice.end for choice in order if choice.device == device), None)
-    return [(choice, "chosen" if choice.device == device else against(choice, own)) for choice in order]
+    return [(choice, "chosen" if choice.device == device else _against(choice, own)) for choice in order]
 
 
-def against(choice: Choice, own: float | None) -> str:
+def _against(choice: Choice, own: float | None) -> str:
     """Return the end of a cluster on another device relative to its own: `+1.2 ms`, `−0.3 ms`."""
     if choice.end is None or own is None:
         return "-"
@@ -88,18 +87,18 @@ def helps(plan: Plan) -> str:
     )
 
 
-def waited(plan: Plan, found: Critical, number: int) -> str:
+def waited(plan: Plan, number: int) -> str:
     """Return the binding predecessor of a step, and how long the step was ready before: `v0 from cpu`, `t3`, `lane
     cuda:0/0, busy with t2, 1.2 ms`; empty if it starts at once."""
-    wait, step = found.last[number], found.steps[number]
+    wait, step = plan.critical.last[number], plan.steps[number]
     if wait is None:
         return ""
-    before = found.steps[wait.step]
+    before = plan.steps[wait.step]
     if isinstance(before, Placed):
         named = plan.words.cluster(before.cluster)
     else:
         named = f"{plan.words.value(before.value)} from {before.src}"
-    late = step.start - found.ready(number)
+    late = step.start - plan.critical.ready(number)
     if wait.kind in ("data", "order") or late <= 1e-9 * plan.makespan:
         return named
     held = f"lane {step.lane}"
@@ -110,26 +109,24 @@ def waited(plan: Plan, found: Critical, number: int) -> str:
     return f"{held}, busy with {named}, {seconds(late)}"
 
 
-def path_shares(plan: Plan, found: Critical) -> list[str]:
+def path_shares(plan: Plan) -> list[str]:
     """Return the shares of compute, transfers and waits in the critical path, one sentence per line."""
-    total = plan.makespan or 1.0
+    found, total = plan.critical, plan.makespan or 1.0
     waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
     compute, transfer, waiting = (percent(s / total) for s in (found.compute_s, found.transfer_s, waits))
     line = f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; "
     line += "nothing on it can be late without the end being late"
-    held = {
-        "lane": found.busy_s.get(("compute", "lane"), 0.0) / total,
-        "wire": found.busy_s.get(("transfer", "wire"), 0.0) / total,
-        "queue": found.busy_s.get(("transfer", "lane"), 0.0) / total,
-    }
-    kept = {what: share for what, share in held.items() if share > 0.005}
+    held = {"lane": "compute lane", "wire": "transfer wire", "queue": "transfer lane"}
+    busy = {f"{kind} {cause}": s for (kind, cause), s in found.busy_s.items()}
+    shares = {what: busy.get(key, 0.0) / total for what, key in held.items()}
+    kept = {what: share for what, share in shares.items() if share > 0.005}
     parts = [f"{percent(share)} only for keeping a {what} busy" for what, share in kept.items()]
     return [line, f"{', '.join(parts)} that the next step needed"] if parts else [line]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A stretch of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains. `steps`:
+class _Section:
+    """A section of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains. `steps`:
     numbers of its steps."""
 
     kind: str
@@ -140,12 +137,12 @@ class Stretch:
     steps: tuple[int, ...] = ()
 
 
-def stretches(plan: Plan, found: Critical) -> list[Stretch]:
-    """Return the critical path in stretches: consecutive clusters of one lane are one, gaps above 0.1 % are waits."""
+def sections(plan: Plan) -> list[_Section]:
+    """Return the critical path in sections: consecutive clusters of one lane are one, gaps above 0.1 % are waits."""
     groups: list[list[int]] = []
     clock, starts = 0.0, list[float]()
-    for number in found.path:
-        step, before = found.steps[number], found.steps[groups[-1][-1]] if groups else None
+    for number in plan.critical.path:
+        step, before = plan.steps[number], plan.steps[groups[-1][-1]] if groups else None
         late = step.start - clock > plan.makespan * 1e-3
         if not late and isinstance(step, Placed) and isinstance(before, Placed) and before.lane == step.lane:
             groups[-1].append(number)
@@ -153,25 +150,20 @@ def stretches(plan: Plan, found: Critical) -> list[Stretch]:
             groups.append([number])
             starts.append(clock if late else step.start)
         clock = max(clock, step.end)
-    parts: list[Stretch] = []
+    parts: list[_Section] = []
     for numbers, start in zip(groups, starts):
-        first, last = found.steps[numbers[0]], found.steps[numbers[-1]]
+        first, last = plan.steps[numbers[0]], plan.steps[numbers[-1]]
         if start < first.start:
             what = "waits; no cluster or transfer explains it"
-            parts.append(Stretch("wait", start, first.start, first.lane, what))
+            parts.append(_Section("wait", start, first.start, first.lane, what))
         if isinstance(first, Transfer):
             kind, where, what = "copy", f"{first.src} → {first.dst}", plan.words.value(first.value)
         else:
-            clusters = [step for step in map(found.steps.__getitem__, numbers) if isinstance(step, Placed)]
-            kind, where, what = "compute", first.lane, span_name(plan, clusters)
-        parts.append(Stretch(kind, first.start, last.end, where, what, tuple(numbers)))
+            kind, where, what = "compute", first.lane, plan.words.cluster(first.cluster)
+            if isinstance(last, Placed) and len(numbers) > 1:
+                what += f" … {plan.words.cluster(last.cluster)} ({len(numbers)} clusters)"
+        parts.append(_Section(kind, first.start, last.end, where, what, tuple(numbers)))
     return parts
-
-
-def span_name(plan: Plan, clusters: list[Placed]) -> str:
-    """Return `first … last` with a count."""
-    first, last = plan.words.cluster(clusters[0].cluster), plan.words.cluster(clusters[-1].cluster)
-    return first if len(clusters) == 1 else f"{first} … {last} ({len(clusters)} clusters)"
 
 
 def module_of(plan: Plan, cluster: str) -> str:

@@ -23,7 +23,7 @@ from ..report.statistics import (
     top_spans,
     union,
 )
-from .bars import LEFT, RIGHT, WIDTH, Axis, measured_bars, pale, planned_bars, solid
+from .bars import LEFT, RIGHT, Chart, measured_bars, pale, planned_bars, solid
 
 _NAMES = {"0": "compute", "in": "copy in", "out": "copy out"}
 _MEMORY_HIGH, _CURVE = 136.0, 100.0
@@ -36,11 +36,10 @@ def timeline_svg(timeline: Timeline) -> str:
     return str(timeline_picture(timeline))
 
 
-def timeline_picture(timeline: Timeline) -> Svg:
+def timeline_picture(timeline: Timeline) -> Chart:
     """Return the picture of a timeline as shapes."""
-    predicted = timeline.predicted
-    svg = Svg(WIDTH, 0, f"timeline of {timeline.title}")
-    what = "predicted above measured" if predicted else "timeline"
+    chart = Chart(timeline)
+    what = "predicted above measured" if timeline.predicted else "timeline"
     top = [span for span in timeline.spans if not span.cluster]
     # A cluster that takes several lanes has a span in each.
     count = len({(span.kind, span.name, span.device, span.start) for span in top})
@@ -48,25 +47,19 @@ def timeline_picture(timeline: Timeline) -> Svg:
     if timeline.late >= 0.005:
         under += f" Emulated work ended up to {percent(timeline.late)} late."
     title = f"{timeline.title}: {what}"
-    high = heading(svg, title, under, timeline.label, _figures(timeline), _samples(svg, timeline))
-    with svg.group(transform=f"translate(0 {high:.0f})"):
-        sides = [side for side in (timeline, predicted) if side]
-        axis = Axis(
-            max(end for side in sides for end in (side.makespan, *(s.end for s in side.spans))) * 1.02
-        )
-        for side in sides:
-            axis.room.take_line((axis.x(side.makespan), 0.0), (axis.x(side.makespan), 10_000.0))
-        bottom = _memories(svg, timeline, axis, _lanes(svg, timeline, axis))
-        svg.text(LEFT - 22, _TOP - 8, axis.unit, 12, QUIET, anchor="end")
-        for when, text in axis.ticks:
-            svg.text(axis.x(when), _TOP - 8, text, 12, QUIET, anchor="middle")
-            svg.text(axis.x(when), bottom + 18, text, 12, QUIET, anchor="middle")
-        _ends(svg, timeline, axis, bottom)
+    high = heading(chart, title, under, timeline.label, _figures(timeline), _samples(chart, timeline))
+    with chart.group(transform=f"translate(0 {high:.0f})"):
+        bottom = _memories(chart, timeline, _lanes(chart, timeline))
+        chart.text(LEFT - 22, _TOP - 8, chart.unit, 12, QUIET, anchor="end")
+        for when, text in chart.ticks:
+            chart.text(chart.x(when), _TOP - 8, text, 12, QUIET, anchor="middle")
+            chart.text(chart.x(when), bottom + 18, text, 12, QUIET, anchor="middle")
+        _ends(chart, timeline, bottom)
         notes = "autopar · busy: share of the whole call · "
         notes += "overlap: share of the lane's busy time during which another lane computes"
-        svg.text(MARGIN, bottom + 48, notes, 12, QUIET)
-    svg.height = high + bottom + 70
-    return svg
+        chart.text(MARGIN, bottom + 48, notes, 12, QUIET)
+    chart.height = high + bottom + 70
+    return chart
 
 
 def _figures(timeline: Timeline) -> list[Figure]:
@@ -120,23 +113,18 @@ def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
     return samples
 
 
-def _shades(timeline: Timeline) -> dict[str, Shade]:
-    devices = dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes)
-    return shades((device, kind_of(device).host) for device in devices)
-
-
-def _lanes(svg: Svg, timeline: Timeline, axis: Axis) -> float:
+def _lanes(chart: Chart, timeline: Timeline) -> float:
     """Draw the lanes of each device, with busy and overlapped shares on the right; return their end in pixels."""
     predicted = timeline.predicted
     real, planned = top_spans(timeline), top_spans(predicted) if predicted else {}
     busy, overlap = busy_shares(timeline), overlaps(timeline)
     hot = {id(span) for span in critical_spans(timeline)}
-    svg.text(RIGHT + 30, _TOP - 8, "busy", 12, bold=True)
-    svg.text(RIGHT + 142, _TOP - 8, "overlap", 12, bold=True)
+    chart.text(RIGHT + 30, _TOP - 8, "busy", 12, bold=True)
+    chart.text(RIGHT + 142, _TOP - 8, "overlap", 12, bold=True)
     y = _TOP + 10
-    for device, shade in _shades(timeline).items():
+    for device, shade in chart.shades.items():
         if y > _TOP + 10:
-            svg.line((MARGIN, y - 7), (svg.width - MARGIN, y - 7), "grid")
+            chart.line((MARGIN, y - 7), (chart.width - MARGIN, y - 7), "grid")
         lanes = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[0] == device]
         lanes = [lane for lane in lanes if real[lane] or planned.get(lane)] or lanes[:1]
         for index, lane in enumerate(lanes):
@@ -145,13 +133,13 @@ def _lanes(svg: Svg, timeline: Timeline, axis: Axis) -> float:
             above, below = (12.0 if copies else 18.0) if predicted else 0.0, 20.0 if copies else 30.0
             tall = above + below + (17 if predicted else 14)
             middle = y + tall / 2
-            axis.lane(svg, y, tall)
+            chart.lane(y, tall)
             name = _NAMES.get(queue, f"copy {queue}" if copies else f"compute {queue}")
-            _name(svg, shade, "" if index else device, name, middle)
-            planned_bars(svg, planned.get(lane, ()), axis, shade, y + 5, above)
-            measured_bars(svg, real[lane], axis, shade, y + tall - below - 7, below, hot, copies)
-            _share(svg, RIGHT + 30, middle, busy[lane], shade.hue)
-            _share(svg, RIGHT + 142, middle, overlap[lane], "#8792A3")
+            _name(chart, shade, "" if index else device, name, middle)
+            planned_bars(chart, planned.get(lane, ()), shade, y + 5, above)
+            measured_bars(chart, real[lane], shade, y + tall - below - 7, below, hot, copies)
+            _share(chart, RIGHT + 30, middle, busy[lane], shade.hue)
+            _share(chart, RIGHT + 142, middle, overlap[lane], "#8792A3")
             y += tall + 8
         y += 6
     return y
@@ -175,39 +163,30 @@ def _share(svg: Svg, x: float, middle: float, share: float | None, color: str) -
         svg.text(x + 96, middle + 4, percent(share), 12, anchor="end")
 
 
-def _ends(svg: Svg, timeline: Timeline, axis: Axis, bottom: float) -> None:
+def _ends(chart: Chart, timeline: Timeline, bottom: float) -> None:
     """Draw lines at the measured and predicted ends of the call; the earlier one has its label on the left."""
-    sides: list[tuple[float, str, str | None]] = [
-        (timeline.makespan, "measured" if timeline.predicted else "end", None)
-    ]
-    if timeline.predicted:
-        sides.append((timeline.predicted.makespan, "predicted", "3 3"))
-    for when, what, dash in sides:
-        x = axis.x(when)
-        svg.line((x, _TOP), (x, bottom), "end", stroke_dasharray=dash)
-        left = len(sides) == 2 and (when, what) == min(side[:2] for side in sides)
-        anchor = "end" if left else "start"
-        svg.text(
-            x + (-3 if left else 3), _TOP - 28, f"{what} {seconds(when)}", 11.5, bold=True, anchor=anchor
-        )
+    sides = [(timeline.makespan, "measured" if timeline.predicted else "end")]
+    sides += [(timeline.predicted.makespan, "predicted")] if timeline.predicted else []
+    for when, what in sides:
+        x = chart.x(when)
+        chart.line((x, _TOP), (x, bottom), "end", stroke_dasharray="3 3" if what == "predicted" else None)
+        left = len(sides) == 2 and (when, what) == min(sides)
+        at, anchor = (x - 3, "end") if left else (x + 3, "start")
+        chart.text(at, _TOP - 28, f"{what} {seconds(when)}", 11.5, bold=True, anchor=anchor)
 
 
-def _memories(svg: Svg, timeline: Timeline, axis: Axis, y: float) -> float:
-    look = _shades(timeline)
+def _memories(chart: Chart, timeline: Timeline, y: float) -> float:
     planned = {memory.device: memory for memory in timeline.predicted.memory} if timeline.predicted else {}
     for memory in timeline.memory:
         if memory.steps and memory.peak:
-            shade = look[memory.device]
-            _memory_row(svg, memory, planned.get(memory.device), shade, axis, y + 22, timeline.makespan)
+            _memory_row(chart, memory, planned.get(memory.device), y + 22, timeline.makespan)
             y += _MEMORY_HIGH
     return y + 6
 
 
-def _memory_row(
-    svg: Svg, memory: Memory, planned: Memory | None, shade: Shade, axis: Axis, y: float, end: float
-) -> None:
+def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, end: float) -> None:
     """Draw the curve of `memory` from `y` down; the predicted one, `planned`, as a thin line over it."""
-    cap = memory.cap
+    shade, cap = chart.shades[memory.device], memory.cap
     close = cap if cap is not None and memory.peak >= 0.35 * cap else 0
     most = max(memory.peak, planned.peak if planned else 0, close) or 1
     bottom = y + _CURVE
@@ -215,34 +194,34 @@ def _memory_row(
     def level(count: float) -> float:
         return bottom - count / most * (_CURVE - 14)
 
-    axis.lane(svg, y, _CURVE)
-    points = corners(memory, axis.x, level, min(RIGHT, axis.x(end)))
-    svg.path(trace([*points, (points[-1][0], bottom), (points[0][0], bottom)]) + "Z", fill=shade.fill)
+    chart.lane(y, _CURVE)
+    points = corners(memory, chart.x, level, min(RIGHT, chart.x(end)))
+    chart.path(trace([*points, (points[-1][0], bottom), (points[0][0], bottom)]) + "Z", fill=shade.fill)
     for (x1, y1), (x2, _) in zip(points[::2], points[1::2]):
-        svg.pattern(shade, x1, y1, x2 - x1, bottom - y1, stroke_opacity=0.5)
-    svg.path(trace(points), fill="none", stroke=shade.hue, stroke_width=2.2, stroke_linejoin="round")
+        chart.pattern(shade, x1, y1, x2 - x1, bottom - y1, stroke_opacity=0.5)
+    chart.path(trace(points), fill="none", stroke=shade.hue, stroke_width=2.2, stroke_linejoin="round")
     if planned and planned.steps:
         last = max(when for when, _ in planned.steps)
-        svg.path(trace(corners(planned, axis.x, level, min(RIGHT, axis.x(last)))), "planned")
+        chart.path(trace(corners(planned, chart.x, level, min(RIGHT, chart.x(last)))), "planned")
     for share in (0.0, 0.5) if close else (0.0, 0.5, 1.0):
         text = size(most * share) if share else "0"
-        svg.text(LEFT - 10, level(most * share) + 4, text, 11, QUIET, anchor="end")
+        chart.text(LEFT - 10, level(most * share) + 4, text, 11, QUIET, anchor="end")
     if close:
         at = level(close)
-        axis.room.take_line((LEFT, at), (RIGHT, at))
-        svg.line((LEFT, at), (RIGHT, at), "cap")
-        svg.text(LEFT - 10, at + 4, f"cap {size(close)}", 11, INK, bold=True, anchor="end")
-    svg.swatch(shade, MARGIN, y + 34, 22, 20)
-    svg.text(MARGIN + 30, y + 43, design.fit(memory.device, 86, 12, True), 12, bold=True)
-    svg.text(MARGIN + 30, y + 58, "memory", 11.5, QUIET)
-    _peak(svg, memory, shade, axis, level, points)
+        chart.space.take_line((LEFT, at), (RIGHT, at))
+        chart.line((LEFT, at), (RIGHT, at), "cap")
+        chart.text(LEFT - 10, at + 4, f"cap {size(close)}", 11, INK, bold=True, anchor="end")
+    chart.swatch(shade, MARGIN, y + 34, 22, 20)
+    chart.text(MARGIN + 30, y + 43, design.fit(memory.device, 86, 12, True), 12, bold=True)
+    chart.text(MARGIN + 30, y + 58, "memory", 11.5, QUIET)
+    _peak(chart, memory, level, points)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
     rows += [("free", free(1 - memory.peak / cap))] if cap else []
     rows += [("planned", size(planned.peak))] if planned else []
     for index, (what, text) in enumerate(rows):
-        svg.text(RIGHT + 30, y + 18 + index * 21, what, 12, QUIET)
-        svg.text(RIGHT + 142, y + 18 + index * 21, text, 12)
-    svg.line((LEFT, bottom), (RIGHT, bottom), "grid")
+        chart.text(RIGHT + 30, y + 18 + index * 21, what, 12, QUIET)
+        chart.text(RIGHT + 142, y + 18 + index * 21, text, 12)
+    chart.line((LEFT, bottom), (RIGHT, bottom), "grid")
 
 
 def corners(
@@ -266,20 +245,18 @@ def corners(
     return points
 
 
-def _peak(
-    svg: Svg, memory: Memory, shade: Shade, axis: Axis, level: Callable[[float], float], points: list[Point]
-) -> None:
+def _peak(chart: Chart, memory: Memory, level: Callable[[float], float], points: list[Point]) -> None:
     """Draw a ring at the peak, with its size if there is room."""
     when = next(when for when, count in memory.steps if count == memory.peak)
-    x, y = axis.x(when), level(memory.peak)
+    x, y = chart.x(when), level(memory.peak)
     for start, end in pairwise(points):
-        axis.room.take_line(start, end)
-    svg.circle(x, y, 4.5, fill="#FFFFFF", stroke=shade.hue, stroke_width=2)
+        chart.space.take_line(start, end)
+    chart.circle(x, y, 4.5, fill="#FFFFFF", stroke=chart.shades[memory.device].hue, stroke_width=2)
     text = f"peak {size(memory.peak)}"
     places = [(dx, dy) for dx in (-10.0, 10.0, -70.0, 70.0, -140.0) for dy in (-7.0, 4.0, 17.0, 30.0)]
     labels = [
         Label(x + dx, y + dy, text, 11.5, anchor="end" if dx < 0 else "start", halo=True) for dx, dy in places
     ]
     inside = [[label] for label in labels if LEFT + 4 < label.rect.x < RIGHT - label.rect.w]
-    for label in axis.room.first(inside, pad=2):
-        svg.label(label)
+    for label in chart.space.first(inside, pad=2):
+        chart.label(label)

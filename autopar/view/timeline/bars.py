@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ...ir.timeline import Span
+from ...ir.device import kind_of
+from ...ir.timeline import Span, Timeline
 from ...system.text import seconds, size
 from ..drawing import design
-from ..drawing.design import INK, QUIET, WAIT, Shade, fill_of
-from ..drawing.free_space import Label, Rect, Room
+from ..drawing.design import INK, QUIET, WAIT, Shade, fill_of, shades
+from ..drawing.free_space import FreeSpace, Label, Rect
 from ..drawing.svg import MARGIN, Svg, ticks
 from ..report.statistics import union
 
@@ -20,23 +21,30 @@ LEFT, RIGHT = 196.0, WIDTH - MARGIN - 238.0
 _MOST_JOINED = 64
 
 
-class Axis:
-    """Time axis over `span` seconds: pixels of a time, ticks, and the room for labels."""
+class Chart(Svg):
+    """The picture of a timeline: the shades of its devices, its time axis, and the places that are taken."""
 
-    def __init__(self, span: float) -> None:
-        self.span = span
-        self.room = Room()
-        self.ticks, self.unit = ticks(span, RIGHT - LEFT, 96.0)
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(WIDTH, 0, f"timeline of {timeline.title}")
+        devices = dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes)
+        self.shades = shades((device, kind_of(device).host) for device in devices)
+        sides = [side for side in (timeline, timeline.predicted) if side]
+        ends = [end for side in sides for end in (side.makespan, *(span.end for span in side.spans))]
+        self.span = max(ends) * 1.02
+        self.ticks, self.unit = ticks(self.span, RIGHT - LEFT, 96.0)
+        self.space = FreeSpace()
+        for side in sides:
+            self.space.take_line((self.x(side.makespan), 0.0), (self.x(side.makespan), 10_000.0))
 
     def x(self, when: float) -> float:
         """Return the horizontal position of a time, in pixels."""
         return LEFT + (when / self.span * (RIGHT - LEFT) if self.span else 0.0)
 
-    def lane(self, svg: Svg, y: float, h: float) -> None:
+    def lane(self, y: float, h: float) -> None:
         """Draw the background of a lane, with ticks as hairlines."""
-        svg.rect(LEFT, y, RIGHT - LEFT, h, "lane")
+        self.rect(LEFT, y, RIGHT - LEFT, h, "lane")
         for when, _ in self.ticks:
-            svg.line((self.x(when), y), (self.x(when), y + h), "grid")
+            self.line((self.x(when), y), (self.x(when), y + h), "grid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +63,11 @@ class _Bar:
         return self.x + self.w
 
 
-def _bars(spans: tuple[Span, ...], axis: Axis) -> list[_Bar]:
+def _bars(chart: Chart, spans: tuple[Span, ...]) -> list[_Bar]:
     done: list[_Bar] = []
     for span in spans:
-        x = axis.x(span.start)
-        w = axis.x(span.end) - x
+        x = chart.x(span.start)
+        w = chart.x(span.end) - x
         last = done[-1] if done else None
         thin = w < 1.2 and last is not None and (last.w < 1.2 or (last.w < 8 and len(last.spans) > 1))
         if last and thin and x - last.right < 0.5 and len(last.spans) < _MOST_JOINED:
@@ -67,7 +75,7 @@ def _bars(spans: tuple[Span, ...], axis: Axis) -> list[_Bar]:
             continue
         waits = None
         if span.ready is not None:
-            waits = max(axis.x(span.ready), last.right + 1 if last else LEFT)
+            waits = max(chart.x(span.ready), last.right + 1 if last else LEFT)
         done.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
     return done
 
@@ -91,39 +99,32 @@ def solid(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase:
         svg.rect(x, y, w, h, rx=corner, fill=shade.text if phase == "backward" else shade.hue)
 
 
-def planned_bars(svg: Svg, spans: tuple[Span, ...], axis: Axis, shade: Shade, y: float, h: float) -> None:
+def planned_bars(chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, h: float) -> None:
     """Draw the predicted spans of a lane, `h` high from `y` down."""
-    for bar in _bars(spans, axis):
+    for bar in _bars(chart, spans):
         if bar.w < 2.5 or len(bar.spans) > 1:
-            svg.rect(bar.x, y, max(bar.w, 0.8), h, fill=shade.fill, stroke=shade.hue, stroke_width=0.6)
+            chart.rect(bar.x, y, max(bar.w, 0.8), h, fill=shade.fill, stroke=shade.hue, stroke_width=0.6)
         else:
-            pale(svg, shade, bar.x + 0.5, y, bar.w - 1, h, bar.spans[0].phase)
+            pale(chart, shade, bar.x + 0.5, y, bar.w - 1, h, bar.spans[0].phase)
 
 
 def measured_bars(
-    svg: Svg,
-    spans: tuple[Span, ...],
-    axis: Axis,
-    shade: Shade,
-    y: float,
-    h: float,
-    hot: set[int],
-    copies: bool,
+    chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, h: float, hot: set[int], copies: bool
 ) -> None:
     """Draw the spans of a lane, `h` high from `y` down; those in `hot` (by `id`) are underlined in black."""
-    bars = _bars(spans, axis)
+    bars = _bars(chart, spans)
     for bar in bars:
-        axis.room.take(Rect(bar.x, y, max(bar.w, 1.0), h))
+        chart.space.take(Rect(bar.x, y, max(bar.w, 1.0), h))
         if bar.waits is not None:
-            axis.room.take(Rect(bar.waits, y, bar.x - bar.waits, h))
-            svg.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
-        _bar(svg, bar, shade, y, h, hot)
+            chart.space.take(Rect(bar.waits, y, bar.x - bar.waits, h))
+            chart.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
+        _bar(chart, bar, shade, y, h, hot)
     base = y + h / 2 + 4
-    named = sorted(_name(svg, bar, axis, shade, base) for bar in bars)
+    named = sorted(_name(chart, bar, shade, base) for bar in bars)
     for bar in bars:
-        _wait_name(svg, bar, axis, base)
+        _wait_name(chart, bar, base)
     if not copies:
-        _idle(svg, spans, axis, base - 4, named)
+        _idle(chart, spans, base - 4, named)
 
 
 def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -> None:
@@ -138,7 +139,7 @@ def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -
             svg.rect(bar.x, y + h, max(bar.w, 0.8), 3.5, fill=INK)
 
 
-def _name(svg: Svg, bar: _Bar, axis: Axis, shade: Shade, y: float) -> float:
+def _name(chart: Chart, bar: _Bar, shade: Shade, y: float) -> float:
     """Draw the name inside its bar if it fits, else to the right if that is free; return its right edge there."""
     span, count = bar.spans[0], len(bar.spans)
     text = design.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
@@ -148,18 +149,18 @@ def _name(svg: Svg, bar: _Bar, axis: Axis, shade: Shade, y: float) -> float:
         half = design.width(text, 11.5, True) / 2
         places = (bar.x + bar.w / 2, bar.x + 5 + half, bar.right - 5 - half)
         inside = [Label(at, y, text, 11.5, color, True, "middle") for at in places]
-        svg.label(next((label for label in inside if axis.room.unlined(label.rect)), inside[0]))
+        chart.label(next((label for label in inside if chart.space.unlined(label.rect)), inside[0]))
         return 0.0
     name = span.title if count == 1 else f"{count} {'copies' if span.kind == 'copy' else 'clusters'}"
     label = Label(bar.right + 7, y, design.fit_words(name, 170, 11.5), 11.5, halo=True)
     right = label.rect.x + label.rect.w
-    if right >= RIGHT - 3 or not axis.room.first([[label]], pad=3):
+    if right >= RIGHT - 3 or not chart.space.first([[label]], pad=3):
         return 0.0
-    svg.label(label)
+    chart.label(label)
     return right
 
 
-def _wait_name(svg: Svg, bar: _Bar, axis: Axis, y: float) -> None:
+def _wait_name(chart: Chart, bar: _Bar, y: float) -> None:
     if bar.waits is None:
         return
     span = bar.spans[0]
@@ -167,25 +168,25 @@ def _wait_name(svg: Svg, bar: _Bar, axis: Axis, y: float) -> None:
     inside = Label((bar.waits + bar.x) / 2, y, text, 11.5, WAIT, anchor="middle")
     beside = Label(bar.waits - 6, y, text, 11.5, WAIT, anchor="end", halo=True)
     if inside.rect.w + 8 <= bar.x - bar.waits:
-        svg.label(inside)
-    elif beside.rect.x > LEFT + 2 and axis.room.place([beside], pad=3):
-        svg.label(beside)
+        chart.label(inside)
+    elif beside.rect.x > LEFT + 2 and chart.space.first([[beside]], pad=3):
+        chart.label(beside)
 
 
-def _idle(svg: Svg, spans: tuple[Span, ...], axis: Axis, y: float, named: list[float]) -> None:
+def _idle(chart: Chart, spans: tuple[Span, ...], y: float, named: list[float]) -> None:
     """Draw brackets over idle times, after names, with their length."""
     busy = union((span.start, span.end) for span in spans)
     for (_, start), (end, _) in pairwise(busy):
-        left, right = axis.x(start) + 5, axis.x(end) - 5
+        left, right = chart.x(start) + 5, chart.x(end) - 5
         before = named[: bisect.bisect_left(named, right)]
         left = max(left, before[-1] + 8) if before else left
         middle = (left + right) / 2
         texts = (f"idle {seconds(end - start)}", seconds(end - start))
         labels = [Label(middle, y + 4, text, 11.5, QUIET, anchor="middle") for text in texts]
         wide = [[label] for label in labels if label.rect.w + 30 <= right - left]
-        for label in axis.room.first(wide, pad=3):
+        for label in chart.space.first(wide, pad=3):
             r = label.rect
-            svg.label(label)
+            chart.label(label)
             for near, far, edge in ((left, r.x - 6, left), (r.x + r.w + 6, right, right)):
-                svg.line((near, y), (far, y), "bracket")
-                svg.line((edge, y - 5), (edge, y + 5), "bracket")
+                chart.line((near, y), (far, y), "bracket")
+                chart.line((edge, y - 5), (edge, y + 5), "bracket")
