@@ -29,11 +29,9 @@ def trace_bytes(timeline: Timeline, *, compress: bool) -> bytes:
 def trace(timeline: Timeline) -> dict[str, Any]:
     """Return the trace as JSON data: times in microseconds, with nanoseconds as decimals."""
     events: list[Event] = []
+    _side(events, timeline, "measured" if timeline.predicted else "", 0)
     if timeline.predicted:
-        _side(events, timeline, "measured", 0)
         _side(events, timeline.predicted, "predicted", 1)
-    else:
-        _side(events, timeline, "", 0)
     other = {"title": timeline.title, "producer": "autopar"}
     if timeline.label:
         other["label"] = timeline.label

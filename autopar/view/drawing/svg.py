@@ -209,15 +209,14 @@ def heading(
     svg: Svg, title: str, under: str, label: str, figures: Sequence[Figure], samples: Sequence[Sample]
 ) -> float:
     """Draw the title, the badge on the kind of figures, the figures and the legend; return their end in pixels."""
-    room = svg.width - 2 * MARGIN
+    room = beside = svg.width - 2 * MARGIN
     if label:
         wide = design.width(label, 12, True) + 36
         x = svg.width - MARGIN - wide
         svg.rect(x, 25, wide, 27, "badge", rx=13.5)
         svg.text(x + wide / 2, 43, label, 12, WAIT, bold=True, anchor="middle")
-        svg.text(MARGIN, 46, design.fit(title, room - wide - 24, 24, True), 24, bold=True)
-    else:
-        svg.text(MARGIN, 46, design.fit(title, room, 24, True), 24, bold=True)
+        beside = room - wide - 24
+    svg.text(MARGIN, 46, design.fit(title, beside, 24, True), 24, bold=True)
     svg.text(MARGIN, 68, design.fit(under, room, 13), 13, QUIET)
     places = list(_flow([_width(*figure) for figure in figures], 20.0, room, 34.0))
     bottom = 150.0 + 64 * max((row for _, row in places), default=0)

@@ -153,22 +153,18 @@ def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
 def _boxes(layout: Layout) -> None:
     number, hot = layout.plan.critical.number, layout.plan.critical.on_path
     for column in layout.columns.values():
-        held = [{_key(card) for card in layout.cards[lane]} for lane, _, _ in column.lanes]
+        # A cluster that takes several lanes has a card in each, equal ones but for the lane.
+        held = [{card.clusters for card in layout.cards[lane]} for lane, _, _ in column.lanes]
         for index, (lane, x, _) in enumerate(column.lanes):
             for card in layout.cards[lane]:
-                key = _key(card)
-                if index and key in held[index - 1]:
+                if index and card.clusters in held[index - 1]:
                     continue
-                last = next((i for i in range(index, len(held)) if key not in held[i]), len(held)) - 1
+                others = (i for i in range(index, len(held)) if card.clusters not in held[i])
+                last = next(others, len(held)) - 1
                 w = column.lanes[last][1] + column.lanes[last][2] - x
                 y = layout.y(card.start)
                 critical = any(number[cluster] in hot for cluster in card.clusters)
                 layout.boxes.append(Box(x, y, w, layout.y(card.end) - y, card, critical))
-
-
-def _key(card: Card) -> tuple[object, ...]:
-    """Return the identity of a card, equal in all lanes of its cluster."""
-    return card.clusters, card.start, card.end
 
 
 def _arrows(layout: Layout) -> None:
