@@ -84,9 +84,7 @@ def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> 
     overload."""
     if calls and name in calls:
         return calls[name]
-    if name in _OWN:
-        return _OWN[name]
-    return _operator(name)
+    return _OWN.get(name) or _operator(name)
 
 
 @functools.cache

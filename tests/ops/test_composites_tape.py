@@ -18,7 +18,7 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.ops import composites
 from autopar.ops import resolve as bind
-from autopar.ops.composites.define import Tape, vjp
+from autopar.ops.composites import define
 from autopar.pipeline.options import Options
 from autopar.pipeline.stages import plan_captured
 
@@ -62,14 +62,14 @@ def target(name):
 @pytest.fixture
 def played(monkeypatch):
     """Whether each backward had a tape."""
-    found, play = [], Tape.play
+    found, play = [], define.play
 
-    def watched(self, *given):
-        made = play(self, *given)
+    def watched(*given):
+        made = play(*given)
         found.append(made is not None)
         return made
 
-    monkeypatch.setattr(Tape, "play", watched)
+    monkeypatch.setattr(define, "play", watched)
     return found
 
 
@@ -149,9 +149,8 @@ def test_a_backward_stays_in_the_thread_of_its_lane():
     """Autograd's thread of a device may be the one that waits for the lane: there it would wait for ever."""
     Seen.free.clear()
     x, ones = r(3), [torch.ones(3).double()]
-    tape = Tape(lambda x: x.shape, lambda x: True)
-    outputs = tape.recording(Seen.apply)(x)
-    for found in (tape.play(outputs, ones, [True]), vjp(Seen.apply, [x], ones, [True])):
+    outputs = define.recording(Seen.apply, lambda x: x.shape, lambda x: True, ())(x)
+    for found in (define.play(outputs, ones, [True]), define.vjp(Seen.apply, [x], ones, [True])):
         assert torch.equal(found[0], ones[0])
     assert Seen.free == [False, False]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch
 from torch import Tensor, library
+
+from ..arguments import replace, tensors
 
 LIBRARY = library.Library("autopar", "FRAGMENT")
 """The library of these operators."""
@@ -19,67 +21,7 @@ KERNELS: dict[str, Callable[..., Any]] = {}
 
 Like = Callable[..., Any]
 Cast = Callable[[str, tuple[Any, ...]], torch.dtype | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Tape:
-    """The tape from a forward to its backward: a last output without memory of its own, which keeps the call's
-    autograd graph alive.
-
-    Elsewhere (on another device, rejoined from parts) there is no graph, and the forward is recomputed: a step of
-    attention then takes 1.2 times eager's time, of recurrent layers 1.4, else as long (one core of a CPU).
-    `shape(*arguments)` is that output's shape, in bytes that the graph keeps besides arguments and outputs, with the
-    axes along which a call may be split. `worth(*arguments)`: the graph keeps no more than that. The tensors at the
-    positions `fixed` have no gradient through it.
-    """
-
-    shape: Callable[..., Sequence[int]]
-    worth: Callable[..., bool]
-    fixed: tuple[int, ...] = ()
-
-    def recording(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call with its tape."""
-
-        def recorded(*arguments: Any) -> tuple[Tensor, ...]:
-            shape = self.shape(*arguments)
-            first = next(tensors(arguments))
-            tape = first.new_zeros((1,) * len(shape), dtype=torch.uint8).expand(shape)
-            leaves: list[Tensor] = []
-
-            def leaf(tensor: Tensor) -> Tensor:
-                free = tensor.is_floating_point() and len(leaves) not in self.fixed
-                leaves.append(tensor.detach().requires_grad_(free))
-                return leaves[-1]
-
-            with torch.enable_grad():
-                given = replace(arguments, leaf)
-                if torch.is_inference_mode_enabled() or not self.worth(*given):
-                    given = arguments
-                made = _row(call(*given))
-            if any(output.requires_grad for output in made):
-                vars(tape)["graph"] = leaves, made
-            return (*(output.detach() for output in made), tape)
-
-        return recorded
-
-    def fake(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the fake of the call and of its tape."""
-
-        def made(*arguments: Any) -> tuple[Tensor, ...]:
-            first = next(tensors(arguments))
-            return (*_row(call(*arguments)), first.new_empty(self.shape(*arguments), dtype=torch.uint8))
-
-        return made
-
-    def play(
-        self, outputs: Sequence[Tensor], grads: Sequence[Tensor | None], needs: Sequence[bool]
-    ) -> list[Tensor] | None:
-        """Return the gradients; None if the last output has no graph of them."""
-        leaves, made = vars(outputs[-1]).get("graph", ((), ()))
-        wanted = [leaf for leaf, needed in zip(leaves, needs) if needed]
-        if not wanted or not all(leaf.requires_grad for leaf in wanted):
-            return None
-        return _gradients(made, wanted, grads, retain=True)
+Shape = Callable[..., Sequence[int]]
 
 
 def define(
@@ -89,7 +31,9 @@ def define(
     call: Callable[..., Any],
     like: Like | None = None,
     cast: Cast | None = None,
-    tape: Tape | None = None,
+    tape: Shape | None = None,
+    worth: Callable[..., bool] = lambda *arguments: True,
+    fixed: tuple[int, ...] = (),
 ) -> Callable[..., Any]:
     """Define `autopar::name(given) -> returned`, computed by `call`, and its backward, `call`'s VJP; return the first.
 
@@ -97,30 +41,37 @@ def define(
     the tensor arguments for which `needs` is true, in order, from those of the outputs (None: not requested).
     `like(*arguments)` makes tensors with the outputs' shapes, dtypes and strides (default: `call` on fake tensors).
     `cast(device type, arguments)` is the dtype to which autocast casts floating-point tensors, None if it does not.
-    With a `tape` the forward saves what its differentiation needs, and the backward, which then also reads the
-    outputs, does not recompute it.
+
+    With a `tape` the forward leaves one to the backward, which then also reads the outputs: a last output, without
+    memory of its own, that keeps the call's autograd graph alive. Elsewhere (on another device, rejoined from parts)
+    there is no graph, and the forward is recomputed: a step of attention then takes 1.2 times eager's time, of
+    recurrent layers 1.4, else as long (one core of a CPU). `tape(*arguments)` is that output's shape, in bytes that
+    the graph keeps besides arguments and outputs, with the axes along which a call may be split. `worth(*arguments)`:
+    the graph keeps no more than that. The tensors at the positions `fixed` have no gradient through it.
     """
-    bare = re.sub(r"=[^,]*", "", given)
+    plain, bare = call, re.sub(r"=[^,]*", "", given)
     made = f"({returned.strip('()')}, Tensor)" if tape else returned
     read = "Tensor?[] grads, Tensor[] outputs" if tape else "Tensor?[] grads"
     LIBRARY.define(f"{name}({bare}) -> {made}")
     LIBRARY.define(f"{name}_backward({read}, {bare}, bool[] needs) -> Tensor[]")
     forward: torch._ops.OpOverload = getattr(torch.ops.autopar, name).default
     backward = getattr(torch.ops.autopar, f"{name}_backward").default
-    compute = tape.recording(call) if tape else call
-    fake = tape.fake(like or call) if tape else like or call
+    fake = like or call
+    if tape:
+        call = recording(call, tape, worth, fixed)
+        fake = _fake_recording(fake, tape)
 
     def gradients(grads: Sequence[Tensor | None], *rest: Any) -> list[Tensor]:
         outputs, rest = (rest[0], rest[1:]) if tape else ((), rest)
         *arguments, needs = rest
-        found = tape.play(outputs, grads, needs) if tape else None
-        return vjp(call, arguments, grads, needs) if found is None else found
+        found = play(outputs, grads, needs) if tape else None
+        return vjp(plain, arguments, grads, needs) if found is None else found
 
     def fake_gradients(grads: Sequence[Tensor | None], *rest: Any) -> list[Tensor]:
         *arguments, needs = rest[1:] if tape else rest
         return [torch.empty_like(tensor) for tensor, needed in zip(tensors(arguments), needs) if needed]
 
-    LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, call, "CompositeExplicitAutograd")
     LIBRARY.impl(f"{name}_backward", gradients, "CompositeExplicitAutograd")
     library.register_fake(forward, fake, lib=LIBRARY)
     library.register_fake(backward, fake_gradients, lib=LIBRARY)
@@ -129,19 +80,67 @@ def define(
     if cast is not None:
         for key in (key for key in dir(torch._C.DispatchKey) if key.startswith("Autocast")):
             LIBRARY.impl(name, _casting(forward, key.removeprefix("Autocast").lower(), cast), key)
-    KERNELS[f"autopar.{name}.default"] = compute
+    KERNELS[f"autopar.{name}.default"] = call
     KERNELS[f"autopar.{name}_backward.default"] = gradients
     return forward
 
 
-def whole(
-    plain: torch._ops.OpOverload, like: Like | None = None, cast: Cast | None = None, tape: Tape | None = None
-) -> Callable[..., Any]:
-    """Return the composite of an ATen operator, with the same name, arguments and outputs."""
+def whole(plain: torch._ops.OpOverload, like: Like | None = None, **options: Any) -> Callable[..., Any]:
+    """Return the composite of an ATen operator, with the same name, arguments and outputs; `options` are those of
+    `define`."""
     text = str(plain._schema)
     given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
     returned = text[text.rindex("->") + 2 :].strip()
-    return define(plain._opname, given, returned, _positional(plain), like, cast, tape)
+    return define(plain._opname, given, returned, _positional(plain), like, **options)
+
+
+def recording(
+    call: Callable[..., Any], shape: Shape, worth: Callable[..., bool], fixed: tuple[int, ...]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Return the call with its tape, as in `define`."""
+
+    def recorded(*arguments: Any) -> tuple[Tensor, ...]:
+        size = shape(*arguments)
+        first = next(tensors(arguments))
+        tape = first.new_zeros((1,) * len(size), dtype=torch.uint8).expand(size)
+        leaves: list[Tensor] = []
+
+        def leaf(tensor: Tensor) -> Tensor:
+            free = tensor.is_floating_point() and len(leaves) not in fixed
+            leaves.append(tensor.detach().requires_grad_(free))
+            return leaves[-1]
+
+        with torch.enable_grad():
+            given = replace(arguments, leaf)
+            if torch.is_inference_mode_enabled() or not worth(*given):
+                given = arguments
+            made = _row(call(*given))
+        if any(output.requires_grad for output in made):
+            vars(tape)["graph"] = leaves, made
+        return (*(output.detach() for output in made), tape)
+
+    return recorded
+
+
+def _fake_recording(call: Callable[..., Any], shape: Shape) -> Callable[..., tuple[Tensor, ...]]:
+    """Return the fake of a call and of its tape."""
+
+    def made(*arguments: Any) -> tuple[Tensor, ...]:
+        first = next(tensors(arguments))
+        return (*_row(call(*arguments)), first.new_empty(shape(*arguments), dtype=torch.uint8))
+
+    return made
+
+
+def play(
+    outputs: Sequence[Tensor], grads: Sequence[Tensor | None], needs: Sequence[bool]
+) -> list[Tensor] | None:
+    """Return the gradients from the tape, the last output; None if it has no graph of them."""
+    leaves, made = vars(outputs[-1]).get("graph", ((), ()))
+    wanted = [leaf for leaf, needed in zip(leaves, needs) if needed]
+    if not wanted or not all(leaf.requires_grad for leaf in wanted):
+        return None
+    return _gradients(made, wanted, grads, retain=True)
 
 
 def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -167,7 +166,7 @@ def _keep(outputs: bool, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None
 def _formula(backward: torch._ops.OpOverload) -> Callable[..., Any]:
     def formula(ctx: Any, *grads: Tensor | None) -> Any:
         outputs, saved = ctx.saved_tensors[: ctx.outputs], iter(ctx.saved_tensors[ctx.outputs :])
-        arguments = tuple(_restored(item, saved) for item in ctx.rest)
+        arguments = replace(ctx.rest, lambda _: next(saved), EllipsisType)
         marks = [need for item, need in zip(ctx.rest, ctx.needs_input_grad) for need in _marks(item, need)]
         read = (list(grads[: len(outputs) - 1]), list(outputs)) if outputs else (list(grads),)
         found = iter(backward(*read, *arguments, marks) if any(marks) else ())
@@ -183,12 +182,6 @@ def _formula(backward: torch._ops.OpOverload) -> Callable[..., Any]:
     return formula
 
 
-def _restored(item: Any, saved: Iterator[Tensor]) -> Any:
-    if isinstance(item, list):
-        return [_restored(part, saved) for part in item]
-    return next(saved) if item is ... else item
-
-
 def _marks(item: Any, need: Any) -> list[bool]:
     """Return for each tensor of one argument whether it needs a gradient."""
     if isinstance(item, list):
@@ -196,25 +189,21 @@ def _marks(item: Any, need: Any) -> list[bool]:
     return [bool(need)] if item is ... else []
 
 
-def _casting(
-    forward: torch._ops.OpOverload,
-    family: str,
-    cast: Callable[[str, tuple[Any, ...]], torch.dtype | None],
-) -> Callable[..., Any]:
+def _casting(forward: torch._ops.OpOverload, family: str, cast: Cast) -> Callable[..., Any]:
     """Return the operator under the autocast of one device family; a private backend has its own name."""
 
     def call(*args: Any) -> Any:
         kind = torch._C._get_privateuse1_backend_name() if family == "privateuse1" else family
         goal = cast(kind, args)
-        given = args if goal is None else replace(args, lambda tensor: _lowered(tensor, kind, goal))
+        given = args if goal is None else replace(args, lambda tensor: lowered(tensor, kind, goal))
         with torch.autocast(kind, enabled=False):
             return forward(*given)
 
     return call
 
 
-def _lowered(tensor: Tensor, kind: str, goal: torch.dtype) -> Tensor:
-    # Autocast leaves doubles as they are, and what is on devices of another kind.
+def lowered(tensor: Tensor, kind: str, goal: torch.dtype) -> Tensor:
+    """Return the tensor as autocast casts it on devices of type `kind`; doubles stay, and what is on other devices."""
     low = tensor.is_floating_point() and tensor.dtype is not torch.float64 and tensor.device.type == kind
     return tensor.to(goal) if low else tensor
 
@@ -269,24 +258,3 @@ def _apart(found: list[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
             found[place] = tensor.clone()
         seen.add(memory)
     return found
-
-
-def tensors(arguments: Any) -> Iterator[Tensor]:
-    """Yield the tensors of arguments in order, those in lists included."""
-    for item in arguments:
-        if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, (tuple, list)):
-            yield from tensors(item)
-
-
-def replace(arguments: Any, change: Callable[[Tensor], Any]) -> tuple[Any, ...]:
-    """Return the arguments with each tensor replaced, in order."""
-    return tuple(
-        change(item)
-        if isinstance(item, Tensor)
-        else list(replace(item, change))
-        if isinstance(item, (tuple, list))
-        else item
-        for item in arguments
-    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .define import Tape, whole
+from .define import whole
 
 _aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def _like(
     return (output, *(state.new_empty(state.shape) for state in states))
 
 
-def lowered(kind: str, args: tuple[Any, ...]) -> torch.dtype:
+def products(kind: str, args: tuple[Any, ...]) -> torch.dtype:
     """Return the dtype to which autocast casts products on a device type."""
     return torch.get_autocast_dtype(kind)
 
@@ -52,19 +52,15 @@ def _shape(input: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> tuple[in
     return (1, batch, steps * width * input.element_size())
 
 
-_TAPE = Tape(_shape, lambda *args: True)
-
 LAYERS: dict[Any, Callable[..., Any]] = {
-    _aten.lstm.input: whole(_aten.lstm.input, _like, lowered, _TAPE),
-    _aten.gru.input: whole(_aten.gru.input, _like, _cast_gru, _TAPE),
-    _aten.rnn_tanh.input: whole(_aten.rnn_tanh.input, _like, lowered, _TAPE),
-    _aten.rnn_relu.input: whole(_aten.rnn_relu.input, _like, lowered, _TAPE),
+    layer: whole(layer, _like, cast=_cast_gru if layer is _aten.gru.input else products, tape=_shape)
+    for layer in (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input)
 }
 CELLS: dict[Any, Callable[..., Any]] = {
     _aten.lstm_cell.default: whole(_aten.lstm_cell.default, cast=_cast_gru),
     _aten.gru_cell.default: whole(_aten.gru_cell.default, cast=_cast_gru),
-    _aten.rnn_tanh_cell.default: whole(_aten.rnn_tanh_cell.default, cast=lowered),
-    _aten.rnn_relu_cell.default: whole(_aten.rnn_relu_cell.default, cast=lowered),
+    _aten.rnn_tanh_cell.default: whole(_aten.rnn_tanh_cell.default, cast=products),
+    _aten.rnn_relu_cell.default: whole(_aten.rnn_relu_cell.default, cast=products),
 }
 
 

@@ -17,8 +17,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...errors import CaptureError
+from ..arguments import by_name
 from . import recurrent
-from .define import KERNELS, LIBRARY, Tape, define, whole
+from .define import KERNELS, LIBRARY, define, whole
 
 _aten = torch.ops.aten
 _SDPA = _aten.scaled_dot_product_attention.default
@@ -42,8 +43,7 @@ def _fused(*given: Any) -> bool:
 
 
 # No fused kernel of a CPU takes a mask that requires grad, which few do.
-_TAPE = Tape(_tape_shape, _fused, fixed=(3,))
-_ATTENTION = whole(_SDPA, cast=recurrent.lowered, tape=_TAPE)
+_ATTENTION = whole(_SDPA, cast=recurrent.products, tape=_tape_shape, worth=_fused, fixed=(3,))
 
 
 def _attention(*given: Any) -> Any:
@@ -181,24 +181,9 @@ def _wide_on_accelerators(kind: str, args: tuple[Any, ...]) -> torch.dtype | Non
     return None if kind == "cpu" else torch.float32
 
 
-_WIDE_ON_ACCELERATORS = (*(getattr(_aten, name).vec for name in _RESIZES.split()), _aten.rms_norm.default)
-_WHOLE: dict[Any, Rule] = {
-    _aten.cdist.default: whole(_aten.cdist.default, cast=_wide),
-    **{plain: whole(plain, cast=_wide_on_accelerators) for plain in _WIDE_ON_ACCELERATORS},
-}
-_NORMS: dict[Any, Rule] = {
-    plain: whole(plain, cast=_wide_on_accelerators)
-    for plain in (_aten.layer_norm.default, _aten.group_norm.default)
-}
+def _norm(plain: Any) -> Rule:
+    norm = whole(plain, cast=_wide_on_accelerators)
 
-
-_POOLS: dict[Any, list[int]] = {
-    _aten.adaptive_avg_pool2d.default: [-1, -2],
-    _aten.adaptive_avg_pool3d.default: [-1, -2, -3],
-}
-
-
-def _norm(norm: Rule) -> Rule:
     def rule(*given: Any) -> Any:
         if given[0].dtype not in _LOW:
             raise _Plain
@@ -238,9 +223,14 @@ RULES: dict[Any, Rule] = {
     **{layer.overloadpacket.data: _packed for layer in recurrent.LAYERS},
     **recurrent.CELLS,
     **dict.fromkeys((_aten.embedding_bag.padding_idx, _aten.embedding_bag.default), _bag),
-    **_WHOLE,
-    **{plain: _norm(norm) for plain, norm in _NORMS.items()},
-    **{plain: _pool(dims) for plain, dims in _POOLS.items()},
+    _aten.cdist.default: whole(_aten.cdist.default, cast=_wide),
+    **{
+        plain: whole(plain, cast=_wide_on_accelerators)
+        for plain in (*(getattr(_aten, name).vec for name in _RESIZES.split()), _aten.rms_norm.default)
+    },
+    **{plain: _norm(plain) for plain in (_aten.layer_norm.default, _aten.group_norm.default)},
+    _aten.adaptive_avg_pool2d.default: _pool([-1, -2]),
+    _aten.adaptive_avg_pool3d.default: _pool([-1, -2, -3]),
 }
 """Rules for training; torch decomposes other operators."""
 
@@ -253,15 +243,10 @@ DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 
 def bound(target: Any, rule: Rule) -> Rule:
     """Return the rule as a kernel of its operator, called with all arguments of the schema by position."""
-    arguments = target._schema.arguments
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        given = [
-            args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
-            for place, argument in enumerate(arguments)
-        ]
         try:
-            return rule(*given)
+            return rule(*by_name(target, args, kwargs).values())
         except _Plain:
             return target.decompose(*args, **kwargs)
 
