@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..ops.arguments import by_name
 from .torch_private import conv_flop_count, flop_registry, sdpa_flop_count
 
 
@@ -25,7 +26,7 @@ def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: An
         if getattr(target, "namespace", "") == "autopar":
             return _composite(target, args, output)
         if count is not None:
-            return int(count(args, kwargs, output))
+            return int(count(args, output))
         if packet in flop_registry:
             return int(flop_registry[packet](*args, **kwargs, out_val=output))
     except (AttributeError, IndexError, KeyError, TypeError, AssertionError):
@@ -35,23 +36,23 @@ def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: An
 
 def _product(index: int) -> Callable[..., int]:
     """Return a counter of products summed over the last axis of the argument with this index."""
-    return lambda args, kwargs, output: 2 * output.numel() * args[index].shape[-1]
+    return lambda args, output: 2 * output.numel() * args[index].shape[-1]
 
 
 def _convolution(*, transposed: bool) -> Callable[..., int]:
-    return lambda args, kwargs, output: conv_flop_count(
+    return lambda args, output: conv_flop_count(
         list(args[0].shape), list(args[1].shape), list(output.shape), transposed=transposed
     )
 
 
-def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor) -> int:
+def _attention(args: tuple[Any, ...], output: torch.Tensor) -> int:
     query, key, value = (tensor.shape for tensor in args[:3])
     if len(query) == 4 and query[:2] == key[:2]:
         return sdpa_flop_count(query, key, value)
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
-def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+def _recurrent(args: tuple[Any, ...], output: Any) -> int:
     """Count two operations for each weight at every step of every sequence."""
     sequence, weights = (
         args[0],
@@ -61,14 +62,14 @@ def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> in
     return sum(2 * steps * weight.numel() for weight in weights if weight.dim() == 2)
 
 
-def _encoder(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+def _encoder(args: tuple[Any, ...], output: Any) -> int:
     """Count each weight matrix at every position, and the two products of self-attention."""
     batch, length, width = args[0].shape
     matrices = sum(item.numel() for item in args[3:] if isinstance(item, torch.Tensor) and item.ndim == 2)
     return 2 * batch * length * matrices + 4 * batch * length**2 * width
 
 
-def _cell(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
+def _cell(args: tuple[Any, ...], output: Any) -> int:
     return 2 * args[0].shape[0] * (args[2].numel() + args[3].numel())
 
 
@@ -80,10 +81,10 @@ def _composite(target: Any, args: tuple[Any, ...], output: Any) -> int:
     if count is None:
         return 0
     if name == target._opname:
-        return int(count(args, {}, output))
+        return int(count(args, output))
     taped = "outputs" in (argument.name for argument in target._schema.arguments)
     again, first = (0, 2) if taped else (1, 1)
-    return (2 + again) * int(count(args[first:-1], {}, output))
+    return (2 + again) * int(count(args[first:-1], output))
 
 
 def _matrix(argument: Any) -> bool:
@@ -95,7 +96,7 @@ _WHOLE: dict[Any, Callable[..., Any]] = {
     # torch's own formulas of products are slow to call.
     **dict.fromkeys((_aten.matmul, _aten.mm, _aten.bmm, _aten.mv), _product(0)),
     **dict.fromkeys((_aten.linear, _aten.addmm, _aten.baddbmm), _product(1)),
-    _aten.dot: lambda args, kwargs, output: 2 * args[0].numel(),
+    _aten.dot: lambda args, output: 2 * args[0].numel(),
     **dict.fromkeys((_aten.conv1d, _aten.conv2d, _aten.conv3d), _convolution(transposed=False)),
     **dict.fromkeys(
         (_aten.conv_transpose1d, _aten.conv_transpose2d, _aten.conv_transpose3d),
@@ -136,16 +137,8 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if the call draws random numbers: its tag allows it, and its arguments require it."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    chance = _CHANCE.get(target.overloadpacket)
-    if chance is None:
-        return True
-    names = [argument.name for argument in target._schema.arguments]
-    given = {
-        **{a.name: a.default_value for a in target._schema.arguments if a.has_default_value()},
-        **dict(zip(names, args)),
-    }
-    given.update(kwargs)
-    return all(given.get(name) not in (0, 0.0, False, None) for name in chance if name in names)
+    given = by_name(target, args, kwargs)
+    return all(given.get(name, True) for name in _CHANCE.get(target.overloadpacket, ()))
 
 
 def collective(module: fx.GraphModule) -> fx.Node | None:

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from ...ir.graph import Cut
+from ...ops.arguments import tensors
 
 # Their rules register themselves.
-from . import backward, linear, reduce, shape  # noqa: F401
+from . import linear, reduce, shape  # noqa: F401
+from .backward import composite
 from .pointwise import pointwise
 from .registry import RULES, Call, Way
 
@@ -45,11 +47,13 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
     if name not in _TAGGED_BUT_SAFE and not _REFUSED.isdisjoint(target.tags):
         return ()
     rule = RULES.get(name)
+    if rule is None and name.startswith("autopar::"):
+        rule = composite
     if rule is None and torch.Tag.pointwise in target.tags:
         rule = pointwise
     if rule is None:
         return ()
-    inputs = _distinct((*args, *kwargs.values()))
+    inputs = {id(tensor): tensor for tensor in tensors((*args, *kwargs.values()))}
     call = Call(target, args, kwargs, output)
     made = [item for item in call.outputs if isinstance(item, torch.Tensor)]
     if any(type(size) is not int for tensor in (*inputs.values(), *made) for size in tensor.shape):
@@ -58,31 +62,18 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
     return tuple(found)
 
 
-def _distinct(arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Return the tensors of the arguments by `id`, each once, in order."""
-    found: dict[int, torch.Tensor] = {}
-    for value in arguments:
-        if isinstance(value, torch.Tensor):
-            found[id(value)] = value
-        elif isinstance(value, list | tuple):
-            found.update((key, tensor) for key, tensor in _distinct(value).items() if key not in found)
-    return found
-
-
 def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterator[Cut]:
     """Yield the way as a Cut over distinct tensors: none if one tensor would be split in two ways at once."""
     axes: dict[int, int | None] = {}
     for name, item, tensor in call.tensors():
-        given = way.inputs.get(name)
-        axis = given if item is None or given is None or isinstance(given, int) else given[item]
-        assert not isinstance(axis, Sequence)
+        axis = way.axis(name, item)
         if axes.setdefault(id(tensor), axis) != axis:
             return
         if axis is not None and axis >= 0 and tensor.shape[axis] < 2:
             return
     if all(axis is None for axis in axes.values()) and not way.scale:
         return
-    outputs = (way.outputs,) * len(call.outputs) if isinstance(way.outputs, int) else tuple(way.outputs)
+    outputs = way.made(len(call.outputs))
     for axis, tensor in zip(outputs, call.outputs, strict=True):
         if axis is not None and axis >= 0 and tensor.shape[axis] < 2:
             return

@@ -26,20 +26,15 @@ def convolution_backward(call: Call) -> Iterator[Way]:
     yield Way({"grad_output": 0, "input": 0}, _masked(call, 0, SUMMED, SUMMED))
 
 
-@rule("native_layer_norm_backward", "_fused_rms_norm_backward")
-def layer_norm_backward(call: Call) -> Iterator[Way]:
-    """Yield axes before the normalised ones: rows for the input, sums for weight and bias."""
+@rule("native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward")
+def norm_backward(call: Call) -> Iterator[Way]:
+    """Yield axes before the normalised ones, of groups the batch axis, which is among the sizes: rows for the input,
+    sums for weight and bias."""
+    groups = "N" in call.arguments
     sums = (SUMMED,) * (len(call.outputs) - 1)
-    for axis in range(call.rank("input") - len(call["normalized_shape"])):
+    for axis in range(1 if groups else call.rank("input") - len(call["normalized_shape"])):
         rows = dict.fromkeys(("grad_out", "input", "mean", "rstd"), axis)
-        yield Way(rows, _masked(call, axis, *sums))
-
-
-@rule("native_group_norm_backward")
-def group_norm_backward(call: Call) -> Iterator[Way]:
-    """Yield the batch axis, which is among the sizes."""
-    rows = dict.fromkeys(("grad_out", "input", "mean", "rstd"), 0)
-    yield Way(rows, _masked(call, 0, SUMMED, SUMMED), (("N",),))
+        yield Way(rows, _masked(call, axis, *sums), (("N",),) if groups else ())
 
 
 @rule("native_batch_norm_backward")
@@ -124,24 +119,6 @@ def along_backward(call: Call) -> Iterator[Way]:
             yield Way({given: axis - (axis > gone)}, axis, (("input_sizes", axis),))
 
 
-@rule("diagonal_backward")
-def diagonal_backward(call: Call) -> Iterator[Way]:
-    """Yield axes outside the plane, in order, in front of the diagonal."""
-    rank = call.output.dim()
-    plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
-    for before, after in enumerate(axis for axis in range(rank) if axis not in plane):
-        yield Way({"grad_output": before}, after, (("input_sizes", after),))
-
-
-_NAMES = """
-    scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-    rms_norm layer_norm group_norm cdist
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d
-    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-    upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
-"""
-
-
 class _Plain(Call):
     """The call of the aten operator behind a call forward or backward; one made backward has the gradients of its
     outputs for outputs.
@@ -156,16 +133,6 @@ class _Plain(Call):
         self.position = call.position
         self.outputs = tuple(call.get("outputs") or call["grads"]) if backward else call.outputs
 
-    def ways(self) -> Iterator[Way]:
-        found = RULES.get(self.name, RULES.get(self.name.replace("aten::", "autopar::")))
-        yield from found(self) if found else ()
-
-
-@rule(*(f"autopar::{name}" for name in _NAMES.split()))
-def forward(call: Call) -> Iterator[Way]:
-    """Yield the cuts of the ATen operator of that name."""
-    yield from _Plain(call).ways()
-
 
 @rule("autopar::embedding_bag")
 def bags(call: Call) -> Iterator[Way]:
@@ -175,26 +142,24 @@ def bags(call: Call) -> Iterator[Way]:
     yield Way({"weight": 1}, 1)
 
 
-@rule(*(f"autopar::{name}_backward" for name in (*_NAMES.split(), "embedding_bag")))
-def backward(call: Call) -> Iterator[Way]:
-    """Yield every way forward, turned round."""
+def composite(call: Call) -> Iterator[Way]:
+    """Yield the ways of the operator behind a composite; for its backward, each of them turned round."""
+    plain = _Plain(call)
+    found = RULES.get(plain.name) or RULES.get(plain.name.replace("aten::", "autopar::"))
+    ways = found(plain) if found else iter(())
+    if not call.name.endswith("_backward"):
+        yield from ways
+        return
     if call.get("scale_grad_by_freq"):
         return
-    plain = _Plain(call)
     marks = zip(plain.tensors(), call["needs"], strict=True)
-    needed = [(name, index) for (name, index, _), mark in marks if mark]
-    for way in plain.ways():
-        made = (way.outputs,) * len(plain.outputs) if isinstance(way.outputs, int) else tuple(way.outputs)
+    needed = [(name, item) for (name, item, _), mark in marks if mark]
+    for way in ways:
+        made = way.made(len(plain.outputs))
         grads = [axis if isinstance(grad, torch.Tensor) else None for axis, grad in zip(made, call["grads"])]
-        axes = (_axis(way, name, index) for name, index in needed)
+        axes = (way.axis(name, item) for name, item in needed)
         yield Way(
             {**way.inputs, "grads": grads, "outputs": made},
             tuple(SUMMED if axis is None else axis for axis in axes),
             way.scale,
         )
-
-
-def _axis(way: Way, name: str, index: int | None) -> int | None:
-    """Return the axis along which a way splits one tensor argument."""
-    given = way.inputs.get(name)
-    return given if given is None or isinstance(given, int) else given[index or 0]

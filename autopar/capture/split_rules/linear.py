@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...ir.graph import SUMMED
-from .registry import Call, Way, aligned, always, broadcasting, kept, rule
+from .registry import Call, Way, aligned, always, broadcast, kept, rule
 
 
 @rule("linear")
@@ -73,13 +73,8 @@ def einsum(call: Call) -> Iterator[Way]:
             yield Way({"tensors": found}, out.index(letter) if letter in out else SUMMED)
 
 
-@rule("bilinear")
-def bilinear(call: Call) -> Iterator[Way]:
-    """Yield the axes in front of the features."""
-    yield from kept(call, "input1", "input2", but=[call.rank("input1") - 1])
-
-
-# Either vector.
+# The axes in front of the features; either vector.
+rule("bilinear")(lambda call: kept(call, "input1", "input2", last=1))
 rule("outer ger")(always(Way({"self": 0}, 0), Way({"vec2": 0}, 1)))
 
 
@@ -87,9 +82,7 @@ rule("outer ger")(always(Way({"self": 0}, 0), Way({"vec2": 0}, 1)))
 def cdist(call: Call) -> Iterator[Way]:
     """Yield batch axes, and the points of either side."""
     rank = call.output.dim()
-    for axis in range(rank - 2):
-        shape = tuple(call.output.shape)
-        yield Way({name: aligned(call[name], axis, shape) for name in ("x1", "x2")}, axis)
+    yield from broadcast(call, call.output.shape, but=(rank - 2, rank - 1))
     yield Way({"x1": call.rank("x1") - 2}, rank - 2)
     yield Way({"x2": call.rank("x2") - 2}, rank - 1)
 
@@ -110,19 +103,17 @@ def attention(call: Call) -> Iterator[Way]:
     rank = query.dim()
     own = call.name == "aten::scaled_dot_product_attention"
     scores = (*query.shape[:-1], key.shape[-2])
+
+    def masked(axis: int) -> dict[str, int | None]:
+        return {} if mask is None else {"attn_mask": aligned(mask, axis, scores)}
+
     for axis in range(rank - 2 if own else 1):
         grouped = axis == rank - 3 and bool(call.get("enable_gqa", False))
         if key.shape[axis] != value.shape[axis] or (not grouped and key.shape[axis] != query.shape[axis]):
             continue
-        inputs: dict[str, int | None] = {"query": axis, "key": axis, "value": axis}
-        if mask is not None:
-            inputs["attn_mask"] = aligned(mask, axis, scores)
-        yield Way(inputs, axis)
+        yield Way({"query": axis, "key": axis, "value": axis, **masked(axis)}, axis)
     if own and not call["is_causal"]:
-        inputs = {"query": rank - 2}
-        if mask is not None:
-            inputs["attn_mask"] = aligned(mask, rank - 2, scores)
-        yield Way(inputs, rank - 2)
+        yield Way({"query": rank - 2, **masked(rank - 2)}, rank - 2)
 
 
 @rule("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
@@ -166,8 +157,7 @@ def pool(call: Call) -> Iterator[Way]:
     """Yield batch and channels, backward too: each image plane by itself."""
     inner = int(next(digit for digit in call.name if digit.isdigit()))
     name = "self" if "self" in call.arguments else "input"
-    rank = call.rank(name)
-    yield from kept(call, name, "grad_output", "indices", but=range(rank - inner, rank))
+    yield from kept(call, name, "grad_output", "indices", last=inner)
 
 
 # The batch axis of images and grids; that which the size repeats.
@@ -186,9 +176,9 @@ _MATRIX = (
 @rule(_MATRIX)
 def matrix(call: Call) -> Iterator[Way]:
     """Yield batch axes of functions of a square matrix that have one value."""
-    name, _, tensor = next(call.tensors())
-    if sum(1 for _ in call.tensors()) == 1:
-        yield from kept(call, name, but=range(tensor.dim() - 2, tensor.dim()))
+    names = [name for name, _, _ in call.tensors()]
+    if len(names) == 1:
+        yield from kept(call, names[0], last=2)
 
 
 @rule("linalg_solve", "linalg_solve_ex", "linalg_solve_triangular", "cholesky_solve")
@@ -197,5 +187,4 @@ def solve(call: Call) -> Iterator[Way]:
     names = [name for name, _, _ in call.tensors()]
     shape = tuple(call.output.shape)
     if all(call.rank(name) == len(shape) for name in names):
-        for axis in range(len(shape) - 2):
-            yield Way(broadcasting(call, axis, shape), axis)
+        yield from broadcast(call, shape, but=range(len(shape) - 2, len(shape)))

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch
 
 from ...ir.graph import OWN, SUMMED
-from .registry import Call, Way, broadcasting, rule
+from .registry import Call, Way, broadcast, rule
 
 _UNTAGGED = (
-    "alias contiguous detach lift_fresh_copy copy fill zeros_like ones_like full_like empty_like type_as to"
+    "alias detach lift_fresh_copy copy fill zeros_like ones_like full_like empty_like type_as"
     " _to_copy absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh fix negative subtract multiply"
     " divide floor_divide float_power greater greater_equal less less_equal not_equal isclose isreal"
-    " polar complex conj _conj _neg_view resolve_conj resolve_neg real imag hardswish leaky_relu log_sigmoid"
+    " polar complex _conj _neg_view hardswish leaky_relu log_sigmoid"
     " logical_not special_expit special_expm1 special_erf special_erfc special_erfinv special_exp2"
     " special_logit"
     " special_sinc special_round special_log1p special_psi special_gammaln special_i0"
@@ -44,8 +44,7 @@ def pointwise(call: Call) -> Iterator[Way]:
         return
     if any(output.shape != shape for output in outputs):
         return
-    for axis in range(len(shape)):
-        yield Way(broadcasting(call, axis, shape), axis)
+    yield from broadcast(call, shape)
 
 
 @rule("dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout rrelu")
@@ -66,8 +65,7 @@ def loss(call: Call) -> Iterator[Way]:
         yield from pointwise(call)
     elif call["reduction"] == _SUM:
         shape = torch.broadcast_shapes(*(tensor.shape for _, _, tensor in call.tensors()))
-        for axis in range(len(shape)):
-            yield Way(broadcasting(call, axis, shape), SUMMED)
+        yield from broadcast(call, shape, output=SUMMED)
 
 
 @rule(

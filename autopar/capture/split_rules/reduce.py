@@ -8,7 +8,7 @@ import torch
 
 from ...ir.graph import OWN, SUMMED
 from .pointwise import pointwise
-from .registry import Call, Way, axes_of, axis_of, broadcasting, kept, rule
+from .registry import Call, Way, axes_of, axis_of, broadcast, kept, rule
 
 _SAME_SHAPE = (
     "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumprod cummax cummin logcumsumexp"
@@ -48,11 +48,10 @@ def reduction(call: Call) -> Iterator[Way]:
             yield Way({"self": axis}, SUMMED)
 
 
-@rule("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")
-def layer_norm(call: Call) -> Iterator[Way]:
-    """Yield axes before the normalised ones; weight and bias whole."""
-    rank = call.rank("input")
-    yield from kept(call, "input", but=range(rank - len(call["normalized_shape"]), rank))
+# Axes before the normalised ones; weight and bias whole.
+rule("layer_norm native_layer_norm rms_norm _fused_rms_norm")(
+    lambda call: kept(call, "input", last=len(call["normalized_shape"]))
+)
 
 
 @rule("group_norm", "native_group_norm", "instance_norm")
@@ -82,10 +81,8 @@ def batch_norm(call: Call) -> Iterator[Way]:
         yield Way({"input": 1, **channels}, (1, *(0 for _ in call.outputs[1:])))
 
 
-@rule("prelu")
-def prelu(call: Call) -> Iterator[Way]:
-    """Yield every axis but the channels, which have their own slope each."""
-    yield from kept(call, "self", but=[] if call["weight"].numel() == 1 else [1])
+# Every axis but the channels, which have their own slope each.
+rule("prelu")(lambda call: kept(call, "self", but=[] if call["weight"].numel() == 1 else [1]))
 
 
 @rule("cosine_similarity", "pairwise_distance", "linalg_cross", "linalg_vecdot")
@@ -94,10 +91,8 @@ def along_pair(call: Call) -> Iterator[Way]:
     tensors = [tensor for _, _, tensor in call.tensors()]
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     dim = axis_of(call.get("dim", -1), len(shape))
-    gone = len(shape) if call.name == "aten::linalg_cross" or call.get("keepdim", False) else dim
-    for axis in range(len(shape)):
-        if axis != dim:
-            yield Way(broadcasting(call, axis, shape), axis - (axis > gone))
+    stays = call.name == "aten::linalg_cross" or call.get("keepdim", False)
+    yield from broadcast(call, shape, but=[dim], gone=[] if stays else [dim])
 
 
 @rule("quantile", "nanquantile")
@@ -127,19 +122,11 @@ def stft(call: Call) -> Iterator[Way]:
         yield Way({"self": 0}, 0)
 
 
-@rule("bucketize", "isin")
+@rule("bucketize", "isin", "searchsorted")
 def lookup(call: Call) -> Iterator[Way]:
-    """Yield each axis of the queries; the table is whole."""
-    name = "self" if call.name == "aten::bucketize" else "elements"
+    """Yield each axis of the queries; the table is whole, or a row for each row of queries."""
+    name = "elements" if call.name == "aten::isin" else "self"
     if call.is_tensor(name):
-        yield from kept(call, name)
-
-
-@rule("searchsorted")
-def searchsorted(call: Call) -> Iterator[Way]:
-    """Yield any axis for one sorted row; for a row each, the leading axes."""
-    if not call.is_tensor("self"):
-        return
-    flat = call.rank("sorted_sequence") == 1
-    beside = () if flat else ("sorted_sequence", "sorter")
-    yield from kept(call, "self", *beside, but=[] if flat else [call.rank("self") - 1])
+        rows = call.name == "aten::searchsorted" and call.rank("sorted_sequence") > 1
+        beside = ("sorted_sequence", "sorter") if rows else ()
+        yield from kept(call, name, *beside, last=1 if rows else 0)

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ...ops.arguments import by_name
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -22,6 +24,15 @@ class Way:
     inputs: Mapping[str, int | Sequence[int | None] | None]
     outputs: int | Sequence[int | None]
     scale: tuple[tuple[str | int, ...], ...] = ()
+
+    def axis(self, name: str, item: int | None) -> int | None:
+        """Return the axis along which one tensor argument, or this item of a list, is split."""
+        given = self.inputs.get(name)
+        return given if given is None or isinstance(given, int) else given[item or 0]
+
+    def made(self, count: int) -> tuple[int | None, ...]:
+        """Return the axis of each of `count` outputs."""
+        return (self.outputs,) * count if isinstance(self.outputs, int) else tuple(self.outputs)
 
 
 Rule: TypeAlias = "Callable[[Call], Iterator[Way]]"
@@ -59,16 +70,11 @@ class Call:
     def __init__(
         self, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
     ):
-        schema = target._schema.arguments
         self.name: str = target._schema.name
-        self.arguments: dict[str, Any] = {}
-        self.position: dict[str, int] = {}
-        for index, argument in enumerate(schema):
-            if index < len(args) and not argument.kwarg_only:
-                self.arguments[argument.name] = args[index]
-                self.position[argument.name] = index
-            else:
-                self.arguments[argument.name] = kwargs.get(argument.name, argument.default_value)
+        self.arguments: dict[str, Any] = by_name(target, args, kwargs)
+        self.position: dict[str, int] = {
+            name: index for index, name in enumerate([*self.arguments][: len(args)])
+        }
         self.outputs: tuple[Any, ...] = tuple(output) if isinstance(output, list | tuple) else (output,)
 
     def __getitem__(self, name: str) -> Any:
@@ -107,14 +113,18 @@ class Call:
 
 
 def kept(
-    call: Call, *names: str, but: Container[int] = (), gone: Sequence[int] | frozenset[int] = ()
+    call: Call,
+    *names: str,
+    last: int = 0,
+    but: Container[int] = (),
+    gone: Sequence[int] | frozenset[int] = (),
 ) -> Iterator[Way]:
-    """Yield a way for each axis of these tensors, which are split together, except `but`; outputs lack the axes
-    `gone`.
+    """Yield a way for each axis of these tensors, which are split together, except the `last` ones and `but`; outputs
+    lack the axes `gone`.
 
     A name without a tensor in the call is ignored.
     """
-    for axis in range(call.rank(names[0])):
+    for axis in range(call.rank(names[0]) - last):
         if axis not in but:
             yield Way(dict.fromkeys(names, axis), axis - sum(other < axis for other in gone))
 
@@ -137,13 +147,24 @@ def aligned(tensor: torch.Tensor, axis: int, shape: Sequence[int]) -> int | None
     return own if own >= 0 and tensor.shape[own] == shape[axis] and shape[axis] != 1 else None
 
 
-def broadcasting(call: Call, axis: int, shape: Sequence[int]) -> dict[str, Any]:
-    """Return axes of all tensor arguments of a call that broadcasts them to `shape`."""
-    found: dict[str, Any] = {}
-    for name, index, tensor in call.tensors():
-        own = aligned(tensor, axis, shape)
-        if index is None:
-            found[name] = own
-        else:
-            found.setdefault(name, [None] * len(call[name]))[index] = own
-    return found
+def broadcast(
+    call: Call,
+    shape: Sequence[int],
+    *,
+    but: Container[int] = (),
+    gone: Sequence[int] = (),
+    output: int | None = None,
+) -> Iterator[Way]:
+    """Yield a way for each axis of `shape`, to which a call broadcasts its tensors, except `but`; outputs lack the axes
+    `gone`, or are `output` for every axis."""
+    for axis in range(len(shape)):
+        if axis in but:
+            continue
+        found: dict[str, Any] = {}
+        for name, index, tensor in call.tensors():
+            own = aligned(tensor, axis, shape)
+            if index is None:
+                found[name] = own
+            else:
+                found.setdefault(name, [None] * len(call[name]))[index] = own
+        yield Way(found, axis - sum(other < axis for other in gone) if output is None else output)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
 from .registry import Call, Way, aligned, axes_of, axis_of, kept, rule
 
 
-@rule("view reshape _unsafe_view _reshape_alias flatten unflatten view_as reshape_as ravel")
+@rule("view reshape _unsafe_view _reshape_alias")
 def reshape(call: Call) -> Iterator[Way]:
     """Yield axis i before and axis j after with equal products of the sizes to their left.
 
@@ -20,27 +20,23 @@ def reshape(call: Call) -> Iterator[Way]:
     before, after = call.shape("self"), tuple(call.output.shape)
     if call.output.dtype != call["self"].dtype or 0 in before:
         return
-    name = next((name for name in ("size", "shape", "sizes") if name in call.arguments), None)
-    first = axis_of(call["dim"], len(before)) if "dim" in call.arguments else 0
+    name = "shape" if "shape" in call.arguments else "size"
     left = {math.prod(before[:axis]): axis for axis in range(len(before)) if before[axis] > 1}
     for axis in range(len(after)):
         own = left.get(math.prod(after[:axis]))
         if own is None or after[axis] == 1:
             continue
-        inputs: dict[str, int | None] = {"self": own, "other": axis}
-        place = axis - first
-        given = name is not None and 0 <= place < len(call[name]) and call[name][place] != -1
-        yield Way(inputs, axis, ((name, place),) if name is not None and given else ())
+        given = name in call.arguments and call[name][axis] != -1
+        yield Way({"self": own}, axis, ((name, axis),) if given else ())
 
 
-@rule("expand", "broadcast_to", "expand_as", "expand_copy")
+@rule("expand", "expand_copy")
 def expand(call: Call) -> Iterator[Way]:
     """Yield every axis: cut in the input as well, or in the size alone where the input repeats along it."""
     tensor, shape = call["self"], tuple(call.output.shape)
     for axis in range(len(shape)):
-        scaled = "size" in call.arguments and call["size"][axis] != -1
-        inputs = {"self": aligned(tensor, axis, shape), "other": axis}
-        yield Way(inputs, axis, (("size", axis),) if scaled else ())
+        scale = (("size", axis),) if call["size"][axis] != -1 else ()
+        yield Way({"self": aligned(tensor, axis, shape)}, axis, scale)
 
 
 @rule("repeat", "tile")
@@ -65,45 +61,18 @@ def repeat_interleave(call: Call) -> Iterator[Way]:
         yield from kept(call, "self")
 
 
-@rule(
-    "permute permute_copy movedim moveaxis transpose transpose_copy swapaxes swapdims t t_copy numpy_T mT"
-    " mH adjoint matrix_H"
-)
+@rule("permute permute_copy transpose transpose_copy t t_copy")
 def permute(call: Call) -> Iterator[Way]:
     """Yield every axis, where it goes."""
     rank = call.rank("self")
     order = list(range(rank))
     if "dims" in call.arguments:
         order = [axis_of(axis, rank) for axis in call["dims"]]
-    elif "source" in call.arguments:
-        order = _moved(call["source"], call["destination"], rank)
-    elif call.name.endswith("numpy_T") or rank < 2:
-        order.reverse()
-    else:
-        names = next(
-            (pair for pair in (("dim0", "dim1"), ("axis0", "axis1")) if pair[0] in call.arguments), None
-        )
-        one, other = (axis_of(call[name], rank) for name in names) if names else (rank - 2, rank - 1)
+    elif rank > 1:
+        one, other = axis_of(call.get("dim0", 0), rank), axis_of(call.get("dim1", 1), rank)
         order[one], order[other] = order[other], order[one]
     for after, before in enumerate(order):
         yield Way({"self": before}, after)
-
-
-def _moved(source: int | Sequence[int], destination: int | Sequence[int], rank: int) -> list[int]:
-    froms = [axis_of(axis, rank) for axis in ([source] if isinstance(source, int) else source)]
-    tos = [axis_of(axis, rank) for axis in ([destination] if isinstance(destination, int) else destination)]
-    rest = iter(axis for axis in range(rank) if axis not in froms)
-    placed = dict(zip(tos, froms, strict=True))
-    return [placed[axis] if axis in placed else next(rest) for axis in range(rank)]
-
-
-@rule("unsqueeze", "unsqueeze_copy")
-def unsqueeze(call: Call) -> Iterator[Way]:
-    """Yield axes after the new one move up by one."""
-    rank = call.rank("self")
-    new = axis_of(call["dim"], rank + 1)
-    for axis in range(rank):
-        yield Way({"self": axis}, axis + (axis >= new))
 
 
 @rule("squeeze", "squeeze_copy")
@@ -119,7 +88,7 @@ def squeeze(call: Call) -> Iterator[Way]:
 @rule("view_as_real", "view_as_complex", "view_as_real_copy", "view_as_complex_copy")
 def complex_view(call: Call) -> Iterator[Way]:
     """Yield every axis but the pair (real, imaginary)."""
-    yield from kept(call, "self", but=range(call.output.dim(), call.rank("self")))
+    yield from kept(call, "self", last=max(0, call.rank("self") - call.output.dim()))
 
 
 @rule("cat", "concat", "concatenate")
@@ -132,23 +101,13 @@ def cat(call: Call) -> Iterator[Way]:
                 yield Way({"tensors": [axis] * len(call["tensors"])}, axis)
 
 
-@rule("stack")
-def stack(call: Call) -> Iterator[Way]:
+@rule("unsqueeze", "unsqueeze_copy", "stack")
+def new_axis(call: Call) -> Iterator[Way]:
     """Yield every axis; those after the new one move up by one."""
     rank = call.output.dim()
     new = axis_of(call["dim"], rank)
     for axis in range(rank - 1):
-        yield Way({"tensors": [axis] * len(call["tensors"])}, axis + (axis >= new))
-
-
-@rule(
-    "split split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk tensor_split"
-    " split_copy split_with_sizes_copy"
-)
-def split(call: Call) -> Iterator[Way]:
-    """Yield every axis but the one that is split."""
-    if not call.is_tensor("tensor_indices_or_sections"):
-        yield from kept(call, "self", but=[axis_of(call["dim"], call.rank("self"))])
+        yield Way({"self": axis, "tensors": [axis] * len(call.get("tensors", ()))}, axis + (axis >= new))
 
 
 @rule("unbind", "unbind_copy", "select", "select_copy")
@@ -160,8 +119,8 @@ def select(call: Call) -> Iterator[Way]:
 
 
 @rule(
-    "slice slice_copy narrow narrow_copy flip roll unfold unfold_copy glu slice_scatter select_scatter"
-    " rot90 fliplr flipud diff"
+    "slice slice_copy narrow_copy flip roll unfold unfold_copy glu slice_scatter select_scatter rot90 fliplr flipud"
+    " diff split split_with_sizes unsafe_split unsafe_split_with_sizes unsafe_chunk split_copy split_with_sizes_copy"
 )
 def along(call: Call) -> Iterator[Way]:
     """Yield every axis but those the operator works along (all of it, when a slice takes all there is)."""
@@ -207,25 +166,24 @@ def leading(call: Call) -> Iterator[Way]:
     """Yield the batch axes in front of the plane, cube or image it works on."""
     rank = call.rank("self")
     inner = {"aten::tril": 2, "aten::triu": 2, "aten::col2im": 2, "aten::channel_shuffle": rank - 1}
-    yield from kept(call, "self", but=range(rank - inner.get(call.name, 3), rank))
+    yield from kept(call, "self", last=inner.get(call.name, 3))
 
 
-@rule("diagonal", "diagonal_copy", "linalg_diagonal")
+@rule("diagonal", "diagonal_copy")
 def diagonal(call: Call) -> Iterator[Way]:
     """Yield axes outside the plane, in order, in front of the diagonal."""
-    name = "self" if "self" in call.arguments else "A"
-    plane = [axis_of(call[dim], call.rank(name)) for dim in ("dim1", "dim2")]
-    yield from kept(call, name, but=plane, gone=plane)
+    plane = [axis_of(call[dim], call.rank("self")) for dim in ("dim1", "dim2")]
+    yield from kept(call, "self", but=plane, gone=plane)
 
 
-@rule("diag_embed")
+@rule("diag_embed", "diagonal_backward")
 def diag_embed(call: Call) -> Iterator[Way]:
     """Yield axes before the diagonal, in order, round the plane it becomes."""
     rank = call.output.dim()
     plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
-    rest = (axis for axis in range(rank) if axis not in plane)
-    for before, after in zip(range(rank - 2), rest, strict=True):
-        yield Way({"self": before}, after)
+    for before, after in enumerate(axis for axis in range(rank) if axis not in plane):
+        scale = (("input_sizes", after),) if "input_sizes" in call.arguments else ()
+        yield Way({"self": before, "grad_output": before}, after, scale)
 
 
 @rule("zeros", "ones", "full")
@@ -250,16 +208,6 @@ def one_hot(call: Call) -> Iterator[Way]:
     """Yield every axis, when the number of classes is given."""
     if call["num_classes"] > 0:
         yield from kept(call, "self")
-
-
-@rule("_assert_tensor_metadata")
-def metadata(call: Call) -> Iterator[Way]:
-    """Yield every axis, its size with it; strides differ between a part and a whole."""
-    if call.get("stride") is not None:
-        return
-    name = next(name for name, _, _ in call.tensors())
-    for axis in range(call.rank(name)):
-        yield Way({name: axis}, (), (("size", axis),) if call.get("size") is not None else ())
 
 
 @rule("embedding")
