@@ -51,7 +51,8 @@ def ahead(
         return stop
 
     try:
-        compiled(model, backend, True, None)(*args, **kwargs)
+        call, _ = compiled(model, backend, True, None)
+        call(*args, **kwargs)
     except _Stopped as stopped:
         made, given = stopped.args
     except TorchDynamoException as error:

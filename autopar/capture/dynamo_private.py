@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -44,6 +44,16 @@ except ImportError as error:
 
 # What is torch's own, for others to import from here.
 __all__ = ["TorchDynamoException"]
+
+Check: TypeAlias = Callable[[tuple[Any, ...]], bool]
+"""A predicate on the positional arguments of a call."""
+Guard: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Check | None]
+"""`guard(args, pinned)` returns the check that is true for arguments if the code that serves `args` serves these. None
+if unknown.
+
+It runs Dynamo's own guards, with two exceptions: `pinned`, objects by their source, must be these very objects; and
+hooks of modules are checked together once any hook has been registered.
+"""
 
 _SETTINGS: dict[str, Any] = {
     # A recurrent layer is otherwise a graph break.
@@ -148,11 +158,9 @@ def broken(module: fx.GraphModule) -> tuple[str, str]:
     if reason is None or not reason.graph_break:
         return "", ""
     why = "what runs depends on the values in a tensor" if reason.reason.startswith("generic_jump") else ""
-    frames = [frame for frame in reason.user_stack or () if foreign(frame.filename)] or list(
-        reason.user_stack or ()
-    )
-    last = frames[-1] if frames else None
-    place = f"{short(last.filename)}:{last.lineno}: `{last.line}`" if last else ""
+    stack = list(reason.user_stack or ())
+    frames = [frame for frame in stack if foreign(frame.filename)] or stack
+    place = "".join(f"{short(frame.filename)}:{frame.lineno}: `{frame.line}`" for frame in frames[-1:])
     return why or first_line(reason.reason), place
 
 
@@ -162,8 +170,8 @@ def compiled(
     fullgraph: bool,
     dynamic: bool | None,
     skipped: Callable[[str, str], None] = lambda why, place: None,
-) -> Traced:
-    """Compile a module or function by `torch.compile`, captured under `_SETTINGS`.
+) -> tuple[Callable[..., Any], Guard]:
+    """Compile a module or function by `torch.compile`, captured under `_SETTINGS`; return it and its guard.
 
     Dynamo caches by code object, and all models of a class share that of `forward`: each gets its own entry. `skipped`
     is called with reason and place of each frame without a graph.
@@ -192,72 +200,59 @@ def compiled(
         # A line in a log is no reason to refuse a call; where graphs may break it is written.
         settings = {**_SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else _SETTINGS
         vars(context)["callback"] = _Entry(callback, skipped, settings)
-    return Traced(function, context(call), call.__code__)
+    made, code = context(call), call.__code__
 
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return made(_hooks(), *args, **kwargs)
 
-class Traced:
-    """The result of `torch.compile` on a function; call it like that."""
-
-    def __init__(self, function: Callable[..., Any], made: Callable[..., Any], code: CodeType) -> None:
-        self._function, self._made, self._code = function, made, code
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._made(_hooks(), *args, **kwargs)
-
-    def guard(
-        self, args: tuple[Any, ...], pinned: Mapping[str, Any]
-    ) -> Callable[[tuple[Any, ...]], bool] | None:
-        """Return a predicate on the arguments of a call: true if the code that serves `args` serves these. None if
-        unknown.
-
-        It runs Dynamo's own guards, with two exceptions: `pinned`, objects by their source, must be these very
-        objects; and hooks of modules are checked together once any hook has been registered.
-        """
+    def guard(args: tuple[Any, ...], pinned: Mapping[str, Any]) -> Check | None:
         try:
-            return self._guard(args, pinned)
+            return _check(function, code, args, pinned)
         except (AttributeError, LookupError, TypeError, RuntimeError):
             # Another release of torch.
             return None
 
-    def _guard(
-        self, args: tuple[Any, ...], pinned: Mapping[str, Any]
-    ) -> Callable[[tuple[Any, ...]], bool] | None:
-        function = self._function
-        call = {"function": function, "hooks": _hooks(), "args": args, "kwargs": {}}
-        entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(self._code)
-        whole = next((entry.guard_manager for entry in entries if entry.guard_manager.root.check(call)), None)
-        if whole is None:
-            return None
-        hooks = () if _hooked(function) else _HOOKS
+    return called, guard
 
-        def kept(node: Any) -> bool:
-            source = node.get_source()
-            return source not in pinned and source.rpartition(".")[2] not in hooks
 
-        root = whole.root.clone_manager(kept)
-        nodes = {node.get_source(): node for node in _managers(root)}
-        for source, item in pinned.items():
-            owner, _, key = source[:-2].rpartition("['")
-            node = nodes[owner].dict_getitem_manager(key, source, item, GuardManagerType.GUARD_MANAGER)
-            node.add_id_match_guard(id(item), [f"{source} is the same"], None)
-        check, registered = root.check, RemovableHandle.next_id
+def _check(
+    function: Callable[..., Any], code: CodeType, args: tuple[Any, ...], pinned: Mapping[str, Any]
+) -> Check | None:
+    call = {"function": function, "hooks": _hooks(), "args": args, "kwargs": {}}
+    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
+    whole = next((entry.guard_manager for entry in entries if entry.guard_manager.root.check(call)), None)
+    if whole is None:
+        return None
+    hooks = () if _hooked(function) else _HOOKS
 
-        def guard(args: tuple[Any, ...]) -> bool:
-            nonlocal registered
-            if hooks and registered != RemovableHandle.next_id:
-                now = RemovableHandle.next_id
-                if _hooked(function):
-                    return False
-                registered = now
-            return (
-                whole.cache_entry is not None
-                and _eval_frame._stance.stance == "default"
-                and check({"function": function, "hooks": _hooks(), "args": args, "kwargs": {}})
-            )
+    def kept(node: Any) -> bool:
+        source = node.get_source()
+        return source not in pinned and source.rpartition(".")[2] not in hooks
 
-        # Guards on pairs of tensors may have a state of their own, that a clone does not reset.
-        same = all(whole.root.check(call) and guard(args) for _ in range(2))
-        return guard if same and whole.root.check(call) else None
+    root = whole.root.clone_manager(kept)
+    nodes = {node.get_source(): node for node in _managers(root)}
+    for source, item in pinned.items():
+        owner, _, key = source[:-2].rpartition("['")
+        node = nodes[owner].dict_getitem_manager(key, source, item, GuardManagerType.GUARD_MANAGER)
+        node.add_id_match_guard(id(item), [f"{source} is the same"], None)
+    check, registered = root.check, RemovableHandle.next_id
+
+    def holds(args: tuple[Any, ...]) -> bool:
+        nonlocal registered
+        if hooks and registered != RemovableHandle.next_id:
+            now = RemovableHandle.next_id
+            if _hooked(function):
+                return False
+            registered = now
+        return (
+            whole.cache_entry is not None
+            and _eval_frame._stance.stance == "default"
+            and check({"function": function, "hooks": _hooks(), "args": args, "kwargs": {}})
+        )
+
+    # Guards on pairs of tensors may have a state of their own, that a clone does not reset.
+    same = all(whole.root.check(call) and holds(args) for _ in range(2))
+    return holds if same and whole.root.check(call) else None
 
 
 def _managers(manager: Any) -> Iterator[Any]:
@@ -346,10 +341,13 @@ def differentiated(
 
 
 def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
+    from torch._inductor import config
+
     # What torch enters on the stack has to end first, or it leaves the dispatcher as it found it: Python's.
     with (
         _compiling(),
-        _undropped(),
+        # Random draws with unused results stay: they advance the generator.
+        config.patch(fallback_random=True),
         enable_python_dispatcher(),
         preserve_node_meta(),
         contextlib.ExitStack() as stack,
@@ -368,15 +366,6 @@ def _compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
-
-
-@contextlib.contextmanager
-def _undropped() -> Iterator[None]:
-    """Keep random draws with unused results: they advance the generator."""
-    from torch._inductor import config
-
-    with config.patch(fallback_random=True):
-        yield
 
 
 def autograd_keys(kinds: set[str]) -> list[Any]:

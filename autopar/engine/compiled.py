@@ -48,8 +48,8 @@ class _Placement:
         root = model if isinstance(model, nn.Module) else None
         self.backend = Backend(Served, machine, options, root, given, positional(model))
         self.backend.entry = _Placement.call.__code__
-        self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
-        self.direct = Direct(model, self.run, self.backend) if Direct.fits(self.backend) else None
+        self.run, guard = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
+        self.direct = Direct(model, guard, self.backend) if Direct.fits(self.backend) else None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output, placed if a graph can be captured."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..capture.dynamo_private import Traced
+from ..capture.dynamo_private import Check, Guard
 from ..capture.torch_private import transformed
 from ..costs.detect import present
 from ..pipeline.calls import Short
@@ -46,8 +46,8 @@ class Direct:
     (`trial.AGAIN`). Calls of the plain model are correct whatever has changed in the meantime.
     """
 
-    def __init__(self, model: Callable[..., Any], traced: Traced, backend: Backend) -> None:
-        self._model, self._traced, self._backend = model, traced, backend
+    def __init__(self, model: Callable[..., Any], guard: Guard, backend: Backend) -> None:
+        self._model, self._guard, self._backend = model, guard, backend
         self._shortcut: _Shortcut | None = None
         self._ahead: _Shortcut | None = None
         """The shortcut, if it serves calls without further checks."""
@@ -147,7 +147,7 @@ class Direct:
         backend.returned = []
         try:
             made = placed(*args)
-            self._shortcut = _Shortcut.of(backend, self._traced, args, made) or shortcut
+            self._shortcut = _Shortcut.of(backend, self._guard, args, made) or shortcut
         finally:
             backend.returned = None
         return made
@@ -211,18 +211,18 @@ class _Shortcut:
         backend: Backend,
         served: Served,
         short: Short,
-        guard: Callable[[tuple[Any, ...]], bool],
+        holds: Check,
         inputs: Sequence[int],
         answer: Callable[[list[Any]], Any],
     ) -> None:
-        self._backend, self._programs, self._short, self._guard = backend, served.programs, short, guard
+        self._backend, self._programs, self._short, self._holds = backend, served.programs, short, holds
         self._latest = served, short.prepared
         assert isinstance(short.prepared.executor, TunedExecutor)
         self._kernels = short.prepared.executor.by_kernels
         self._inputs, self._answer = chosen(inputs), answer
 
     @classmethod
-    def of(cls, backend: Backend, traced: Traced, args: tuple[Any, ...], output: Any) -> _Shortcut | None:
+    def of(cls, backend: Backend, guard: Guard, args: tuple[Any, ...], output: Any) -> _Shortcut | None:
         """Return the shortcut for calls like the one that has just returned `output`; None if there is none."""
         returned = backend.returned or ()
         if len(returned) != 1 or not all(isinstance(item, torch.Tensor) for item in args):
@@ -242,8 +242,8 @@ class _Shortcut:
                 inputs.append(int(given[1]))
             else:
                 return None
-        guard = traced.guard(args, pinned)
-        return cls(backend, served, short, guard, inputs, answer) if guard is not None else None
+        holds = guard(args, pinned)
+        return cls(backend, served, short, holds, inputs, answer) if holds is not None else None
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         """Return the output; None if the call does not match."""
@@ -252,7 +252,7 @@ class _Shortcut:
             backend.recording is not None
             or self._programs.get(()) is not short.prepared
             or transformed()
-            or not self._guard(args)
+            or not self._holds(args)
         ):
             return None
         outputs = self._kernels(self._inputs(args))

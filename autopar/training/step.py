@@ -76,7 +76,7 @@ class TrainStep(Recorded):
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
         self._signatures = Signatures(loss, optimizer, machine, options)
         self.group = None if process_group is None else Group(process_group, loss, optimizer)
-        self._loss = compiled(loss, self._signatures, True, None)
+        self._loss, _ = compiled(loss, self._signatures, True, None)
         self._lock = threading.RLock()
         self._adding = False
 
