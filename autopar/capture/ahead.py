@@ -10,11 +10,11 @@ import torch
 from torch import fx, nn
 
 from ..errors import CaptureError
-from .assembly import Assembly, assembled
 from .captured import Captured
+from .convert import captured_at
 from .dynamo_private import TorchDynamoException, compiled
 from .refusals import Untraceable, explain, no_graph, valued
-from .region import positional
+from .region import Region, positional
 
 Rewrite: TypeAlias = Callable[[fx.GraphModule], None]
 
@@ -36,11 +36,11 @@ def ahead(
     root = model if isinstance(model, nn.Module) else None
 
     def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., NoReturn]:
-        made: Assembly | Exception
+        made: Region | Exception
         try:
             if rewrite is not None:
                 rewrite(module)
-            made = assembled(module, examples, root, positional(model))
+            made = Region(module, examples, root, positional(model))
         except Exception as error:
             # Dynamo would wrap what is raised here.
             made = error
@@ -68,9 +68,9 @@ def ahead(
         text = explain(name, made)
         raise CaptureError(text if text.startswith(name) else f"{name}: {text}") from made
     try:
-        captured = made.at(given)
+        captured = captured_at(made, given)
     except Untraceable as error:
-        raise valued(name, made.region.module, error) from error
+        raise valued(name, made.module, error) from error
     return captured, captured.flatten(given)
 
 

@@ -80,12 +80,6 @@ def strides_of(item: Any) -> Strides | None:
     return tuple(item.stride()) if strided else None
 
 
-def fitting(strides: Sequence[Strides | None], shapes: Sequence[Sequence[int]]) -> list[Strides | None]:
-    """Return strides with as many axes as the shapes, None for others: torch 2.11 traces the last states of an LSTM
-    with an extra axis."""
-    return [own if own and len(own) == len(shape) else None for own, shape in zip(strides, shapes)]
-
-
 def alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Return True if a tensor has these strides along all axes of more than one element."""
     found = tensor.stride()
@@ -111,6 +105,25 @@ def laid(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
         made = torch.empty_like(made)
     made = torch.empty_strided(own.shape, made.stride(), dtype=own.dtype, device=own.device)
     return made.copy_(own).expand(tensor.shape)
+
+
+def memory_order(item: torch.Tensor) -> tuple[int, ...]:
+    """Return the axes of a tensor from the slowest to the fastest; empty if they are in order."""
+    if item.layout is not torch.strided or item.is_contiguous():
+        return ()
+    order = _order(item.stride())
+    dense = 1
+    for axis in reversed(order):
+        if item.shape[axis] != 1 and item.stride(axis) != dense:
+            # Of memory with gaps or overlaps torch makes another order, which is slow to ask for.
+            order = _order(torch.empty_like(item).stride())
+            break
+        dense *= item.shape[axis]
+    return () if order == tuple(range(item.dim())) else order
+
+
+def _order(strides: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
 
 
 def settle(values: list[Any], strides: Sequence[Strides | None], kind: str) -> bool:

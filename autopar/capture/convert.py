@@ -1,24 +1,28 @@
-"""Conversion of a traced fx graph to a `Graph`, in one pass, linear in nodes."""
+"""Conversion of a region to the `Captured` of one call's sizes: its functional graph as a `Graph`, in one pass, linear
+in nodes."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch.fx import Node
 
-from ..ir.graph import Argument, Const, Ref, Task, Value, refs
+from ..ir.graph import Argument, Const, Graph, Ref, Task, Value, refs
+from ..transform.rewrites import folded, own, renamed
+from .captured import Captured, memory_order, strides_of
 from .operators import draws, flops, shared
 from .refusals import Untraceable
+from .region import Region
+from .sizes import OPEN, resolver
 from .split_rules import cuts
 from .torch_private import memory, result
 
 _aten = torch.ops.aten
-Find: TypeAlias = Callable[[Node], tuple[str, str, str]]
 _CHANGES = ("dtype", "layout", "memory_format")
 _STRIDELESS = {
     _aten.view.default: _aten.reshape.default,
@@ -33,16 +37,20 @@ _ASSERTS = frozenset({
 })  # fmt: skip
 
 
-class Conversion:
-    """A graph under construction: `give` placeholders their values, `add` calls in order, then read `graph`.
+def captured_at(region: Region, given: Sequence[Any], divisible: bool = True) -> Captured:
+    """Return the graph of a region for the arguments of one call, with cuts if `divisible`.
 
-    divisible: compute the cuts of tasks.
-    differentiated: gradients are plain values.
-    find: returns module path, line and code of a node.
+    Raises Untraceable if a size depends on values.
     """
+    captured = _Conversion(region, divisible).captured(given)
+    return _finished(captured) if region.traced.tangents else captured
 
-    def __init__(self, name: str, find: Find, divisible: bool, differentiated: bool) -> None:
-        self.name, self.find, self.divisible, self.differentiated = name, find, divisible, differentiated
+
+class _Conversion:
+    """A graph under construction; calls are added in order."""
+
+    def __init__(self, region: Region, divisible: bool) -> None:
+        self.region, self.divisible, self.differentiated = region, divisible, bool(region.traced.tangents)
         self.values: dict[str, Value] = {}
         self.tasks: list[Task] = []
         self.fakes: dict[str, Any] = {}
@@ -51,21 +59,106 @@ class Conversion:
         self.random: str | None = None
         self.phase: Literal["forward", "backward"] = "forward"
 
-    def give(self, node: Node, name: str, kind: Literal["input", "state"], path: str) -> str:
-        """Add an input or state value for a placeholder; return its name."""
-        name = self.free(name)
-        self.made[node] = Ref(name)
-        self.values[name] = self.value(node, name, node.meta["val"], name, kind, path)
-        self.fakes[name] = node.meta["val"]
-        return name
+    def captured(self, given: Sequence[Any]) -> Captured:
+        """Return the result of the whole conversion for the arguments of one call."""
+        region, traced = self.region, self.region.traced
+        at = resolver(region.fakes, given)
+        for node, value in region.open.items():
+            node.meta["val"] = at(value)
+        names, state = self.placeholders(at)
+        inputs = [number for number, place in enumerate(region.places) if place.kind == "input"]
+        tangents = [
+            (self.give(node, f"tangent_{count}", "input"), index)
+            for count, (index, node) in enumerate(traced.tangents)
+        ]
+        for node in region.forward:
+            self.add(node)
+        self.phase = "backward"
+        for node in region.backward:
+            self.add(node)
+        updates = tuple((self.fresh(node), names[index]) for index, node in traced.updates)
+        updated = {to: made for made, to in updates}
+        fakes = [at(result.fake) for result in region.results]
+        tensors = [place for place, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)]
+        outputs, same = self.returned(tensors, names, updated)
+        made = dict(traced.gradients)
+        gradients = tuple((names[index], self.keep(made[index])) for index in region.by_parameter(made))
+        read = {value for task in self.tasks for value in task.inputs} | {*outputs, *updated}
+        kept = {name: slot for name, slot in state.items() if name in read}
+        graph = Graph(
+            region.name,
+            tuple(v for v in self.values.values() if v.kind != "state" or v.name in kept),
+            tuple(self.tasks),
+            (*(names[number] for number in inputs), *(name for name, _ in tangents)),
+            tuple(kept),
+            (*outputs, *(name for _, name in gradients)),
+            updates,
+            paths=region.paths,
+        )
+        # torch 2.11 traces the last states of an LSTM with an extra axis.
+        strides = [
+            wanted if wanted and len(wanted) == len(graph.value[name].shape) else None
+            for name, wanted in zip(outputs, (strides_of(fakes[place]) for place in tensors))
+        ]
+        known = [None if isinstance(fake, torch.Tensor) else fake for fake in fakes]
 
-    def free(self, name: str) -> str:
-        """Return the name, with a suffix if another value has it."""
-        unique, count = name, 0
-        while unique in self.values:
-            count += 1
-            unique = f"{name}_{count}"
-        return unique
+        def rebuild(values: Sequence[Any]) -> list[Any]:
+            """Return the results of the region, tensors and plain numbers, from the outputs of the graph."""
+            found = list(known)
+            for place, value in zip(tensors, values):
+                found[place] = value
+            return found
+
+        return Captured(
+            graph.check(),
+            kept,
+            {},
+            lambda args: [args[number] for number in inputs],
+            rebuild,
+            _home(given),
+            same,
+            strides,
+            tuple(strides_of(self.fakes.get(name)) == wanted for name, wanted in zip(outputs, strides)),
+            # A result that is returned in several places is one output, which has one gradient.
+            tangents=tuple((name, tensors.index(region.wanted[index])) for name, index in tangents),
+            gradients=gradients,
+        )
+
+    def placeholders(
+        self, at: Callable[[Any], Any]
+    ) -> tuple[list[str], dict[str, tuple[Mapping[str, Any], str]]]:
+        """Return the value of each placeholder ("" for sizes), and the owner and key of each state."""
+        names: list[str] = []
+        state: dict[str, tuple[Mapping[str, Any], str]] = {}
+        for place, node in zip(self.region.places, self.region.traced.inputs):
+            if place.kind == "size":
+                self.made[node] = at(place.fake)
+                names.append("")
+                continue
+            names.append(self.give(node, place.path, place.kind))
+            if place.kind == "state":
+                state[names[-1]] = place.owner, place.key
+        for node, _ in self.region.traced.constants:
+            state[self.give(node, node.name, "state")] = self.region.constants, node.name
+        return names, state
+
+    def returned(
+        self, tensors: Sequence[int], names: Sequence[str], updated: Mapping[str, str]
+    ) -> tuple[list[str], tuple[tuple[int, str], ...]]:
+        """Return the value of each result that is a tensor, and (index, value) of those that are placeholders."""
+        made = self.region.traced.outputs
+        computed = self.apart(made) if self.differentiated else [*map(self.keep, made)]
+        results = [self.region.results[place] for place in tensors]
+        same = tuple((index, names[result.same]) for index, result in enumerate(results) if result.same >= 0)
+        given = {index: updated.get(name, name) for index, name in same}
+        outputs = [given.get(index) or computed[result.index] for index, result in enumerate(results)]
+        return outputs, same
+
+    def give(self, node: Node, path: str, kind: Literal["input", "state"]) -> str:
+        """Add an input or state value for a placeholder; return its name."""
+        name = self.hold(node, path, node.meta["val"], kind=kind)
+        self.made[node] = Ref(name)
+        return name
 
     def add(self, node: Node) -> None:
         """Convert one call."""
@@ -105,39 +198,39 @@ class Conversion:
             self.made[node] = self.twins[key]
             return
         base = self.root(args, dict(kwargs), alias)
-        given = self.memories((*args, *(item for _, item in kwargs)))
-        outputs = []
-        for index, item in enumerate(_items(output)):
-            name = self.free(f"{node.name}.{index}" if unpack else node.name)
-            self.values[name] = self.value(node, name, item, base or given.get(memory(item), name))
-            self.fakes[name] = item
-            outputs.append(name)
+        everything = (*args, *(item for _, item in kwargs))
+        given = self.memories(everything)
+        names = [f"{node.name}.{index}" for index in range(len(output))] if unpack else [node.name]
+        items = output if unpack else () if output is None else (output,)
+        outputs = [
+            self.hold(node, name, item, base or given.get(memory(item))) for name, item in zip(names, items)
+        ]
         views = bool(outputs) and all(self.values[name].storage != name for name in outputs)
-        module, source, code = self.find(node)
-        fake_args, fake_kwargs = self.stand_in(node.args), self.stand_in(node.kwargs)
+        module, source, code = self.region.located(node)
+        fake_args, fake_kwargs = self.stand_in(args), {key: self.stand_in(item) for key, item in kwargs}
         random = draws(target, fake_args, fake_kwargs)
-        task = Task(
-            name=node.name,
-            target=f"{target.namespace}.{target._opname}.{target._overloadname}",
-            args=args,
-            kwargs=kwargs,
-            outputs=tuple(outputs),
-            unpack=unpack,
-            after=(self.random,) if random and self.random else (),
-            random="default" if random else None,
-            free=alias is not None or views,
-            home=random,
-            flops=flops(target, fake_args, fake_kwargs, output),
-            module=module,
-            source=source,
-            code=code,
-            phase=self.phase,
-        )
+        reads = len({*refs(everything)})
         ways = cuts(target, fake_args, fake_kwargs, output) if self.divisible else ()
-        reads = len(task.inputs)
-        if ways:
-            task = dataclasses.replace(task, cuts=tuple(way for way in ways if len(way.inputs) == reads))
-        self.tasks.append(task)
+        self.tasks.append(
+            Task(
+                name=node.name,
+                target=f"{target.namespace}.{target._opname}.{target._overloadname}",
+                args=args,
+                kwargs=kwargs,
+                outputs=tuple(outputs),
+                unpack=unpack,
+                after=(self.random,) if random and self.random else (),
+                random="default" if random else None,
+                free=alias is not None or views,
+                home=random,
+                flops=flops(target, fake_args, fake_kwargs, output),
+                cuts=tuple(way for way in ways if len(way.inputs) == reads),
+                module=module,
+                source=source,
+                code=code,
+                phase=self.phase,
+            )
+        )
         if random:
             self.random = node.name
         found: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None
@@ -145,15 +238,11 @@ class Conversion:
         if key is not None:
             self.twins[key] = found
 
-    def stand_in(self, item: Any) -> Any:
-        """Return arguments with fake tensors for values: one object for each value."""
-
-        def fake(argument: Argument) -> Any:
-            if isinstance(argument, tuple):
-                return tuple(map(fake, argument))
-            return self.fakes[argument.value] if isinstance(argument, Ref) else argument
-
-        return torch.fx.node.map_arg(item, lambda node: fake(self.made[node]))
+    def stand_in(self, argument: Argument) -> Any:
+        """Return an argument with fake tensors for values: one object for each value."""
+        if isinstance(argument, tuple):
+            return tuple(map(self.stand_in, argument))
+        return self.fakes[argument.value] if isinstance(argument, Ref) else argument
 
     def arguments(self, node: Node) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
         """Return the arguments of a call in the graph's terms, without those that have no effect."""
@@ -179,37 +268,35 @@ class Conversion:
             return Const(str(item))
         if item is None or isinstance(item, (bool, int, float, complex, str)):
             return item
-        if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self.number(node, item)
         raise self.refusal(node, f"an argument of type {type(item).__name__} cannot be written into a graph")
 
-    def number(self, node: Node, item: Any) -> Any:
-        """Return a size as a plain number. Raises Untraceable if it depends on the values in a tensor."""
-        if isinstance(item, (bool, int, float)):
-            return item
-        expression = item.node.expr
-        if not expression.is_number:
-            raise self.refusal(node, f"the size {expression} depends on the values in a tensor")
-        return bool(item) if isinstance(item, torch.SymBool) else type(item.node.hint)(expression)
-
-    def value(
+    def hold(
         self,
         node: Node,
-        name: str,
+        path: str,
         item: Any,
-        storage: str,
+        storage: str | None = None,
         kind: Literal["input", "state", "made"] = "made",
-        path: str = "",
-    ) -> Value:
-        """Return a value like a fake tensor."""
+    ) -> str:
+        """Add a value like a fake tensor, in the memory of another value or its own; return its name: the path, with a
+        suffix if another value has it."""
+        name, count = path, 0
+        while name in self.values:
+            count += 1
+            name = f"{path}_{count}"
+        path = "" if kind == "made" else path
+        self.fakes[name] = item
         if item is None:
-            return Value(name, (), "object", 0, name, kind, path)
+            self.values[name] = Value(name, (), "object", 0, name, kind, path)
+            return name
         if not isinstance(item, torch.Tensor):
             raise self.refusal(node, "it makes a Python number out of the values in a tensor")
-        shape = tuple(self.number(node, size) for size in item.shape)
-        dtype = str(item.dtype).removeprefix("torch.")
-        nbytes = math.prod(shape) * item.element_size()
-        return Value(name, shape, dtype, nbytes, storage, kind, path, memory_order(item))
+        shape = tuple(item.shape)
+        if any(isinstance(size, OPEN) for size in shape):
+            raise self.refusal(node, f"the size of a tensor of layout {item.layout} is open")
+        dtype, nbytes = str(item.dtype).removeprefix("torch."), math.prod(shape) * item.element_size()
+        self.values[name] = Value(name, shape, dtype, nbytes, storage or name, kind, path, memory_order(item))
+        return name
 
     def root(
         self, args: tuple[Argument, ...], kwargs: dict[str, Argument], alias: int | str | None
@@ -240,73 +327,49 @@ class Conversion:
         for node in nodes:
             name = self.keep(node)
             if name in found:
-                view = self.free(f"{name}.view")
-                self.values[view] = dataclasses.replace(self.values[name], name=view, kind="made", path="")
-                self.fakes[view] = self.fakes[name]
+                storage = self.values[name].storage
+                view = self.hold(node, f"{name}.view", self.fakes[name], storage)
                 self.tasks.append(Task(view, "aten.alias.default", (Ref(name),), outputs=(view,), free=True))
                 name = view
             found[name] = None
         return list(found)
 
-    def fresh(self, name: str) -> str:
-        """Return a value with its own memory equal to this one: a copy if it is, or may share memory with, an input or
+    def fresh(self, node: Node) -> str:
+        """Return the value of an output node, in its own memory: a copy if it is, or may share memory with, an input or
         state."""
+        name = self.keep(node)
         if self.values[self.values[name].storage].kind == "made":
             return name
-        copy = self.free(f"{name}.copy")
-        self.values[copy] = dataclasses.replace(
-            self.values[name], name=copy, storage=copy, kind="made", path=""
-        )
+        copy = self.hold(node, f"{name}.copy", self.fakes[name])
         self.tasks.append(Task(copy, "aten.clone.default", (Ref(name),), outputs=(copy,)))
         return copy
 
     def refusal(self, node: Node, why: str) -> Untraceable:
         """Return the error for a node: the call, its module, the user's line."""
-        module, source, code = self.find(node)
+        module, source, code = self.region.located(node)
         place = (f" in {module}" if module else "") + (f" at {source}" if source else "")
         return Untraceable(
             f"{node.target} ({node.name}){place}" + (f": `{code}`" if code else "") + f": {why}"
         )
 
 
-def memory_order(item: torch.Tensor) -> tuple[int, ...]:
-    """Return the axes of a tensor from the slowest to the fastest; empty if they are in order."""
-    if item.layout is not torch.strided or item.is_contiguous():
-        return ()
-    order = _order(item.stride())
-    dense = 1
-    for axis in reversed(order):
-        if item.shape[axis] != 1 and item.stride(axis) != dense:
-            # Of memory with gaps or overlaps torch makes another order, which is slow to ask for.
-            order = _order(torch.empty_like(item).stride())
-            break
-        dense *= item.shape[axis]
-    return () if order == tuple(range(item.dim())) else order
+def _home(given: Sequence[Any]) -> torch.device:
+    """Return the device of a call: that of its first tensor, else the default device."""
+    return next((item.device for item in given if isinstance(item, torch.Tensor)), torch.get_default_device())
 
 
-def _order(strides: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
-
-
-def _items(output: Any) -> tuple[Any, ...]:
-    return () if output is None else tuple(output) if isinstance(output, (tuple, list)) else (output,)
-
-
-def live(graph: torch.fx.Graph, results: Iterable[Any]) -> list[Node]:
-    """Return calls that a result needs, or that draw random numbers, which advances the generator."""
-    needed = {node for node in results if isinstance(node, Node)}
-    kept = []
-    for node in reversed(graph.nodes):
-        if node.op == "call_function" and (node in needed or _draws(node)):
-            needed.update(node.all_input_nodes)
-            kept.append(node)
-    return kept[::-1]
-
-
-def _draws(node: Node) -> bool:
-    own = isinstance(node.target, torch._ops.OpOverload)
-    return own and draws(node.target, _fakes(node.args), _fakes(node.kwargs))
-
-
-def _fakes(item: Any) -> Any:
-    return torch.fx.node.map_arg(item, lambda node: node.meta.get("val"))
+def _finished(captured: Captured) -> Captured:
+    """Return a graph of forward and backward with views folded, and gradients named after what they are gradients
+    of."""
+    graph, names = folded(captured.graph)
+    gradients = tuple((target, names.get(name, name)) for target, name in captured.gradients)
+    # A gradient that is also an answer, or a saved number, keeps the name it was made under.
+    called = {
+        name: f"{graph.value[target].path}.grad"
+        for target, name in gradients
+        if graph.value[name].kind == "made" and not graph.readers[name]
+    }
+    graph = renamed(own(graph), called)
+    count = len(captured.graph.outputs) - len(gradients)
+    made = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
+    return dataclasses.replace(captured, graph=graph, gradients=made)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from .dynamo_private import below_autograd, kept_whole
+from .sizes import is_open
 from .torch_private import FakeTensor, TorchDispatchMode, memory
 
 _aten = torch.ops.aten
@@ -32,15 +34,32 @@ _FACTORY = re.compile(
 )
 
 
-OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Types of symbolic sizes."""
+@dataclass(frozen=True)
+class Traced:
+    """A functional graph of n inputs and m outputs.
+
+    inputs: the n placeholders.
+    outputs: the m results.
+    constants: tensors that the code makes from numbers (`torch.tensor([1.0, 2.0])`), each with the node that reads it.
+    tangents: (index of an output, placeholder of its gradient).
+    gradients: (index of an input, its gradient).
+    updates: (index of an input changed in place, its new value).
+    """
+
+    graph: fx.Graph
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    constants: tuple[tuple[fx.Node, torch.Tensor], ...]
+    tangents: tuple[tuple[int, fx.Node], ...] = ()
+    gradients: tuple[tuple[int, fx.Node], ...] = ()
+    updates: tuple[tuple[int, fx.Node], ...] = ()
 
 
-class Unfit(Exception):
+class _Unfit(Exception):
     """Raised if one run does not suffice: a tensor visible elsewhere is changed, or a size is symbolic."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[misc]
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Recorder of the operators that run in the block, as a graph of operators that make new tensors. `current`: node
     of Dynamo's graph from which they come."""
 
@@ -60,11 +79,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.inputs.append(node)
             if isinstance(item, torch.Tensor):
                 if not isinstance(item, FakeTensor) or is_open(item):
-                    raise Unfit
+                    raise _Unfit
                 # Never alone: it is the caller's.
                 self.see(item, node, 2)
             elif not isinstance(item, _NUMBERS):
-                raise Unfit
+                raise _Unfit
+
+    def enter(self, node: fx.Node) -> None:
+        """Note the node of Dynamo's graph that runs next."""
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise _Unfit(str(node.target))
+        self.current = node
 
     def see(self, tensor: torch.Tensor, node: fx.Node, holders: int = 1) -> None:
         """Associate a node with a tensor."""
@@ -80,7 +105,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if target is torch.ops.prim.device.default:
             return target(*args)
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target in _UNTOLD:
-            raise Unfit(str(target))
+            raise _Unfit(str(target))
         if kept_whole(target) is False:
             with self:
                 return target.decompose(*args, **kwargs)
@@ -91,7 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if target is _aten.native_batch_norm.default:
             *given, training, momentum, eps = args
             if training or None in given[3:]:
-                raise Unfit("running statistics change, which no schema says")
+                raise _Unfit("running statistics change, which no schema says")
             target, args = _aten._native_batch_norm_legit_no_training.default, (*given, momentum, eps)
         if target is _aten.lift_fresh.default:
             return self.constant(args[0])
@@ -102,7 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def constant(self, held: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor that the code makes from numbers."""
         if isinstance(held, FakeTensor):
-            raise Unfit
+            raise _Unfit
         name = f"_tensor_constant{len(self.constants)}"
         node, made = self.graph.create_node("get_attr", name, name=name), _aten.lift_fresh_copy.default(held)
         node.meta["val"] = torch.empty_like(made)
@@ -133,7 +158,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if isinstance(made, torch.Tensor):
             return self.named(made, node)
         if not isinstance(made, (tuple, list)):
-            raise Unfit
+            raise _Unfit
         parts = []
         for index, part in enumerate(made):
             if isinstance(part, torch.Tensor):
@@ -146,7 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def named(self, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """Return the result of a call; a returned argument becomes another object."""
         if not isinstance(made, FakeTensor) or is_open(made):
-            raise Unfit
+            raise _Unfit
         if id(made) in self.node:
             made = _aten.alias.default(made)
         self.see(made, node)
@@ -159,7 +184,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if not isinstance(item, torch.Tensor):
                 return item
             if id(item) not in self.node:
-                raise Unfit
+                raise _Unfit
             return self.node[id(item)]
 
         given = fx.node.map_aggregate((args, kwargs), known)
@@ -174,13 +199,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Record a change in place as the operator that makes a new tensor, if nothing sees the old one."""
         tensor, twin = args[0] if args else None, _twin(target)
         if twin is None or not isinstance(tensor, torch.Tensor) or id(tensor) not in self.node:
-            raise Unfit
+            raise _Unfit
         if self.sharing[memory(tensor)] != 1:
-            raise Unfit
+            raise _Unfit
         made = twin(*args, **kwargs)
         alike = (made.shape, made.dtype, made.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
         if not alike or id(made) in self.node or memory(made) in self.sharing:
-            raise Unfit
+            raise _Unfit
         self.node[id(tensor)] = self.written(twin, args, kwargs, made)
         return tensor
 
@@ -200,32 +225,19 @@ def _twin(target: Any) -> Any:
     return twin if ours == theirs else None
 
 
-def record(
-    given: Sequence[Any], run: Callable[[Recorder], Sequence[Any]]
-) -> tuple[Recorder, tuple[fx.Node, ...]]:
-    """Trace `run`, called with the recorder, on these fake tensors; return the recorder and the node of each result.
+def record(given: Sequence[Any], run: Callable[[Callable[[fx.Node], None]], Sequence[Any]]) -> Traced:
+    """Trace `run` on these fake tensors; it is called with a function that takes each node of Dynamo's graph before it
+    runs.
 
-    Raises Unfit if one run does not suffice, and torch's errors.
+    Raises an error if one run does not suffice, and torch's errors.
     """
     fakes = [item for item in given if isinstance(item, FakeTensor)]
     if not fakes:
-        raise Unfit
-    recorder = Recorder(given)
+        raise _Unfit
+    recorder = _Recorder(given)
     with below_autograd(), fakes[0].fake_mode, recorder:
-        found = run(recorder)
+        found = run(recorder.enter)
     if not all(isinstance(item, torch.Tensor) and id(item) in recorder.node for item in found):
-        raise Unfit
-    return recorder, tuple(recorder.node[id(item)] for item in found)
-
-
-def is_open(value: Any) -> bool:
-    """Return True if a result has a symbolic size."""
-    if isinstance(value, (tuple, list)):
-        return any(map(is_open, value))
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:
-            return False
-        return any(
-            isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride(), value.storage_offset())
-        )
-    return isinstance(value, OPEN)
+        raise _Unfit
+    outputs = tuple(recorder.node[id(item)] for item in found)
+    return Traced(recorder.graph, tuple(recorder.inputs), outputs, tuple(recorder.constants))

@@ -1,4 +1,5 @@
-"""A captured graph in terms of the model: which placeholders are state, inputs or sizes, and what it returns.
+"""A captured graph in terms of the model: which placeholders are state, inputs or sizes, what it returns, and its
+functional graph.
 
 A region is the whole model, or the part between two graph breaks.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -16,10 +17,10 @@ import torch
 from torch import fx, nn
 
 from .dynamo_private import source_of
-from .refusals import Untraceable
-
-_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
+from .refusals import Untraceable, waiting
+from .sizes import OPEN, is_open
+from .source_locations import located, origins
+from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
 """A tensor of a model: its path in `state_dict`, and the dict and key that hold it."""
@@ -36,7 +37,7 @@ def slots(module: nn.Module | None) -> Iterator[Slot]:
 
 
 @dataclass(frozen=True)
-class Place:
+class _Place:
     """A placeholder: a tensor of the model's state, which is `owner[key]`, an input of the call, or a size.
 
     `source`: its origin in Dynamo's terms. `fake`: the value traced by Dynamo: a fake tensor, symbolic size or
@@ -53,20 +54,20 @@ class Place:
 
 @dataclass(frozen=True)
 class _Result:
-    """An output: the `index`-th computed tensor, the very object of placeholder `same`, or a `number`, constant or
+    """An output: the `index`-th computed tensor, the very object of placeholder `same`, or a number, constant or
     symbolic."""
 
     fake: Any
     index: int = -1
     same: int = -1
-    number: Any = None
 
 
 class Region:
-    """A graph captured by Dynamo with the user's own tensors as `examples`.
+    """A graph captured by Dynamo with the user's own tensors as `examples`, and its functional graph, with the backward
+    if grad mode is on and an output requires grad.
 
     `root`: the compiled module, None if unknown. `parameters`: names of its positional arguments. Raises Untraceable
-    for what is not a graph of tensors.
+    for what no graph can hold, and torch's errors.
     """
 
     def __init__(
@@ -76,19 +77,52 @@ class Region:
         root: nn.Module | None,
         parameters: Sequence[str],
     ) -> None:
+        waits = waiting(module)
+        if waits is not None:
+            raise waits
         self.module = module
-        nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.paths = _paths(root)
+        nodes = module.graph.find_nodes(op="placeholder")
+        known = _known(root)
+        self.paths = tuple((path, known[id(owner[key])][0]) for path, owner, key in slots(root))
         """The path of every tensor of `root`, with the first path of the same tensor."""
         self.held: dict[str, Any] = {}
         """State outside of `root`, by path."""
-        self.places = _places(nodes, examples, root, parameters, self.held)
+        self.places = _places(nodes, examples, known, parameters, self.held)
         self._ranks = {path: rank for rank, path in enumerate(dict(self.paths))}
         _name_modules(module, root)
         self.results = _results(module, self.places)
         computed = [place for place, result in enumerate(self.results) if result.index >= 0]
         self.wanted = sorted({self.results[place].index: place for place in reversed(computed)}.values())
+        """The first place of each computed tensor among the results."""
         self.name = type(root).__name__ if root is not None else _name(nodes)
+        if not any(node.op in ("call_function", "call_method") for node in module.graph.nodes):
+            raise Untraceable("nothing is computed")
+        self._trace()
+
+    def _trace(self) -> None:
+        training = False
+        if torch.is_grad_enabled():
+            tensors = (place for place in self.places if isinstance(place.fake, torch.Tensor))
+            for place in tensors:
+                if place.fake._version and place.fake.grad_fn is not None:
+                    raise through(place.path)
+            training = any(self.results[place].fake.requires_grad for place in self.wanted)
+        names = [place.path for place in self.places]
+        self.fakes = [place.fake for place in self.places]
+        self.traced = traced = trace(self.module, self.fakes, names, self.wanted, training)
+        differentiable = [i for i, place in enumerate(self.wanted) if self.results[place].fake.requires_grad]
+        if training and [index for index, _ in sorted(traced.tangents)] != differentiable:
+            raise Untraceable("its backward as traced is not that of all outputs which require grad")
+        self.constants: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
+        """Tensors that the graph makes from numbers, by name."""
+        # Read before any sizes are put into the graph.
+        values = ((node, node.meta.get("val")) for node in traced.graph.nodes)
+        self.open = {node: value for node, value in values if is_open(value)}
+        self.forward = live(traced.graph, [*traced.outputs, *(node for _, node in traced.updates)])
+        done, gradients = set(self.forward), [node for _, node in traced.gradients]
+        self.backward = [node for node in live(traced.graph, [*done, *gradients]) if node not in done]
+        self._origins = origins(traced.graph) if training else {}
+        self._renamed = "", ""
 
     def of(self, examples: Sequence[Any], root: nn.Module | None) -> Region:
         """Return the same region of another module `root`, whose state is in `examples`."""
@@ -98,84 +132,68 @@ class Region:
             if place.kind == "state":
                 slot = known.get(id(example))
                 if slot is None:
+                    slot = place.path, other.held, place.path
                     other.held[place.path] = example
-                    place = replace(place, owner=other.held, key=place.path)
-                else:
-                    path, owner, key = slot
-                    place = replace(place, path=path, owner=owner, key=key)
+                path, owner, key = slot
+                place = replace(place, path=path, owner=owner, key=key)
             other.places.append(place)
+        pairs = ((a.path, b.path) for a, b in zip(self.places, other.places) if a.path != b.path)
+        ours, theirs = (path.split(".") for path in next(pairs, ("", "")))
+        while ours and theirs and ours[-1] == theirs[-1]:
+            ours.pop()
+            theirs.pop()
+        other._renamed = ".".join(ours), ".".join(theirs)
         return other
 
-    def by_parameter(self, numbers: Sequence[int]) -> list[int]:
+    def located(self, node: fx.Node) -> tuple[str, str, str]:
+        """Return module path, `file:line` and code of a node of the functional graph."""
+        module, source, code = self._origins.get(node) or located(node)
+        traced, own = self._renamed
+        if traced and f"{module}.".startswith(f"{traced}."):
+            module = own + module[len(traced) :]
+        return module, source, code
+
+    def by_parameter(self, numbers: Iterable[int]) -> list[int]:
         """Return numbers of placeholders in the order of the module's parameters, then of the arguments: norms over
         all gradients are summed in that order."""
         return sorted(
             numbers, key=lambda number: (self._ranks.get(self.places[number].path, len(self._ranks)), number)
         )
 
-    @property
-    def differentiable(self) -> list[int]:
-        """The indices of the computed tensors that require grad."""
-        found = {r.index for r in self.results if r.index >= 0 and r.fake.requires_grad}
-        return sorted(found)
-
-    @property
-    def changed(self) -> str:
-        """The path of a tensor that is changed in place with a gradient through the change, which no output
-        shows; "" if there is none."""
-        tensors = (place for place in self.places if isinstance(place.fake, torch.Tensor))
-        return next((p.path for p in tensors if p.fake._version and p.fake.grad_fn is not None), "")
-
-    @property
-    def fakes(self) -> list[Any]:
-        """The fake tensor or symbolic size of each placeholder."""
-        return [place.fake for place in self.places]
-
-    @property
-    def empty(self) -> bool:
-        """True if nothing is computed."""
-        return not any(node.op in ("call_function", "call_method") for node in self.module.graph.nodes)
-
 
 def _places(
     nodes: Sequence[fx.Node],
     examples: Sequence[Any],
-    root: nn.Module | None,
+    known: dict[int, Slot],
     parameters: Sequence[str],
     held: dict[str, Any],
-) -> list[Place]:
-    known = _known(root)
-    found: list[Place] = []
+) -> list[_Place]:
+    found: list[_Place] = []
     for node, example in zip(nodes, examples, strict=True):
         fake = node.meta.get("example_value", example)
         source = source_of(node)
         path = _given(path_of(source), parameters) or node.name
         if not isinstance(example, torch.Tensor):
-            if not isinstance(example, (int, float, bool, *_SIZES)):
+            if not isinstance(example, (int, float, bool, *OPEN)):
                 raise Untraceable(f"{path} is a {type(example).__name__}, which is no tensor; pass tensors")
-            found.append(Place("size", path, fake, {}, "", source))
+            found.append(_Place("size", path, fake, {}, "", source))
             continue
         slot = known.get(id(example))
         # What was computed (a state that autograd is to go back through) belongs to one call.
         if slot is not None and example.is_leaf:
             path, owner, key = slot
-            found.append(Place("state", path, fake, owner, key, source))
+            found.append(_Place("state", path, fake, owner, key, source))
         elif example.is_leaf and (isinstance(example, nn.Parameter) or "_buffers[" in source):
             held[path] = example
-            found.append(Place("state", path, fake, held, path, source))
+            found.append(_Place("state", path, fake, held, path, source))
         else:
-            found.append(Place("input", path, fake, {}, "", source))
+            found.append(_Place("input", path, fake, {}, "", source))
     return found
 
 
 def _known(root: nn.Module | None) -> dict[int, Slot]:
     """Return the first slot of each tensor of a module, by `id`."""
     return {id(owner[key]): (path, owner, key) for path, owner, key in reversed(list(slots(root)))}
-
-
-def _paths(root: nn.Module | None) -> tuple[tuple[str, str], ...]:
-    known = _known(root)
-    return tuple((path, known[id(owner[key])][0]) for path, owner, key in slots(root))
 
 
 def _given(path: str, parameters: Sequence[str]) -> str:
@@ -188,15 +206,15 @@ def _given(path: str, parameters: Sequence[str]) -> str:
     return path
 
 
-def _results(module: fx.GraphModule, places: Sequence[Place]) -> list[_Result]:
-    end = next(iter(reversed(module.graph.nodes)))
+def _results(module: fx.GraphModule, places: Sequence[_Place]) -> list[_Result]:
     given = {id(place.fake): index for index, place in reversed(list(enumerate(places)))}
     index: dict[fx.Node, int] = {}
     found: list[_Result] = []
+    end: Any = module.graph.output_node()
     for item in end.args[0]:
         fake = item.meta.get("example_value") if isinstance(item, fx.Node) else item
         if not isinstance(fake, torch.Tensor):
-            found.append(_Result(fake, number=fake))
+            found.append(_Result(fake))
         elif id(fake) in given:
             found.append(_Result(fake, same=given[id(fake)]))
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,35 +16,16 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..ops.composites.define import lowered
 from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
 from .autocast import enabled
 from .dynamo_private import autograd_keys, differentiated, flattened
-from .functional_trace import Recorder, Unfit, record
+from .functional_trace import Traced, record
+from .operators import draws
 from .refusals import Untraceable
 
 _aten = torch.ops.aten
 log = logging.getLogger("autopar")
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A functional graph of n inputs and m outputs.
-
-    inputs: the n placeholders.
-    outputs: the m results.
-    constants: tensors that the code makes from numbers (`torch.tensor([1.0, 2.0])`), each with the node that reads it.
-    tangents: (index of an output, placeholder of its gradient).
-    gradients: (index of an input, its gradient).
-    updates: (index of an input changed in place, its new value).
-    """
-
-    graph: fx.Graph
-    inputs: tuple[fx.Node, ...]
-    outputs: tuple[fx.Node, ...]
-    constants: tuple[tuple[fx.Node, torch.Tensor], ...]
-    tangents: tuple[tuple[int, fx.Node], ...]
-    gradients: tuple[tuple[int, fx.Node], ...]
-    updates: tuple[tuple[int, fx.Node], ...]
 
 
 def trace(
@@ -73,39 +53,24 @@ def trace(
 
 def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -> Traced:
     """Trace a call without autograd in one run. Raises any error that prevents it."""
-
-    def run(recorder: Recorder) -> list[Any]:
-        nodes = _Nodes(module, _Casts([]))
-        nodes.recorder = recorder
-        with _Lowered():
-            made = nodes.run(*given)
-        return [made[place] for place in wanted]
-
-    recorder, outputs = record(given, run)
-    return Traced(recorder.graph, tuple(recorder.inputs), outputs, tuple(recorder.constants), (), (), ())
+    return record(given, lambda enter: _Run(module, given, wanted, False, enter).forward(*given))
 
 
 def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> Traced:
     graph = made.graph
+    held = [(node, getattr(made, str(node.target))) for node in graph.find_nodes(op="get_attr")]
     inputs: dict[int, fx.Node] = {}
-    tangents: list[tuple[int, fx.Node]] = []
-    constants: list[tuple[fx.Node, torch.Tensor]] = []
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            held = getattr(graph.owning_module, node.target)
-            if isinstance(held, torch.Tensor):
-                constants.append((node, held))
-        if node.op == "placeholder":
-            kind, index = _meaning(node.meta["desc"])
-            if kind == "PlainAOTInput":
-                inputs[index] = node
-            elif kind == "PlainAOTOutput":
-                tangents.append((index, node))
-            else:
-                raise through(names[index])
-    end = next(iter(reversed(graph.nodes)))
     outputs: dict[int, fx.Node] = {}
-    gradients, updates = [], []
+    tangents, gradients, updates = [], [], []
+    for node in graph.find_nodes(op="placeholder"):
+        kind, index = _meaning(node.meta["desc"])
+        if kind == "PlainAOTInput":
+            inputs[index] = node
+        elif kind == "PlainAOTOutput":
+            tangents.append((index, node))
+        else:
+            raise through(names[index])
+    end: Any = graph.output_node()
     for node, description in zip(end.args[0], end.meta["desc"]):
         if node is None:
             continue
@@ -128,7 +93,7 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
         graph,
         tuple(inputs[index] for index in range(len(given))),
         tuple(outputs[index] for index in range(len(outputs))),
-        tuple(constants),
+        tuple((node, tensor) for node, tensor in held if isinstance(tensor, torch.Tensor)),
         tuple(tangents),
         tuple(gradients),
         tuple(updates),
@@ -136,34 +101,36 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
 
 
 class _Run(nn.Module):
-    """Interpreter of a captured graph, node by node, so that traced nodes know the module and line of each."""
+    """Interpreter of a captured graph, node by node, so that traced nodes know the module and line of each. `enter` is
+    called with each node before it runs."""
 
     def __init__(
-        self, module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int], differentiated: bool
+        self,
+        module: fx.GraphModule,
+        given: Sequence[Any],
+        wanted: Sequence[int],
+        differentiated: bool,
+        enter: Callable[[fx.Node], None] = lambda node: None,
     ) -> None:
         super().__init__()
-        self.captured, self.wanted, self.differentiated = (module,), wanted, differentiated
+        self.captured, self.wanted, self.differentiated, self.enter = (module,), wanted, differentiated, enter
         self.weights = [differentiated and _cast_once(item) for item in given]
 
     def forward(self, *tensors: Any) -> Any:
-        casts = _Casts([tensor for tensor, once in zip(tensors, self.weights) if once])
-        with casts if self.differentiated else _Lowered():
-            made = _Nodes(self.captured[0], casts).run(*tensors)
+        weights = [tensor for tensor, once in zip(tensors, self.weights) if once]
+        with _Autocast(weights if self.differentiated else None) as casts:
+            made = _Nodes(self.captured[0], casts, self.enter).run(*tensors)
         found = [made[place] for place in self.wanted]
         return tuple(item.clone() for item in found) if self.differentiated else tuple(found)
 
 
 class _Nodes(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, casts: _Casts) -> None:
+    def __init__(self, module: fx.GraphModule, casts: _Autocast, enter: Callable[[fx.Node], None]) -> None:
         super().__init__(module)
-        self.casts = casts
-        self.recorder: Recorder | None = None
+        self.casts, self.enter = casts, enter
 
     def run_node(self, node: fx.Node) -> Any:
-        if self.recorder is not None:
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
-                raise Unfit(str(node.target))
-            self.recorder.current = node
+        self.enter(node)
         return super().run_node(node)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -176,6 +143,24 @@ class _Nodes(fx.Interpreter):
 def _cast_once(item: Any) -> bool:
     weight = isinstance(item, torch.Tensor) and item.dtype is torch.float32 and item.requires_grad
     return bool(weight and item.is_leaf and not item._is_view())
+
+
+def live(graph: fx.Graph, results: Iterable[Any]) -> list[fx.Node]:
+    """Return calls that a result needs, or that draw random numbers, which advances the generator."""
+    needed = {node for node in results if isinstance(node, fx.Node)}
+    kept = []
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and (node in needed or _draws(node)):
+            needed.update(node.all_input_nodes)
+            kept.append(node)
+    return kept[::-1]
+
+
+def _draws(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: given.meta.get("val"))
+    return draws(node.target, args, kwargs)
 
 
 def _meaning(description: Any) -> tuple[str, int]:
@@ -212,52 +197,36 @@ _PRODUCTS = {
 _RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
 
 
-class _Lowered(TorchFunctionMode):
-    """Calls that autocast would cast internally, cast from outside.
+class _Autocast(TorchFunctionMode):
+    """What autocast does within some calls, done from outside.
 
     Autocast casts the inputs of listed operators. `einsum`, `lstm` and others are not listed but composed of some that
-    are: kept whole, they would be recorded without casts and have another dtype than in eager.
+    are: where operators are kept whole (`weights` is None), they would be recorded without casts and have another dtype
+    than in eager.
+
+    Each of the `weights` is cast once until the outermost autocast region ends, so that gradients of all uses are
+    summed in the low precision. Autocast's own cache takes only leaf tensors, which the inputs of a traced module are
+    not.
     """
+
+    def __init__(self, weights: Sequence[torch.Tensor] | None) -> None:
+        self.whole, self.weights = weights is None, {id(tensor) for tensor in weights or ()}
+        self.kept: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(function, "__name__", "")
-        if name in _PRODUCTS or name in _RECURRENT:
-            leaves = pytree.tree_leaves((args, kwargs))
+        given, name = (tuple(args), kwargs or {}), getattr(function, "__name__", "")
+        if self.whole and (name in _PRODUCTS or name in _RECURRENT):
+            leaves = pytree.tree_leaves(given)
             kind = next((leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)), "")
             # On a CPU only the products within a GRU are lowered, not what it hands on.
             if kind and enabled(kind) and not (name == "gru" and kind == "cpu"):
                 goal = torch.get_autocast_dtype(kind)
-                args, kwargs = pytree.tree_map(lambda leaf: _cast(leaf, kind, goal), (args, kwargs))
-        return function(*args, **kwargs)
-
-
-def _cast(leaf: Any, kind: str, goal: torch.dtype) -> Any:
-    if not isinstance(leaf, torch.Tensor) or leaf.device.type != kind:
-        return leaf
-    return leaf.to(goal) if leaf.is_floating_point() and leaf.dtype is not torch.float64 else leaf
-
-
-class _Casts(TorchFunctionMode):
-    """Autocast's cache of cast weights until its outermost region ends, so that gradients of all uses are summed in
-    the low precision.
-
-    Autocast caches only leaf tensors, which the inputs of a traced module are not.
-    """
-
-    def __init__(self, weights: list[Any]) -> None:
-        self.weights = {id(tensor) for tensor in weights}
-        self.kept: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self.weights and getattr(function, "__name__", "") in _LOWERED:
-            args, kwargs = pytree.tree_map(self._cast, (tuple(args), dict(kwargs)))
-        return function(*args, **kwargs)
+                given = pytree.tree_map_only(torch.Tensor, lambda tensor: lowered(tensor, kind, goal), given)
+        elif self.weights and name in _LOWERED:
+            given = pytree.tree_map(self._cast, given)
+        return function(*given[0], **given[1])
 
     def forget(self) -> None:
         """Note the end of an autocast region: the outermost one clears the cache."""

@@ -13,11 +13,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, Untraceable
-from ..capture.assembly import assembled
 from ..capture.autocast import anywhere
 from ..capture.captured import settle
+from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, effects, outermost
 from ..capture.refusals import explain
+from ..capture.region import Region
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Arguments, Done, Kept, Short, again
@@ -59,8 +60,7 @@ class Served:
         self._disturbed: set[Hashable] = set()
         self._short: Short | None = None
         try:
-            self.assembly = timed("capture", assembled, module, examples, backend.root, backend.parameters)
-            self.region = self.assembly.region
+            self.region = timed("capture", Region, module, examples, backend.root, backend.parameters)
             self.name = self.programs.called = self.region.name
         except Exception as error:
             # What Dynamo captured is a right answer whatever becomes of it here, unless its graph is broken: then what
@@ -70,7 +70,7 @@ class Served:
             return
         self._twins: list[Served] = []
         self._index: dict[int, Served] = {}
-        self.arguments = Arguments(self.assembly)
+        self.arguments = Arguments(self.region)
 
     @property
     def backend(self) -> Backend:
@@ -174,8 +174,7 @@ class Served:
     def _copied(self, args: Sequence[Any]) -> Served:
         backend, twin = self.backend, copy.copy(self)
         twin.region = self.region.of(args, backend.root)
-        twin.assembly = self.assembly.of(twin.region)
-        twin.arguments = Arguments(twin.assembly)
+        twin.arguments = Arguments(twin.region)
         twin.programs, twin.placed, twin._unchecked, twin._disturbed = Kept(self.name), None, set(), set()
         twin.calls, twin.right, twin._short = 0, 0, None
         twin._twins, twin._index = [], {}
@@ -234,7 +233,7 @@ class Served:
         options = backend.options
         if self.placed is not None:
             options = again(options, self.placed)
-        captured = rewritten(self.assembly.at(args, options.split is not None), options)
+        captured = rewritten(captured_at(self.region, args, options.split is not None), options)
         if backend.root is not None:
             # They were held against the whole model.
             options = options.within(captured.graph)

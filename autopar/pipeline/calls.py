@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from ..capture import Captured
-from ..capture.assembly import Assembly
 from ..capture.captured import settle
+from ..capture.region import Region
 from ..capture.torch_private import memory
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
@@ -27,14 +27,14 @@ from .stages import Prepared, rows_of
 class Arguments:
     """Positions of sizes, inputs and state in the arguments of a graph. Safe for concurrent callers."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self.places = assembly.region.places
-        self.constants = assembly.held
+    def __init__(self, region: Region) -> None:
+        self.places = region.places
+        self.constants = region.constants
         """Tensors that the graph makes from numbers, by name."""
         self._sizes = [at for at, place in enumerate(self.places) if place.kind == "size"]
         self._inputs = [at for at, place in enumerate(self.places) if place.kind == "input"]
         self._state = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
-        self._changed = [at for at, _ in assembly.traced.updates]
+        self._changed = [at for at, _ in region.traced.updates]
         # Two places of the model share memory from the start or never.
         foreign = not set(self._changed).isdisjoint(self._inputs)
         self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]

@@ -17,7 +17,7 @@ import torch
 
 from ..capture import Captured
 from ..capture import autocast as casting
-from ..capture.convert import memory_order
+from ..capture.captured import memory_order
 from ..capture.torch_private import FakeTensorMode
 from ..errors import PlanError
 from ..ir.graph import Task, Value

@@ -14,8 +14,9 @@ from torch import fx, nn
 
 from ..capture import Captured
 from ..capture.ahead import ahead
-from ..capture.assembly import assembled
+from ..capture.convert import captured_at
 from ..capture.refusals import Untraceable, explain, valued
+from ..capture.region import Region
 from ..capture.torch_private import FakeTensorMode
 from ..errors import AutoparError, CaptureError, PlanError
 from ..ir.machine import Machine
@@ -133,8 +134,8 @@ class _LossGraph:
         try:
             signatures.require_known()
             the_loss(module, name)
-            self.assembly = assembled(module, examples, signatures.loss, signatures.loss.arguments)
-            self.arguments = Arguments(self.assembly)
+            self.region = Region(module, examples, signatures.loss, signatures.loss.arguments)
+            self.arguments = Arguments(self.region)
             self._require_detached()
         except Exception as error:
             # Dynamo would wrap what is raised here; it is raised from the call.
@@ -163,7 +164,7 @@ class _LossGraph:
         signatures = self.signatures
         try:
             with alone():
-                captured = rewritten(timed("capture", self.assembly.at, args), signatures.options)
+                captured = rewritten(timed("capture", captured_at, self.region, args), signatures.options)
         except Untraceable as error:
             raise valued(type(signatures.loss).__name__, self.module, error) from error
         return Signature(
@@ -179,7 +180,7 @@ class _LossGraph:
         )
 
     def _require_detached(self) -> None:
-        for place in self.assembly.region.places:
+        for place in self.region.places:
             if place.kind == "input" and place.fake.requires_grad:
                 raise CaptureError(
                     f"{place.path}, of shape {list(place.fake.shape)}, requires grad, and a training step gives "

@@ -182,7 +182,7 @@ def test_a_model_whose_dtype_changes_is_planned_again():
 
 
 def test_a_fault_of_our_own_runs_as_written_and_is_told(monkeypatch, caplog):
-    monkeypatch.setattr("autopar.capture.assembly.Assembly.at", lambda *_: {}["nothing"])
+    monkeypatch.setattr("autopar.engine.served.captured_at", lambda *_: {}["nothing"])
     model, x = Towers(), torch.ones(8, 32)
     fast = autopar.compile(model, DEVICES)
     for _ in range(2):

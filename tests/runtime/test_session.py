@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.capture import assembly
+from autopar.capture import region
 from autopar.pipeline.eager_check import Eager
 from autopar.runtime.lane_threads import Crew
 from autopar.runtime.worker import Worker
@@ -102,7 +102,7 @@ def test_calls_while_another_thread_captures_are_right(monkeypatch, training):
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
     fast = autopar.compile(model, DEVICES, policy="round_robin", split=None)
     other = autopar.compile(nn.Linear(8, 8), ["cpu"])
-    inside, go_on, trace = threading.Event(), threading.Event(), assembly.trace
+    inside, go_on, trace = threading.Event(), threading.Event(), region.trace
     errors: list[Exception] = []
 
     def blocked(*args, **kwargs):
@@ -122,7 +122,7 @@ def test_calls_while_another_thread_captures_are_right(monkeypatch, training):
         expected = fast(x)
         other(x)
         with monkeypatch.context() as patch:
-            patch.setattr(assembly, "trace", blocked)
+            patch.setattr(region, "trace", blocked)
             thread = threading.Thread(target=captured)
             thread.start()
             assert inside.wait(60)
