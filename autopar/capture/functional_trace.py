@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,27 +31,6 @@ schema."""
 _FACTORY = re.compile(
     "(new_)?(zeros|ones|full|empty|eye|arange|linspace|logspace|scalar_tensor|rand|randn|randint|randperm)(_like)?$"
 )
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A functional graph of n inputs and m outputs.
-
-    inputs: the n placeholders.
-    outputs: the m results.
-    constants: tensors that the code makes from numbers (`torch.tensor([1.0, 2.0])`), each with the node that reads it.
-    tangents: (index of an output, placeholder of its gradient).
-    gradients: (index of an input, its gradient).
-    updates: (index of an input changed in place, its new value).
-    """
-
-    graph: fx.Graph
-    inputs: tuple[fx.Node, ...]
-    outputs: tuple[fx.Node, ...]
-    constants: tuple[tuple[fx.Node, torch.Tensor], ...]
-    tangents: tuple[tuple[int, fx.Node], ...] = ()
-    gradients: tuple[tuple[int, fx.Node], ...] = ()
-    updates: tuple[tuple[int, fx.Node], ...] = ()
 
 
 class _Unfit(Exception):
@@ -225,11 +203,13 @@ def _twin(target: Any) -> Any:
     return twin if ours == theirs else None
 
 
-def record(given: Sequence[Any], run: Callable[[Callable[[fx.Node], None]], Sequence[Any]]) -> Traced:
-    """Trace `run` on these fake tensors; it is called with a function that takes each node of Dynamo's graph before it
-    runs.
+def record(
+    given: Sequence[Any], run: Callable[[Callable[[fx.Node], None]], Sequence[Any]]
+) -> tuple[fx.Graph, tuple[fx.Node, ...], tuple[fx.Node, ...], tuple[tuple[fx.Node, torch.Tensor], ...]]:
+    """Trace `run` on these fake tensors; return the graph, its inputs, outputs and constants.
 
-    Raises an error if one run does not suffice, and torch's errors.
+    `run` is called with a function that takes each node of Dynamo's graph before it runs. Raises an error if one run
+    does not suffice, and torch's errors.
     """
     fakes = [item for item in given if isinstance(item, FakeTensor)]
     if not fakes:
@@ -240,4 +220,4 @@ def record(given: Sequence[Any], run: Callable[[Callable[[fx.Node], None]], Sequ
     if not all(isinstance(item, torch.Tensor) and id(item) in recorder.node for item in found):
         raise _Unfit
     outputs = tuple(recorder.node[id(item)] for item in found)
-    return Traced(recorder.graph, tuple(recorder.inputs), outputs, tuple(recorder.constants))
+    return recorder.graph, tuple(recorder.inputs), outputs, tuple(recorder.constants)

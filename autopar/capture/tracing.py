@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..ops.composites.define import lowered
 from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
 from .autocast import enabled
 from .dynamo_private import autograd_keys, differentiated, flattened
-from .functional_trace import Traced, record
+from .functional_trace import record
 from .operators import draws
 from .refusals import Untraceable
 
@@ -28,9 +29,30 @@ _aten = torch.ops.aten
 log = logging.getLogger("autopar")
 
 
+@dataclass(frozen=True)
+class _Traced:
+    """A functional graph of n inputs and m outputs.
+
+    inputs: the n placeholders.
+    outputs: the m results.
+    constants: tensors that the code makes from numbers (`torch.tensor([1.0, 2.0])`), each with the node that reads it.
+    tangents: (index of an output, placeholder of its gradient).
+    gradients: (index of an input, its gradient).
+    updates: (index of an input changed in place, its new value).
+    """
+
+    graph: fx.Graph
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    constants: tuple[tuple[fx.Node, torch.Tensor], ...]
+    tangents: tuple[tuple[int, fx.Node], ...] = ()
+    gradients: tuple[tuple[int, fx.Node], ...] = ()
+    updates: tuple[tuple[int, fx.Node], ...] = ()
+
+
 def trace(
     module: fx.GraphModule, given: Sequence[Any], names: Sequence[str], wanted: Sequence[int], training: bool
-) -> Traced:
+) -> _Traced:
     """Trace a module for inputs like `given`: fake tensors and sizes, called `names`; `wanted`: indices of tensors to
     return.
 
@@ -51,12 +73,12 @@ def trace(
     return _meant(made, given, names)
 
 
-def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -> Traced:
+def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -> _Traced:
     """Trace a call without autograd in one run. Raises any error that prevents it."""
-    return record(given, lambda enter: _Run(module, given, wanted, False, enter).forward(*given))
+    return _Traced(*record(given, lambda enter: _Run(module, given, wanted, False, enter).forward(*given)))
 
 
-def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> Traced:
+def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> _Traced:
     graph = made.graph
     held = [(node, getattr(made, str(node.target))) for node in graph.find_nodes(op="get_attr")]
     inputs: dict[int, fx.Node] = {}
@@ -89,7 +111,7 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
                     "make its layer with sparse=False"
                 )
             gradients.append((index, node))
-    return Traced(
+    return _Traced(
         graph,
         tuple(inputs[index] for index in range(len(given))),
         tuple(outputs[index] for index in range(len(outputs))),
