@@ -279,12 +279,8 @@ def _hooks() -> str:
     """Return the global module hooks by number: Dynamo takes them as constants, and does not notice changes."""
     if not modules._has_any_global_hook():
         return ""
-    kinds = (
-        modules._global_forward_pre_hooks,
-        modules._global_forward_hooks,
-        modules._global_backward_pre_hooks,
-        modules._global_backward_hooks,
-    )
+    ways = ("forward_pre", "forward", "backward_pre", "backward")
+    kinds = (getattr(modules, f"_global_{way}_hooks") for way in ways)
     return " ".join(",".join(map(str, kind)) or "-" for kind in kinds)
 
 

@@ -186,18 +186,12 @@ def diag_embed(call: Call) -> Iterator[Way]:
         yield Way({"self": before, "grad_output": before}, after, scale)
 
 
-@rule("zeros", "ones", "full")
+@rule("zeros ones full new_zeros new_ones new_full new_empty")
 def filled(call: Call) -> Iterator[Way]:
-    """Yield every axis, by its size."""
+    """Yield every axis, by its size. An input gives only its kind: any axis of it goes with any axis of that size."""
     for axis in range(call.output.dim()):
         yield Way({}, axis, (("size", axis),))
-
-
-@rule("new_zeros", "new_ones", "new_full", "new_empty")
-def new(call: Call) -> Iterator[Way]:
-    """Yield the input gives only its kind, so any axis of it, or none, goes with any axis of the same size."""
-    yield from filled(call)
-    for before, size in enumerate(call.shape("self")):
+    for before, size in enumerate(call.shape("self") if call.is_tensor("self") else ()):
         for after, other in enumerate(call.output.shape):
             if size == other:
                 yield Way({"self": before}, after, (("size", after),))

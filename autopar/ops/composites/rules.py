@@ -54,12 +54,13 @@ def _attention(*given: Any) -> Any:
     return _ATTENTION(*given)[0]
 
 
-def _recurrent(layer: Rule, outputs: int) -> Rule:
+def _recurrent(layer: Rule) -> Rule:
     def rule(*given: Any) -> Any:
         sequence, hx, params, biases, layers, dropout, train, *rest = given
         if train and dropout and layers > 1:
-            return recurrent.layered(layer, *given)[:outputs]
-        return layer(sequence, hx, params, biases, layers, 0.0, train, *rest)[:outputs]
+            return recurrent.layered(layer, *given)
+        *outputs, _ = layer(sequence, hx, params, biases, layers, 0.0, train, *rest)
+        return tuple(outputs)
 
     return rule
 
@@ -216,10 +217,7 @@ def _bernoulli(given: Any, p: float, generator: None = None) -> Any:
 RULES: dict[Any, Rule] = {
     _aten.rrelu.default: _rrelu,
     _SDPA: _attention,
-    **{
-        plain: _recurrent(layer, 3 if plain is _aten.lstm.input else 2)
-        for plain, layer in recurrent.LAYERS.items()
-    },
+    **{plain: _recurrent(layer) for plain, layer in recurrent.LAYERS.items()},
     **{layer.overloadpacket.data: _packed for layer in recurrent.LAYERS},
     **recurrent.CELLS,
     **dict.fromkeys((_aten.embedding_bag.padding_idx, _aten.embedding_bag.default), _bag),
