@@ -61,7 +61,8 @@ def save(
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.save(tensors, storage_writer=writer, planner=planner, process_group=group)
     except dcp.api.CheckpointException as error:
-        raise RunError(f"step {step} could not be saved in {root}: {_failures(error)}") from error
+        said = "; ".join(f"rank {rank}: {fault[0]}" for rank, fault in sorted(error.failures.items()))
+        raise RunError(f"step {step} could not be saved in {root}: {said}") from error
     _everywhere(lambda: _flush(Path(draft)), group)
     return Path(_everywhere(lambda: _commit(Path(draft), root / f"step-{step:09d}", keep), group, first=True))
 
@@ -77,7 +78,7 @@ def load_latest(
 
     Raises RunError on every rank, naming the value, if one rank cannot read what it holds.
     """
-    latest = _everywhere(lambda: str(next(reversed(_complete(Path(path))), "")), group, first=True)
+    latest = _everywhere(lambda: str(["", *_complete(Path(path)).values()][-1]), group, first=True)
     if not latest:
         return None
     return int(_everywhere(lambda: _restored(Path(latest), state, group), group))
@@ -86,8 +87,7 @@ def load_latest(
 def _saved(state: Mapping[str, Any], draft: Path, group: Group) -> flat_state.Tensors:
     if not draft.is_dir():
         raise RunError(f"{draft} is not seen here; give a path that all hosts share")
-    rank = rank_of(group)
-    return flat_state.saved(state) | {f"random.{rank}.{kind}": value for kind, value in _random().items()}
+    return flat_state.saved({**state, **_random(group)})
 
 
 def _restored(latest: Path, state: MutableMapping[str, Any], group: Group) -> int:
@@ -105,44 +105,39 @@ def _restored(latest: Path, state: MutableMapping[str, Any], group: Group) -> in
                 # Ranks need not hold the same names, so that each reads for itself.
                 dcp.load(tensors, storage_reader=dcp.FileSystemReader(latest), no_dist=True)
 
-    given = {**state, _STEP: 0}
+    random = [name for name in _random(group) if name in shapes]
+    given = {**state, **dict.fromkeys((_STEP, *random))}
     flat_state.restore(given, shapes, read)
-    step = given.pop(_STEP)
+    for name in random:
+        kind, drawn = name.rpartition(".")[2], given.pop(name)
+        torch.set_rng_state(drawn) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(drawn)
+    step = int(given.pop(_STEP))
     state.update(given)
-    own = {kind: f"random.{rank_of(group)}.{kind}" for kind in _random()}
-    found = {
-        kind: torch.empty(shapes[name][0], dtype=torch.uint8) for kind, name in own.items() if name in shapes
-    }
-    read({own[kind]: tensor for kind, tensor in found.items()})
-    for kind, tensor in found.items():
-        torch.set_rng_state(tensor) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(tensor)
-    return int(step)
+    return step
 
 
-def _random() -> dict[str, torch.Tensor]:
-    """Return the states of the generators of the CPU and of the current accelerator."""
-    states = {"cpu": torch.get_rng_state()}
+def _random(group: Group) -> dict[str, torch.Tensor]:
+    """Return the states of this rank's generators, of the CPU and of the current accelerator, by their names in a
+    checkpoint."""
+    prefix = f"random.{rank_of(group)}"
+    states = {f"{prefix}.cpu": torch.get_rng_state()}
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is not None and hasattr(module := torch.get_device_module(kind.type), "get_rng_state"):
-        states[kind.type] = module.get_rng_state()
+        states[f"{prefix}.{kind.type}"] = module.get_rng_state()
     return states
 
 
-def _complete(root: Path) -> list[Path]:
-    """Return the complete checkpoints in a directory, sorted by step."""
-    found = [entry for entry in root.iterdir() if _NAME.fullmatch(entry.name)] if root.is_dir() else []
-    return sorted(found, key=_step)
-
-
-def _step(checkpoint: Path) -> int:
-    found = _NAME.fullmatch(checkpoint.name)
-    return int(found[1]) if found else -1
+def _complete(root: Path) -> dict[int, Path]:
+    """Return the complete checkpoints in a directory by step, in order."""
+    entries = [*root.iterdir()] if root.is_dir() else []
+    found = {int(name[1]): entry for entry in entries if (name := _NAME.fullmatch(entry.name))}
+    return dict(sorted(found.items()))
 
 
 def _draft(root: Path, step: int) -> str:
     """Create a temporary directory to write into; remove those left by crashes. Return its name."""
     root.mkdir(parents=True, exist_ok=True)
-    last = max(map(_step, _complete(root)), default=-1)
+    last = max(_complete(root), default=-1)
     if step <= last:
         raise RunError(
             f"{root} has a checkpoint of step {last}, this is step {step}: another run saves there, or this one has "
@@ -158,7 +153,7 @@ def _draft(root: Path, step: int) -> str:
 def _commit(draft: Path, final: Path, keep: int) -> str:
     os.rename(draft, final)
     _flush(final.parent)
-    for old in _complete(final.parent)[:-keep]:
+    for old in [*_complete(final.parent).values()][:-keep]:
         # Under another name first: half of a checkpoint must not bear the name of a whole one.
         gone = old.with_name(f".draft-{old.name}-old")
         os.rename(old, gone)
@@ -175,30 +170,21 @@ def _flush(directory: Path) -> None:
         os.close(handle)
 
 
-def _failures(error: dcp.api.CheckpointException) -> str:
-    return "; ".join(f"rank {rank}: {fault[0]}" for rank, fault in sorted(error.failures.items()))
-
-
 def _everywhere(work: Callable[[], Any], group: Group, first: bool = False) -> Any:
     """Call `work` on every rank, or with `first` on rank 0 alone, whose result all ranks get; return the result.
 
     If it raises on one rank, all ranks raise RunError with that rank and its message.
     """
-    result, fault = None, None
+    result, said = None, None
+    fault: Exception | None = None
     if not first or rank_of(group) == 0:
         try:
             result = work()
+        except RunError as error:
+            fault, said = error, str(error)
         except Exception as error:
-            fault = error
-    said = (
-        f"{type(fault).__name__}: {fault}"
-        if fault is not None and not isinstance(fault, RunError)
-        else str(fault)
-    )
-    own = [None if fault is None else said, result if first else None]
-    answers = [broadcast(own, group)] if first else gather(own, group)
-    if fault is not None and size_of(group) == 1 and isinstance(fault, RunError):
-        raise fault
+            fault, said = error, f"{type(error).__name__}: {error}"
+    answers = [broadcast([said, result], group)] if first else gather([said, None], group)
     for rank, (text, _) in enumerate(answers):
         if text is not None:
             raise RunError(f"rank {rank}: {text}" if size_of(group) > 1 else text) from fault

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -34,20 +35,10 @@ def saved(state: Mapping[str, Any]) -> Tensors:
     optimizer's parameter that is in none of these modules.
     """
     tensors: Tensors = {}
-    names = _parameters(state)
-    for key, value in state.items():
-        if modules := _modules(value):
-            for module in modules:
-                for path, entry in module.state_dict().items():
-                    _store(f"{key}.{path}", entry, tensors)
-        elif isinstance(value, torch.optim.Optimizer):
-            for parameter, options in _options(value):
-                first, *others = _paths(key, parameter, names)
-                _store(first, {"options": options, "state": dict(value.state.get(parameter, {}))}, tensors)
-                # A tied parameter may be known by another of its names where this is read.
-                tensors |= {path + _TEXT: tensors[first + _TEXT] for path in others}
-        else:
-            _store(key, value.state_dict() if hasattr(value, "load_state_dict") else value, tensors)
+    for _, (first, *others), value, _ in _leaves(state):
+        _store(first, value, tensors)
+        # A tied parameter may be known by another of its names where this is read.
+        tensors |= {name + _TEXT: tensors[first + _TEXT] for name in others}
     return tensors
 
 
@@ -56,41 +47,46 @@ def restore(state: dict[str, Any], shapes: Shapes, read: Read) -> None:
 
     Raises RunError for what was not saved, or was saved with another shape.
     """
-    names = _parameters(state)
     targets: Tensors = {}
     likes: dict[str, torch.Tensor | None] = {}
     saved_as: dict[str, list[str]] = {}
-    for key, value in state.items():
-        if modules := _modules(value):
-            for module in modules:
-                for path, entry in module.state_dict().items():
-                    if isinstance(entry, torch.Tensor):
-                        targets[_there(f"{key}.{path}", shapes, entry)] = entry
-                    else:
-                        likes[f"{key}.{path}"] = None
-        elif isinstance(value, torch.optim.Optimizer):
-            saved_as[key] = [
-                next((path for path in paths if path + _TEXT in shapes), paths[0])
-                for paths in (_paths(key, parameter, names) for parameter, _ in _options(value))
-            ]
-            likes |= {path: parameter for path, (parameter, _) in zip(saved_as[key], _options(value))}
+    for key, names, value, like in _leaves(state):
+        if like is not None and value is like:
+            targets[_there(names[0], shapes, like)] = like
         else:
-            likes[key] = None
+            name = next((name for name in names if name + _TEXT in shapes), names[0])
+            saved_as.setdefault(key, []).append(name)
+            likes[name] = like
     loaded = _loaded(likes, targets, shapes, read)
-    for key, value in state.items():
+    for key, names in saved_as.items():
+        value = state[key]
         if modules := _modules(value):
+            others = {name.removeprefix(f"{key}."): loaded[name] for name in names}
             for module in modules:
-                others = {
-                    path: loaded[f"{key}.{path}"] for path in module.state_dict() if f"{key}.{path}" in loaded
-                }
-                if others:
-                    module.load_state_dict(others, strict=False)
+                module.load_state_dict(others, strict=False)
         elif isinstance(value, torch.optim.Optimizer):
-            _fill(value, [loaded[name] for name in saved_as[key]])
+            _fill(value, [loaded[name] for name in names])
         elif hasattr(value, "load_state_dict"):
             value.load_state_dict(loaded[key])
         else:
             state[key] = loaded[key]
+
+
+def _leaves(state: Mapping[str, Any]) -> Iterator[tuple[str, list[str], Any, torch.Tensor | None]]:
+    """Yield what is saved for each key of a state: the key, the names of the leaf, its value, and the tensor that it
+    is, if it is loaded in place, or like which its tensors are sharded."""
+    parameters = _parameters(state)
+    for key, value in state.items():
+        if modules := _modules(value):
+            for module in modules:
+                for path, entry in module.state_dict().items():
+                    yield key, [f"{key}.{path}"], entry, entry if isinstance(entry, torch.Tensor) else None
+        elif isinstance(value, torch.optim.Optimizer):
+            for parameter, options in _options(value):
+                held = {"options": options, "state": dict(value.state.get(parameter, {}))}
+                yield key, _paths(key, parameter, parameters), held, parameter
+        else:
+            yield key, [key], value.state_dict() if hasattr(value, "load_state_dict") else value, None
 
 
 def _loaded(
@@ -98,20 +94,15 @@ def _loaded(
 ) -> dict[str, Any]:
     """Return saved values by name, read together with the tensors in `targets`; tensors of the shape of one in `likes`
     are sharded like it."""
-    texts = {
-        name + _TEXT: _empty(_there(name + _TEXT, shapes), shapes) for name in likes if name not in shapes
-    }
+    texts = {name + _TEXT: _empty(name + _TEXT, shapes) for name in likes if name not in shapes}
     read(texts)
-    data = {
-        name: {"tensor": name} if name in shapes else json.loads(bytes(texts[name + _TEXT].numpy()))
-        for name in likes
-    }
-    own = {
-        name: {ref: _empty(_there(ref, shapes), shapes, likes[name]) for ref in _refs(data[name])}
-        for name in data
-    }
-    read(targets | {ref: tensor for held in own.values() for ref, tensor in held.items()})
-    return {name: _unpacked(data[name], own[name]) for name in data}
+    found: dict[str, Any] = {}
+    for name, like in likes.items():
+        data = {"tensor": name} if name in shapes else json.loads(bytes(texts[name + _TEXT].numpy()))
+        found[name] = _unpacked(data, targets, partial(_empty, shapes=shapes, like=like))
+    # It fills the tensors that the values hold.
+    read(targets)
+    return found
 
 
 def _modules(value: Any) -> list[Any]:
@@ -138,18 +129,14 @@ def _parameters(state: Mapping[str, Any]) -> dict[int, list[str]]:
     names: dict[int, list[str]] = {}
     for key, value in state.items():
         for module in _modules(value):
-            own = {
-                id(parameter): (f"{key}.{path}", parameter) for path, parameter in module.named_parameters()
-            }
-            held = {_memory(parameter): name for name, (_, parameter) in own.items()}
-            for name, (path, _) in own.items():
-                names.setdefault(name, []).append(path)
+            held: dict[tuple[Any, ...], list[str]] = {}
+            for path, parameter in module.named_parameters():
+                held[_memory(parameter)] = names.setdefault(id(parameter), [])
+                names[id(parameter)].append(f"{key}.{path}")
             for path, entry in module.state_dict().items():
-                found = (
-                    held.get(_memory(entry)) if isinstance(entry, torch.Tensor) and entry.numel() else None
-                )
-                if found is not None and f"{key}.{path}" not in names[found]:
-                    names[found].append(f"{key}.{path}")
+                own = held.get(_memory(entry)) if isinstance(entry, torch.Tensor) and entry.numel() else None
+                if own is not None and f"{key}.{path}" not in own:
+                    own.append(f"{key}.{path}")
     return names
 
 
@@ -181,17 +168,13 @@ def _paths(key: str, parameter: torch.Tensor, names: Mapping[int, list[str]]) ->
 def _fill(optimizer: torch.optim.Optimizer, loaded: list[Any]) -> None:
     """Load saved state into an optimizer, in the order of its parameters; a group takes the options of its first
     parameter."""
-    found, rest, number = optimizer.state_dict(), iter(loaded), 0
+    found, rest = optimizer.state_dict(), iter(loaded)
+    found["state"] = {}
     for group, kept in zip(optimizer.param_groups, found["param_groups"]):
-        full = [parameter.numel() > 0 for parameter in group["params"]]
-        held = [next(rest) if own else None for own in full]
-        kept |= next((entry["options"] for entry in held if entry), {})
-        for index, entry in enumerate(held, number):
-            if entry and entry["state"]:
-                found["state"][index] = entry["state"]
-            else:
-                found["state"].pop(index, None)
-        number += len(full)
+        pairs = zip(kept["params"], group["params"])
+        entries = {index: next(rest) for index, parameter in pairs if parameter.numel()}
+        found["state"] |= {index: entry["state"] for index, entry in entries.items() if entry["state"]}
+        kept |= next((entry["options"] for entry in entries.values()), {})
     optimizer.load_state_dict(found)
 
 
@@ -217,7 +200,7 @@ def _there(name: str, shapes: Shapes, own: torch.Tensor | None = None) -> str:
 
 
 def _empty(name: str, shapes: Shapes, like: torch.Tensor | None = None) -> torch.Tensor:
-    size, dtype = shapes[name]
+    size, dtype = shapes[_there(name, shapes)]
     if isinstance(like, DTensor) and like.shape == size:
         return torch.zeros_like(like, dtype=dtype, requires_grad=False)
     return torch.empty(size, dtype=dtype)
@@ -241,24 +224,17 @@ def _packed(name: str, value: Any, tensors: Tensors) -> Any:
     )
 
 
-def _refs(data: Any) -> Iterator[str]:
-    """Yield the names of the tensors in a value."""
+def _unpacked(data: Any, tensors: Tensors, empty: Callable[[str], torch.Tensor]) -> Any:
+    """Return the value of JSON data, with the tensors that it refers to; those not in `tensors` are made, and entered
+    there."""
     if isinstance(data, list):
-        for item in data:
-            yield from _refs(item)
-    elif isinstance(data, dict):
-        if "tensor" in data:
-            yield data["tensor"]
-        yield from _refs(data.get("tuple", [item for _, item in data.get("map", ())]))
-
-
-def _unpacked(data: Any, tensors: Tensors) -> Any:
-    if isinstance(data, list):
-        return [_unpacked(item, tensors) for item in data]
+        return [_unpacked(item, tensors, empty) for item in data]
     if not isinstance(data, dict):
         return data
     if "map" in data:
-        return {key: _unpacked(item, tensors) for key, item in data["map"]}
+        return {key: _unpacked(item, tensors, empty) for key, item in data["map"]}
     if "tuple" in data:
-        return tuple(_unpacked(item, tensors) for item in data["tuple"])
+        return tuple(_unpacked(data["tuple"], tensors, empty))
+    if data["tensor"] not in tensors:
+        tensors[data["tensor"]] = empty(data["tensor"])
     return tensors[data["tensor"]]
