@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn
@@ -47,17 +46,13 @@ LOOK_S, LOOKS = 0.01, 3
 _guards = 0
 
 
-class Guard:
-    """The watch over the ranks of a group, started and stopped by `guarded`.
-
-    `fault`: a sentence about the failed rank; empty while there is none.
-    """
+class _Guard:
+    """The watch over the ranks of a group: a context, see `guarded`."""
 
     def __init__(self, group: Group, timeout_s: float, step_timeout_s: float | None, grace_s: float) -> None:
         global _guards
         self.rank, self.size = rank_of(group), size_of(group)
         self.timeout_s, self.step_timeout_s, self.grace_s = timeout_s, step_timeout_s, grace_s
-        self.fault = ""
         self.last_step: int | None = None
         self._interval = min(1.0, timeout_s / 5)
         self._main = threading.get_ident()
@@ -79,6 +74,11 @@ class Guard:
             for name, target in (("heartbeat", self._beats), ("watch", self._watches))
         ]
 
+    @property
+    def fault(self) -> str:
+        """A sentence about the failed rank; empty while there is none."""
+        return str(self._failed.get("text", ""))
+
     def step(self, number: int | None = None) -> None:
         """Note the start of a step (`number`; default: the last one plus 1).
 
@@ -90,66 +90,64 @@ class Guard:
             number = 0 if self.last_step is None else self.last_step + 1
         self.last_step, self._stepped = number, self._awake
 
-    def start(self) -> None:
+    def __enter__(self) -> _Guard:
         """Wait for rank 0 to start, then begin to beat and to watch."""
         self._write()
         self._first = json.loads(self._store.get(f"{self._at}/0"))
         self._store.set_timeout(timedelta(seconds=self.timeout_s))
         for thread in self._threads:
             thread.start()
+        return self
 
-    def leave(self) -> None:
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        """Stop watching; report an error of this rank."""
+        try:
+            if error is None or (isinstance(error, SystemExit) and not error.code):
+                self._leave()
+            else:
+                self._fail(error)
+        finally:
+            self._left.set()
+            self._stop.set()
+            for thread in self._threads:
+                # One that waits for a store that has gone ends with the process.
+                thread.join(2 * self._interval)
+            _settle()
+
+    def _leave(self) -> None:
         """Stop watching: this rank is done. Rank 0, whose process may hold the store, waits for the others.
 
         Raises RunError if another rank fails until then.
         """
-        try:
-            self._left.set()
-            with contextlib.suppress(RuntimeError):
-                self._write()
-                self._store.add(f"{self._at}/left", 1)
-                while (
-                    self.rank == 0 and not self.fault and self._store.add(f"{self._at}/left", 0) < self.size
-                ):
-                    time.sleep(self._interval / 4)
-            if self.fault:
-                raise RunError(self.fault)
-        finally:
-            self._end()
+        self._left.set()
+        with contextlib.suppress(RuntimeError):
+            self._write()
+            self._store.add(f"{self._at}/left", 1)
+            while self.rank == 0 and not self.fault and self._store.add(f"{self._at}/left", 0) < self.size:
+                time.sleep(self._interval / 4)
+        if self.fault:
+            raise RunError(self.fault)
 
-    def failed(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Report an error of this rank to the others; if another rank caused it, raise RunError that names that
         rank."""
-        try:
-            if not self.fault and _LOST.search(str(error)):
-                until = self._awake + self.timeout_s + 3 * self._interval
-                while not self.fault and self._awake < until:
-                    time.sleep(self._interval / 4)
-            self._left.set()
-            if not self.fault:
-                said = f"{type(error).__name__}: {error}".splitlines()[0]
-                with contextlib.suppress(RuntimeError):
-                    self._accuse(self._record(), f"raised {said}")
+        if not self.fault and _LOST.search(str(error)):
+            until = self._awake + self.timeout_s + 3 * self._interval
+            while not self.fault and self._awake < until:
+                time.sleep(self._interval / 4)
+        self._left.set()
+        if not self.fault:
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
             with contextlib.suppress(RuntimeError):
-                self._let_hear()
-            if self._failed.get("rank") != self.rank and str(error) != self.fault:
-                raise RunError(self.fault) from error
-        finally:
-            self._end()
-
-    def _let_hear(self) -> None:
-        """Give the others time to read the fault from the store if this rank may hold it."""
+                self._accuse(self._record(), f"raised {said}")
+        # The store, which this rank may hold, stays until the others have read the fault.
         others = self.size - (self._failed.get("by") != self._failed.get("rank"))
         until = self._awake + 3 * self._interval
-        while self.rank == 0 and self._awake < until and self._store.add(f"{self._at}/heard", 0) < others:
-            time.sleep(self._interval / 4)
-
-    def _end(self) -> None:
-        self._left.set()
-        self._stop.set()
-        for thread in self._threads:
-            # One that waits for a store that has gone ends with the process.
-            thread.join(2 * self._interval)
+        with contextlib.suppress(RuntimeError):
+            while self.rank == 0 and self._awake < until and self._store.add(f"{self._at}/heard", 0) < others:
+                time.sleep(self._interval / 4)
+        if self.fault and self._failed.get("rank") != self.rank and str(error) != self.fault:
+            raise RunError(self.fault) from error
 
     def _record(self) -> dict[str, Any]:
         return {
@@ -164,6 +162,7 @@ class Guard:
             self._store.set(f"{self._at}/{self.rank}", json.dumps(self._record()))
 
     def _beats(self) -> None:
+        """Loop: write the own beat, read that of the next rank."""
         while not self._stop.wait(self._interval):
             try:
                 self._beat()
@@ -173,7 +172,6 @@ class Guard:
                 return
 
     def _beat(self) -> None:
-        """Loop: write the own beat, read that of the next rank."""
         if not self._left.is_set():
             self._write()
         if self._store.check([f"{self._at}/fault"]):
@@ -215,15 +213,13 @@ class Guard:
 
     def _lose(self, what: str, sign: str) -> None:
         """Report the process that holds the store and does not answer: torchrun if there is one, else rank 0."""
-        if _shared_store():
-            holder = f"torchrun on {os.environ.get('MASTER_ADDR')}"
-        else:
-            self._failed = {**self._first, "by": self.rank}
-            holder = f"rank 0 ({self._first['host']}, pid {self._first['pid']})"
+        failed = {} if _shared_store() else {**self._first, "by": self.rank}
+        first = f"rank 0 ({self._first['host']}, pid {self._first['pid']})"
+        holder = first if failed else f"torchrun on {os.environ.get('MASTER_ADDR')}"
         text = f"{holder}, which holds the store of the job, {what} ({sign})"
         if self.rank:
             _say(text)
-        self.fault = text
+        self._failed = {**failed, "text": text}
 
     def _accuse(self, record: dict[str, Any], what: str) -> None:
         step = "before its first step" if record["step"] is None else f"in step {record['step']}"
@@ -239,7 +235,6 @@ class Guard:
         if not self._failed:
             self._store.add(f"{self._at}/heard", 1)
         self._failed = json.loads(fault)
-        self.fault = self._failed["text"]
 
     def _watches(self) -> None:
         """Loop: count the seconds awake, and end the process if its main thread does not end."""
@@ -262,16 +257,15 @@ class Guard:
             if not self._left.is_set():
                 _exit(self.fault)
         # What is stopped does not end when the launcher asks it to, and holds up the others in their collectives.
-        elif self._failed and self._failed["by"] != self._failed["rank"]:
+        elif self._failed.get("by") != self._failed.get("rank"):
             with contextlib.suppress(OSError):
                 if process.state(self._failed) in ("running", "stopped"):
                     os.kill(self._failed["pid"], signal.SIGKILL)
 
 
-@contextlib.contextmanager
 def guarded(
     group: Group = None, *, timeout_s: float = 30.0, step_timeout_s: float | None = None, grace_s: float = 5.0
-) -> Iterator[Guard]:
+) -> _Guard:
     """Watch over the ranks of a group while the block runs; enter it on every rank right after `init_process_group`.
 
         with guarded(timeout_s=30) as guard:
@@ -296,25 +290,13 @@ def guarded(
         )
     if not dist.is_initialized():
         raise RunError("no job to guard: call torch.distributed.init_process_group() first, under torchrun")
-    guard = Guard(group, timeout_s, step_timeout_s, grace_s)
+    guard = _Guard(group, timeout_s, step_timeout_s, grace_s)
     if guard.rank == 0 and _shared_store() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         log.warning(
             "torchrun keeps one store for all its restarts, in which new processes may find the addresses of dead "
             "ones and fail (pytorch issue 135712); start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun …"
         )
-    guard.start()
-    try:
-        yield guard
-    except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:
-            guard.leave()
-        else:
-            guard.failed(error)
-        raise
-    else:
-        guard.leave()
-    finally:
-        _settle()
+    return guard
 
 
 def _settle() -> None:
