@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,17 +67,17 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
     return _joined(read, heads)
 
 
-def clock_offset(group: Group = None, rounds: int = ROUNDS) -> tuple[float, float]:
+def clock_offset(group: Group = None) -> tuple[float, float]:
     """Estimate the clock offset to rank 0 by Cristian's algorithm; return (offset, error bound) in seconds.
 
-    The offset is to be added to this rank's `time.perf_counter`. Every rank of the group must call it. Of `rounds`
+    The offset is to be added to this rank's `time.perf_counter`. Every rank of the group must call it. Of `ROUNDS`
     exchanges the one with the shortest round trip counts, and half of that trip bounds the error (F. Cristian,
     "Probabilistic clock synchronization", Distributed Computing 3, 1989).
     """
     device, rank = device_of(group) if dist.is_initialized() else torch.device("cpu"), rank_of(group)
     best = (0.0, float("inf") if rank else 0.0)
     for other in range(1, size_of(group)):
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             mark = torch.zeros(1, device=device)
             clocks = torch.zeros(2, dtype=torch.float64, device=device)
             if rank == 0:
@@ -97,38 +98,33 @@ def clock_offset(group: Group = None, rounds: int = ROUNDS) -> tuple[float, floa
     return best
 
 
-def _joined(calls: list[list[Timeline]], heads: list[dict[str, object]]) -> Timeline:
+def _joined(calls: list[list[Timeline]], heads: list[dict[str, Any]]) -> Timeline:
     """Join the timelines of all ranks, each shifted by its clock offset."""
     names = [f"rank {rank} ({head['host']})" for rank, head in enumerate(heads)]
-    offsets = [float(str(head["offset"])) for head in heads]
-    first = min(call.began + offset for given, offset in zip(calls, offsets) for call in given)
-    lanes: dict[str, None] = {}
-    spans: list[Span] = []
+    first = min(call.began + head["offset"] for head, given in zip(heads, calls) for call in given)
+    placed = [
+        (name, call, call.began + head["offset"] - first)
+        for name, head, given in zip(names, heads, calls)
+        for call in given
+    ]
     memory: dict[str, Memory] = {}
-    end = late = 0.0
-    for name, offset, given in zip(names, offsets, calls):
-        for call in given:
-            shift = call.began + offset - first
-            lanes |= dict.fromkeys(f"{name}/{lane}" for lane in call.lanes)
-            spans += [_shifted(span, name, shift) for span in call.spans]
-            for account in call.memory:
-                device = f"{name}/{account.device}"
-                steps = tuple((at + shift, count) for at, count in account.steps)
-                before = memory[device].steps if device in memory else ()
-                memory[device] = Memory(device, before + steps, account.cap)
-            end, late = max(end, shift + call.makespan), max(late, call.late)
-    every = [call for given in calls for call in given]
-    within = max(float(str(head["error"])) for head in heads)
+    for name, call, shift in placed:
+        for account in call.memory:
+            device = f"{name}/{account.device}"
+            steps = tuple((at + shift, count) for at, count in account.steps)
+            before = memory[device].steps if device in memory else ()
+            memory[device] = Memory(device, before + steps, account.cap)
+    titles = dict.fromkeys(call.title for _, call, _ in placed)
+    within = max(head["error"] for head in heads)
     return Timeline(
-        f"{', '.join(dict.fromkeys(call.title for call in every))} on {len(calls)} ranks, "
-        f"whose clocks agree within {seconds(within)}",
-        tuple(lanes),
-        tuple(spans),
-        end,
+        f"{', '.join(titles)} on {len(calls)} ranks, whose clocks agree within {seconds(within)}",
+        tuple(dict.fromkeys(f"{name}/{lane}" for name, call, _ in placed for lane in call.lanes)),
+        tuple(_shifted(span, name, shift) for name, call, shift in placed for span in call.spans),
+        max(shift + call.makespan for _, call, shift in placed),
         tuple(memory.values()),
-        "; ".join(dict.fromkeys(call.label for call in every if call.label)),
-        late,
-        needs_slow_down=max(call.needs_slow_down for call in every),
+        "; ".join(dict.fromkeys(call.label for _, call, _ in placed if call.label)),
+        max(call.late for _, call, _ in placed),
+        needs_slow_down=max(call.needs_slow_down for _, call, _ in placed),
         began=first,
         ranks=len(calls),
     )
