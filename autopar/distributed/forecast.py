@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from ..capture.ahead import ahead, shortened
 from ..costs.roofline import row_cost
-from ..errors import AutoparError, CaptureError, DeviceError, MemoryCapError, PlanError
+from ..errors import AutoparError, CaptureError, DeviceError, PlanError
 from ..ir.device import Device
 from ..ir.distribution import SCHEDULES, Distribution
 from ..ir.graph import Graph, Task
@@ -32,7 +32,7 @@ MASTER = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class _Model:
     """A captured model, ready to be planned for any hosts.
 
     graph: for a batch of `rows`, with lists of equal layers shortened to three; `repeats` has their real lengths.
@@ -48,7 +48,7 @@ class Captured:
     dtype: str
 
 
-def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> Captured:
+def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> _Model:
     """Capture a model and the arguments of one call, which may be on the meta device.
 
     The first axis of the first tensor is the batch. Raises CaptureError if the model is not one graph.
@@ -56,28 +56,26 @@ def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> Ca
     batch = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()), None)
     if batch is None:
         raise CaptureError("no argument is a tensor with a batch as its first axis; give one, such as (x,)")
-    parameters = {id(p): p for p in model.parameters()}
-    with torch.set_grad_enabled(train), shortened(model) as repeats:
+    parameters = [*model.parameters()]
+    repeats: dict[str, int] = {}
+    with torch.set_grad_enabled(train):
         try:
-            graph = ahead(model, args, {})[0].graph
+            with shortened(model) as repeats:
+                graph = ahead(model, args, {})[0].graph
         except (CaptureError, IndexError):
             if not repeats:
                 raise
-            graph = None
-    if graph is None:
-        repeats = {}
-        with torch.set_grad_enabled(train):
-            graph = ahead(model, args, {})[0].graph
+            # The model asks for its layers by number.
+            graph, repeats = ahead(model, args, {})[0].graph, {}
     rows = int(batch.shape[0])
     flops = 0.0
     for task in graph.tasks:
-        path = next((path for path in repeats if task.module.startswith(f"{path}.1.")), "")
-        alone = next((path for path in repeats if task.module == f"{path}.1"), path)
-        flops += task.flops * (repeats[alone] - 2 if alone else 1)
-    dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.") if parameters else "float32"
+        path = next((path for path in repeats if f"{task.module}.".startswith(f"{path}.1.")), "")
+        flops += task.flops * (repeats[path] - 2 if path else 1)
+    dtype = str(parameters[0].dtype if parameters else torch.float32).removeprefix("torch.")
     tokens = batch.shape[1] if not batch.is_floating_point() and batch.dim() == 2 else 0
-    count = sum(p.numel() for p in parameters.values())
-    return Captured(graph, rows, repeats, flops / rows, int(tokens), count, dtype)
+    count = sum(p.numel() for p in parameters)
+    return _Model(graph, rows, repeats, flops / rows, int(tokens), count, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +133,7 @@ HEADING = (
 
 
 def forecast(  # noqa: PLR0913 - what users may fix
-    model: Captured,
+    model: _Model,
     hosts: Hosts,
     batch: int,
     *,
@@ -163,16 +161,14 @@ def forecast(  # noqa: PLR0913 - what users may fix
     trained = objective == "training"
     kept = OPTIMIZERS[optimizer]
     kept = 2.0 * (kept + 1) if model.dtype in MASTER and optimizer != "none" else kept
-    chains: dict[int, tuple[Chain, tuple[Process, ...]]] = {}
     best: tuple[Distribution, int, bool] | None = None
     refused: list[AutoparError] = []
     for group in [tensor] if tensor else _groups(hosts):
         try:
-            chains[group] = _priced(model, hosts, group)
+            chain, members = _priced(model, hosts, group)
         except DeviceError as error:
             refused.append(error)
             continue
-        chain, members = chains[group]
         for again in (recompute,) if recompute is not None else ((False, True) if trained else (False,)):
             if again and not any(unit.block for unit in chain.units):
                 continue
@@ -182,7 +178,7 @@ def forecast(  # noqa: PLR0913 - what users may fix
                     schedules=schedules, rows=rows, replicas=replicas, stages=stages, optimizer_bytes=kept,
                     shard_replicas=shard_replicas, below=best[0].step_s if best else None,
                 )  # fmt: skip
-            except (PlanError, MemoryCapError) as error:
+            except PlanError as error:
                 refused.append(error)
                 continue
             if plan and (best is None or plan.step_s < best[0].step_s):
@@ -195,19 +191,22 @@ def forecast(  # noqa: PLR0913 - what users may fix
 def _groups(hosts: Hosts) -> list[int]:
     """Return the powers of two up to the number of accelerators of the largest host."""
     most = max(len(compute_devices(host.machine)) for host in hosts.hosts)
-    return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+    return [1 << power for power in range(most.bit_length())]
 
 
-def _priced(model: Captured, hosts: Hosts, group: int) -> tuple[Chain, tuple[Process, ...]]:
+def _priced(model: _Model, hosts: Hosts, group: int) -> tuple[Chain, tuple[Process, ...]]:
     """Return the chain priced for groups of `group` accelerators, and the groups."""
     members = processes(hosts, "accelerator", group)
     first = {process.kind: process for process in reversed(members)}
     devices = [_device(hosts, process) for process in first.values()]
-    price = partial(_price, model.graph, devices, model.rows, frozenset(model.graph.outputs))
-    chain = chain_of(model.graph, [*first], price, model.rows, model.repeats)
+    graph, rows, gradients = model.graph, model.rows, frozenset(model.graph.outputs)
+
+    def price(task: Task) -> tuple[RowCost, ...]:
+        return tuple(RowCost(*row_cost(graph, task, device, rows, gradients)) for device in devices)
+
+    chain = chain_of(graph, [*first], price, rows, model.repeats)
     if group > 1:
-        host = hosts.host[members[0].host]
-        link = inside(host, *members[0].devices[:2])
+        link = inside(hosts.host[members[0].host], *members[0].devices[:2])
         chain = tensor_parallel(chain, group, link)
     return chain, members
 
@@ -216,13 +215,7 @@ def _device(hosts: Hosts, process: Process) -> Device:
     return hosts.host[process.host].machine.device[process.devices[0]]
 
 
-def _price(
-    graph: Graph, devices: Sequence[Device], rows: int, gradients: frozenset[str], task: Task
-) -> tuple[RowCost, ...]:
-    return tuple(RowCost(*row_cost(graph, task, device, rows, gradients)) for device in devices)
-
-
-def _told(model: Captured, hosts: Hosts, best: tuple[Distribution, int, bool], planning_s: float) -> Forecast:
+def _told(model: _Model, hosts: Hosts, best: tuple[Distribution, int, bool], planning_s: float) -> Forecast:
     plan, group, again = best
     used = plan.replicas * plan.positions * group
     chain, members = _priced(model, hosts, 1)
@@ -231,12 +224,10 @@ def _told(model: Captured, hosts: Hosts, best: tuple[Distribution, int, bool], p
     done = model.row_flops * plan.batch / plan.step_s
     rows = plan.batch // plan.replicas // plan.micro_batches
     words = ("forward", "backward") if plan.trained else ("forward",)
-    alone = [
-        plan.batch / rows * sum(float(chain.upto(word, chain.kind(process.kind), rows)[-1]) for word in words)
-        for process in {process.kind: process for process in members}.values()
-    ]
-    counts = [sum(p.kind == kind for p in members) for kind in dict.fromkeys(p.kind for p in members)]
-    pace = sum(count / s for count, s in zip(counts, alone))
+    pace = 0.0
+    for kind, count in Counter(process.kind for process in members).items():
+        alone_s = sum(float(chain.upto(word, chain.kind(kind), rows)[-1]) for word in words)
+        pace += count / (plan.batch / rows * alone_s)
     return Forecast(
         plan, group, again, len(members), used, done / peak, 1 / (plan.step_s * pace), done / used / 1e12,
         model.tokens * plan.batch / plan.step_s, planning_s,
