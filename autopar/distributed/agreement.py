@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import errors
 from ..errors import PlanError
 from ..ir.distribution import Distribution
 from ..ir.serialize import decode, encode
 from ..training.group import versions
-from .messages import Group, broadcast, gather, named, rank_of
+from .messages import Group, gather, made_by_first, named
 
 _FAILED = "cannot say what it runs"
 
@@ -36,28 +35,16 @@ def agreed(
     the same class if it is one of autopar's or Python's, else as PlanError.
     """
     agree((lambda: described(describe)) if isinstance(describe, nn.Module) else describe, group)
-    plan, sent, fault = None, None, None
-    if rank_of(group) == 0:
-        try:
-            plan = make().check()
-            sent = {"plan": encode(plan)}
-        except Exception as error:
-            fault, sent = error, {"error": type(error).__name__, "text": str(error)}
-    received = broadcast(sent, group)
-    if fault is not None:
-        raise fault
-    if "error" in received:
-        raise _raised(received["error"], received["text"])
+    sent = made_by_first(lambda: encode(make().check()), group)
+    received: list[Distribution] = []
 
     def digest() -> Mapping[str, str]:
-        nonlocal plan
         # Rank 0 too goes on with what was sent, where a whole number may have become a float.
-        plan = decode(Distribution, received["plan"], "the plan of rank 0").check()
-        return {"a plan with the digest": plan.digest}
+        received.append(decode(Distribution, sent, "the plan of rank 0").check())
+        return {"a plan with the digest": received[0].digest}
 
     agree(digest, group)
-    assert plan is not None
-    return plan
+    return received[0]
 
 
 def agree(describe: Callable[[], Mapping[str, str]] | None = None, group: Group = None) -> None:
@@ -137,26 +124,18 @@ def difference(facts: list[dict[str, str]]) -> str:
     for rank, fact in enumerate(facts):
         having.setdefault(fact.get(name), []).append(rank)
     most = max(having.values(), key=len)
-    groups = sorted(having.items(), key=lambda item: item[1] is most)
-    said = ", ".join(_said(ranks, name, value, index == 0) for index, (value, ranks) in enumerate(groups))
-    more = f"; {len(names) - 1} more differ, {_listed(other for other in names if other != name)}"
-    return (
-        f"{said}{more if len(names) > 1 else ''}; start every rank with the same code, options and versions"
-    )
-
-
-def _said(ranks: list[int], name: str, value: str | None, first: bool) -> str:
-    has = "has" if len(ranks) == 1 else "have"
-    if value is None:
-        return f"{named(ranks)} {has} no {name}" if first else f"{named(ranks)} {has} none"
-    if not first:
-        return f"{named(ranks)} {has} {value}"
-    return f"{named(ranks)} {has} {name}{' of' if value[0].isdigit() and ' × ' in value else ''} {value}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (", …" if len(listed) > 3 else "")
+    said: list[str] = []
+    for value, ranks in sorted(having.items(), key=lambda item: item[1] is most):
+        of = " of" if value is not None and value[0].isdigit() and " × " in value else ""
+        first = f"no {name}" if value is None else f"{name}{of} {value}"
+        # Only the first words name what differs.
+        what = (value or "none") if said else first
+        said.append(f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'} {what}")
+    if len(names) > 1:
+        others = [other for other in names if other != name]
+        more = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+        said[-1] += f"; {len(others)} more differ, {more}"
+    return f"{', '.join(said)}; start every rank with the same code, options and versions"
 
 
 def _code(code: Any) -> str:
@@ -174,17 +153,3 @@ def _code(code: Any) -> str:
         return [code.co_code.hex(), code.co_names, code.co_varnames, constants]
 
     return hashlib.sha256(json.dumps(parts(code)).encode()).hexdigest()[:8] if code is not None else "of C"
-
-
-def _raised(name: str, text: str) -> Exception:
-    """Return the error of rank 0, of the same class if other processes know it."""
-    import builtins
-
-    for home in (errors, builtins):
-        kind = getattr(home, name, None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            try:
-                return kind(text)
-            except TypeError:
-                break
-    return PlanError(f"rank 0 could not plan: {name}: {text}")

@@ -26,7 +26,7 @@ from ..ir.machine import Machine
 from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
 from .agreement import agree, agreed, described
-from .messages import gather
+from .messages import gather, share_weights
 from .pipeline.job import Distributed
 from .pipeline.profile import Times, added_bytes_per_s, profile
 from .pipeline.report import share
@@ -95,7 +95,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
         raise PlanError(_LANES)
     batch = tuple(example_inputs), dict(example_kwargs or {})
     agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"}, group)
-    _same(model, group, device)
+    share_weights(model, group, device)
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
     priced = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
@@ -277,15 +277,6 @@ def _sliced(batch: tuple[tuple[Any, ...], dict[str, Any]], rows: int) -> Any:
         return leaf[:rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
 
     return pytree.tree_map(own, batch)
-
-
-@torch.no_grad()
-def _same(model: nn.Module, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Broadcast the parameters and buffers of rank 0."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        sent = tensor.to(device).contiguous()
-        dist.broadcast(sent, group=group, group_src=0)
-        tensor.copy_(sent)
 
 
 SMALL, LARGE = 8, 4 << 20

@@ -1,13 +1,20 @@
-"""JSON between the ranks of a process group: data in bytes, never a pickle."""
+"""JSON between the ranks of a process group; what rank 0 makes, and its weights, on all ranks; ranks in words."""
 
 from __future__ import annotations
 
+import builtins
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from .. import errors
+from ..errors import PlanError
 
 Group: TypeAlias = dist.ProcessGroup | None
 """A process group; None: the default group, or this process alone if there is none."""
@@ -35,57 +42,68 @@ def broadcast(data: Any, group: Group = None) -> Any:
     """Return the `data` of rank 0 on every rank; the `data` of the others is ignored."""
     if size_of(group) == 1:
         return data
-    device, first = device_of(group), rank_of(group) == 0
-    sent = _tensor(data, device) if first else torch.empty(0, dtype=torch.uint8)
-    count = torch.tensor([sent.numel()], device=device)
-    dist.broadcast(count, group=group, group_src=0)
-    buffer = sent if first else torch.empty(int(count), dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, group=group, group_src=0)
-    return _data(buffer)
+    text = [json.dumps(data)]
+    dist.broadcast_object_list(text, group=group, group_src=0)
+    return json.loads(text[0])
+
+
+def made_by_first(make: Callable[[], Any], group: Group = None) -> Any:
+    """Return, on every rank, the JSON data that `make` returns on rank 0 of the group.
+
+    Raises its error on every rank: of the same class if it is one of autopar's or Python's, else as PlanError.
+    """
+    sent, fault = None, None
+    if rank_of(group) == 0:
+        try:
+            sent = {"made": make()}
+        except Exception as error:
+            fault, sent = error, {"error": type(error).__name__, "text": str(error)}
+    received = broadcast(sent, group)
+    if fault is not None:
+        raise fault
+    if "error" in received:
+        raise _raised(received["error"], received["text"])
+    return received["made"]
+
+
+def _raised(name: str, text: str) -> Exception:
+    """Return the error of rank 0, of the same class if other processes know it."""
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with suppress(TypeError):
+            return kind(text)
+    return PlanError(f"rank 0 could not plan: {name}: {text}")
+
+
+@torch.no_grad()
+def share_weights(model: nn.Module, group: Group, device: torch.device) -> None:
+    """Replace the parameters and buffers of a model by those of rank 0, sent from `device`."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        sent = tensor.to(device).contiguous()
+        dist.broadcast(sent, group=group, group_src=0)
+        tensor.copy_(sent)
 
 
 def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[Any]:
     """Return the data of each rank, in rank order: on every rank if `everywhere`, else on rank 0, with nothing on
     others."""
-    ranks = size_of(group)
-    if ranks == 1:
+    if size_of(group) == 1:
         return [data]
-    device = device_of(group)
-    sent = _tensor(data, device)
-    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
-    dist.all_gather(counts, torch.tensor([sent.numel()], device=device), group=group)
-    longest = max(map(int, counts))
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: sent.numel()] = sent
-    here = everywhere or rank_of(group) == 0
-    buffers = [torch.empty_like(padded) for _ in range(ranks)] if here else []
+    texts = [""] * size_of(group) if everywhere or rank_of(group) == 0 else []
     if everywhere:
-        dist.all_gather(buffers, padded, group=group)
+        dist.all_gather_object(texts, json.dumps(data), group=group)
     else:
-        dist.gather(padded, buffers or None, group=group, group_dst=0)
-    return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
+        dist.gather_object(json.dumps(data), texts or None, group=group, group_dst=0)
+    return list(map(json.loads, texts))
 
 
 def named(ranks: Sequence[int]) -> str:
     """Return ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
-    runs: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    words = [
-        word
-        for first, last in runs
-        for word in ([f"{first} to {last}"] if last > first + 1 else map(str, range(first, last + 1)))
-    ]
-    listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    # Along a run of consecutive ranks, rank and place differ by the same number.
+    apart = groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0])
+    runs = [[rank for _, rank in run] for _, run in apart]
+    *others, last = (
+        word for run in runs for word in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
+    )
+    listed = f"{', '.join(others)} and {last}" if others else last
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
-
-
-def _tensor(data: Any, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8).to(device)
-
-
-def _data(buffer: torch.Tensor) -> Any:
-    return json.loads(bytes(buffer.cpu().numpy()))

@@ -13,37 +13,27 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Role: TypeAlias = Literal["column", "joined", "inner", "row"]
 
 
-class ByChannels(ParallelStyle):
+def split_channels(module: nn.Module, mesh: DeviceMesh, role: Role) -> None:
     """Split a convolution, a batch norm or a group norm by channels, in place.
 
     `column`: part of the outputs, from all inputs; `joined`: the same, then gathered on all ranks; `inner`: part of
     the channels, or groups, of inputs and outputs; `row`: part of the inputs, with an all-reduce of the outputs.
     """
-
-    def __init__(self, role: Role) -> None:
-        super().__init__()
-        self.role = role
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, parameter in module.named_parameters(recurse=False):
-            place = Shard(0) if self.role != "row" else Shard(1) if name == "weight" else Replicate()
-            tensor = distribute_tensor(parameter, device_mesh, [place])
-            module.register_parameter(name, nn.Parameter(tensor, parameter.requires_grad))
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.dim():
-                module._buffers[name] = distribute_tensor(buffer, device_mesh, [Shard(0)])
-        grouped = ("groups", "num_groups") if self.role == "inner" else ()
-        part = {
-            name: getattr(module, name) // device_mesh.size() for name in grouped if hasattr(module, name)
-        }
-        module.forward = partial(_forward, module, role=self.role, mesh=device_mesh, part=part)
-        return module
+    for name, parameter in module.named_parameters(recurse=False):
+        place = Shard(0) if role != "row" else Shard(1) if name == "weight" else Replicate()
+        tensor = distribute_tensor(parameter, mesh, [place])
+        module.register_parameter(name, nn.Parameter(tensor, parameter.requires_grad))
+    for name, buffer in module.named_buffers(recurse=False):
+        if buffer.dim():
+            module._buffers[name] = distribute_tensor(buffer, mesh, [Shard(0)])
+    grouped = ("groups", "num_groups") if role == "inner" else ()
+    part = {name: getattr(module, name) // mesh.size() for name in grouped if hasattr(module, name)}
+    module.forward = partial(_forward, module, role=role, mesh=mesh, part=part)
 
 
 def _forward(
@@ -67,12 +57,8 @@ def _forward(
     finally:
         vars(module).update(before)
     if role in ("row", "joined"):
-        place = Partial() if role == "row" else Shard(1)
-        made = (
-            DTensor.from_local(made, mesh, [place], run_check=False)
-            .redistribute(mesh, [Replicate()])
-            .to_local()
-        )
+        parts = DTensor.from_local(made, mesh, [Partial() if role == "row" else Shard(1)], run_check=False)
+        made = parts.full_tensor()
     # Once, not with each summand.
     return made if role != "row" or bias is None else made + bias.view(-1, *[1] * (made.dim() - 2))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -160,7 +161,8 @@ def tensor_plan(
     given = present(captured, tensors)
     real = not machine.absent and not any(tensor.is_meta for tensor in given.values())
     ratios = measured(captured.graph, machine, captured.calls, given) if real else {}
-    price = _Price(captured.graph, ranks, machine, link, dispatch_s, trains, ratios)
+    estimator = Estimator(machine, machine.device[compute_devices(machine)[0]])
+    price = _Price(captured.graph, ranks, link, dispatch_s, trains, estimator, ratios)
     learned = [name for name in captured.graph.state if given[name].requires_grad]
     groups: list[TensorGroup] = []
     for stretch in stretches(captured.graph, ranks, learned, channels=True):
@@ -169,47 +171,34 @@ def tensor_plan(
             # What begins no pair was tried once more alone: why it begins none is said there.
             group = replace(group, why=f"{group.why}; no pair: {groups.pop().why}")
         groups.append(group)
-    return TensorPlan(
-        type(model).__name__,
-        ranks,
-        link,
-        dispatch_s,
-        trains,
-        price.seconds(captured.graph.task),
-        tuple(groups),
-    )
+    whole_s = price.seconds(captured.graph.task)
+    return TensorPlan(type(model).__name__, ranks, link, dispatch_s, trains, whole_s, tuple(groups))
 
 
+@dataclass(frozen=True)
 class _Price:
     """Seconds of stretches of tasks, whole and split, on one device and one link."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        ranks: int,
-        machine: Machine,
-        link: Link,
-        dispatch_s: float,
-        training: bool,
-        ratios: Ratios,
-    ) -> None:
-        self.graph, self.ranks, self.link, self.dispatch_s = graph, ranks, link, dispatch_s
-        self.training, self.ratios = training, ratios
-        self.device = machine.device[compute_devices(machine)[0]]
-        self.estimator = Estimator(machine, self.device)
+    graph: Graph
+    ranks: int
+    link: Link
+    dispatch_s: float
+    training: bool
+    estimator: Estimator
+    ratios: Ratios
 
     def seconds(self, tasks: Iterable[str], graph: Graph | None = None) -> float:
         """Return the seconds of tasks in a step, for the sizes of values in `graph`."""
-        at, total = graph or self.graph, 0.0
+        at, device, total = graph or self.graph, self.estimator.device, 0.0
         for name in tasks:
             task = at.task[name]
             once = self.estimator.seconds(work(at, task), family(at, task))
-            once *= self.ratios.get((name, self.device.name), 1.0)
+            once *= self.ratios.get((name, device.name), 1.0)
             if not self.training:
                 total += once
             elif task.target == EMBEDDING:
                 # Its gradient is as large as the table, whatever was looked up.
-                total += 2 * once + 2 * at.value[task.inputs[0]].bytes / self.device.bytes_per_s
+                total += 2 * once + 2 * at.value[task.inputs[0]].bytes / device.bytes_per_s
             else:
                 total += _TRAINED * once
         return total
@@ -227,10 +216,8 @@ class _Price:
         )
         if wrong:
             return replace(named, why=wrong)
-        whole, part = (
-            self.seconds(stretch.tasks),
-            self.seconds(stretch.tasks, narrowed(graph, stretch, self.ranks)),
-        )
+        whole = self.seconds(stretch.tasks)
+        part = self.seconds(stretch.tasks, narrowed(graph, stretch, self.ranks))
         network = sum(self.exchanged(stretch))
         pays = part + network <= (1 - WORTH) * whole
         if pays:
@@ -273,7 +260,12 @@ def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
             return f"{task.where} is not called by an nn.{kind.__name__} of its own"
         if module._parameters.get("weight") is not owner[key]:
             return f"the weight of {task.module} is not a parameter of its own (parametrized?)"
-        if isinstance(module, nn.Embedding) and _special(module):
+        if isinstance(module, nn.Embedding) and (
+            module.padding_idx is not None
+            or module.max_norm is not None
+            or module.sparse
+            or module.scale_grad_by_freq
+        ):
             return f"{task.module} has padding_idx, max_norm, sparse or scale_grad_by_freq, which need the whole table"
     for name in stretch.inner:
         task = graph.task[name]
@@ -318,27 +310,12 @@ def _kind_of(task: Task) -> type[nn.Module]:
     return nn.Embedding if task.target == EMBEDDING else nn.Linear
 
 
-def _special(module: nn.Embedding) -> bool:
-    return (
-        module.padding_idx is not None
-        or module.max_norm is not None
-        or module.sparse
-        or module.scale_grad_by_freq
-    )
-
-
 def _alike(groups: Sequence[TensorGroup]) -> Iterator[tuple[TensorGroup, int]]:
     """Yield the first of groups that differ only in numbers within their paths, and their count."""
-
-    def key(group: TensorGroup) -> tuple[str, bool]:
-        names = [
-            ".".join("#" if part.isdigit() else part for part in path.split(".")) for path in group.modules
-        ]
-        return " ".join(names), group.split
-
     found: dict[tuple[str, bool], list[TensorGroup]] = {}
     for group in groups:
-        found.setdefault(key(group), []).append(group)
+        names = re.sub(r"\b\d+\b", "#", " ".join(group.modules))
+        found.setdefault((names, group.split), []).append(group)
     return ((alike[0], len(alike)) for alike in found.values())
 
 

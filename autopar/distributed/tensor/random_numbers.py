@@ -7,8 +7,6 @@ ones again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,16 +67,6 @@ def agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.de
             )
 
     model.register_forward_pre_hook(look)
-
-
-@contextmanager
-def undrawn(device: torch.device) -> Iterator[None]:
-    """Restore the states of the generators at the end of the block."""
-    before = _states(device)
-    try:
-        yield
-    finally:
-        _restore(before, device)
 
 
 def _states(device: torch.device) -> list[torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,12 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from ...costs.calibrate import synchronize
 from ...errors import DeviceError
 from ...ir.device import Link
 from ...ir.hosts import Host, Hosts, compute_devices
 from ...planner.pipelines.grid import all_reduce_s
-
-Network: TypeAlias = "Hosts | Link | str | None"
 
 _SMALL, _LARGE = 16, 1 << 20
 """Features per rank of the layers whose dispatch is timed, and elements of the message whose bandwidth is measured."""
@@ -66,28 +64,26 @@ def measured_link(mesh: DeviceMesh) -> Link:
     """Return a link for which `all_reduce_s` fits measured all-reduces of one element and of 4 MiB; all ranks must
     call it.
 
-    Collectives are measured, unlike the pairwise messages of `distributed/network`, because all ranks of a host send
-    at once.
+    Collectives are measured, unlike the pairwise messages of `distribute`, because all ranks of a host send at once.
     """
     ranks, group = mesh.size(), mesh.get_group()
     message = torch.zeros(_LARGE, device=mesh.device_type)
-    short = _median(lambda: dist.all_reduce(message[:1], group=group))
-    long = _median(lambda: dist.all_reduce(message, group=group))
+    short = _median(lambda: dist.all_reduce(message[:1], group=group), mesh)
+    long = _median(lambda: dist.all_reduce(message, group=group), mesh)
+    latency_s = short / all_reduce_s(ranks, 1.0, 1.0, float("inf"))
     once = all_reduce_s(ranks, message.nbytes, 0.0, 1.0)
-    return Link(
-        "rank",
-        "rank",
-        short / all_reduce_s(ranks, 1.0, 1.0, float("inf")),
-        once / max(1e-9, long - short),
-        None,
-    )
+    return Link("rank", "rank", latency_s, once / max(1e-9, long - short), None)
 
 
 def measured_dispatch(mesh: DeviceMesh) -> float:
     """Return the host's seconds of DTensor dispatch for a split layer in the forward, and again in the backward,
     beyond the plain layer and its collective; all ranks must call it."""
     device, group, features = mesh.device_type, mesh.get_group(), mesh.size() * _SMALL
-    plain, pair = _pair(device, features), _pair(device, features)
+    with torch.random.fork_rng(devices=[]):
+        plain, pair = (
+            nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, features)).to(device)
+            for _ in range(2)
+        )
     parallelize_module(pair, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     given = torch.ones(_SMALL, features, device=device, requires_grad=True)
     message = torch.zeros(_SMALL, features, device=device)
@@ -96,24 +92,16 @@ def measured_dispatch(mesh: DeviceMesh) -> float:
         with torch.enable_grad():
             model(given).sum().backward()
 
-    alone, split = _median(lambda: step(plain)), _median(lambda: step(pair))
-    sums = 2 * _median(lambda: dist.all_reduce(message, group=group))
+    alone, split = _median(lambda: step(plain), mesh), _median(lambda: step(pair), mesh)
+    sums = 2 * _median(lambda: dist.all_reduce(message, group=group), mesh)
     return max(0.0, split - alone - sums) / 4
 
 
-def _pair(device: str, features: int) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, features)).to(
-            device
-        )
-
-
-def _median(call: Callable[[], object]) -> float:
+def _median(call: Callable[[], object], mesh: DeviceMesh) -> float:
     times = []
     for _ in range(_TIMES + 2):
         begin = time.perf_counter()
         call()
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
+        synchronize(mesh.device_type)
         times.append(time.perf_counter() - begin)
     return statistics.median(times[2:])

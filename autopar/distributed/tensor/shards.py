@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .channels import CONVOLUTIONS, ByChannels
+from .channels import CONVOLUTIONS, Role, split_channels
 from .plan import TensorGroup
 from .random_numbers import draw_apart
 
@@ -29,61 +30,67 @@ _HOOKS = (
 )
 
 
-class Shards:
-    """The split groups of a model, with the original state of their modules."""
+def split(model: nn.Module, mesh: DeviceMesh, groups: Iterable[TensorGroup]) -> Callable[[], None]:
+    """Split the modules of groups, in place; return a function that restores them.
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        self.model, self.mesh = model, mesh
-        self.before: dict[nn.Module, dict[str, Any]] = {}
+    Weights that several modules of a group share stay shared.
+    """
+    before: dict[nn.Module, dict[str, Any]] = {}
 
-    def split(self, group: TensorGroup) -> None:
-        """Split the modules of a group; weights that several of them share stay shared."""
-        styles: dict[str, ParallelStyle] = {}
-        for path in group.columns:
-            if self._convolves(path):
-                styles[path] = ByChannels("column" if group.rows else "joined")
-            elif group.rows:
-                styles[path] = ColwiseParallel(use_local_output=group.form == "local")
-            else:
-                styles[path] = ColwiseParallel(output_layouts=Replicate())
-        for path in group.rows:
-            styles[path] = ByChannels("row") if self._convolves(path) else RowwiseParallel()
-        styles.update((path, ByChannels("inner")) for path in group.channels)
-        styles.update((path, RowwiseParallel(input_layouts=Replicate())) for path in group.embeddings)
-        if group.form == "dtensor":
-            _attend_by_heads()
-        made: dict[nn.Parameter, nn.Parameter] = {}
-        for path, style in styles.items():
-            module = self.model.get_submodule(path)
-            whole = self._keep(module)
-            parallelize_module(module, self.mesh, style)
-            for name, parameter in whole.items():
-                if parameter is not None:
-                    module.register_parameter(name, made.setdefault(parameter, getattr(module, name)))
-        for path in group.dropouts:
-            module = self.model.get_submodule(path)
-            self._keep(module)
-            draw_apart(module, self.mesh.get_local_rank())
+    def kept(path: str) -> nn.Module:
+        """Return a module, whose parameters, buffers and hooks are saved."""
+        module = model.get_submodule(path)
+        state = {name: dict(getattr(module, name)) for name in ("_parameters", "_buffers", *_HOOKS)}
+        before.setdefault(module, state)
+        return module
 
-    def undo(self) -> None:
-        """Restore all modules."""
-        for module, state in self.before.items():
+    def undo() -> None:
+        for module, state in before.items():
             for name, value in state.items():
                 getattr(module, name).clear()
                 getattr(module, name).update(value)
             module.__dict__.pop("forward", None)
             # Set by `distribute_module`, which refuses a module twice.
             module.__dict__.pop("_distribute_module_applied", None)
-        self.before.clear()
 
-    def _convolves(self, path: str) -> bool:
-        return isinstance(self.model.get_submodule(path), CONVOLUTIONS)
+    for group in groups:
+        if group.form == "dtensor":
+            _attend_by_heads()
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for path, style in dict(_styles(model, group)).items():
+            module = kept(path)
+            whole = dict(module._parameters)
+            if isinstance(style, ParallelStyle):
+                parallelize_module(module, mesh, style)
+            else:
+                split_channels(module, mesh, style)
+            for name, parameter in whole.items():
+                if parameter is not None:
+                    module.register_parameter(name, made.setdefault(parameter, getattr(module, name)))
+        for path in group.dropouts:
+            draw_apart(kept(path), mesh.get_local_rank())
+    return undo
 
-    def _keep(self, module: nn.Module) -> dict[str, nn.Parameter | None]:
-        """Save a module's parameters and hooks; return its parameters."""
-        state = {name: dict(getattr(module, name)) for name in ("_parameters", "_buffers", *_HOOKS)}
-        self.before.setdefault(module, state)
-        return state["_parameters"]
+
+def _styles(model: nn.Module, group: TensorGroup) -> Iterator[tuple[str, ParallelStyle | Role]]:
+    """Yield how each module of a group is split, by path."""
+
+    def convolves(path: str) -> bool:
+        return isinstance(model.get_submodule(path), CONVOLUTIONS)
+
+    for path in group.columns:
+        if convolves(path):
+            yield path, "column" if group.rows else "joined"
+        elif group.rows:
+            yield path, ColwiseParallel(use_local_output=group.form == "local")
+        else:
+            yield path, ColwiseParallel(output_layouts=Replicate())
+    for path in group.rows:
+        yield path, "row" if convolves(path) else RowwiseParallel()
+    for path in group.channels:
+        yield path, "inner"
+    for path in group.embeddings:
+        yield path, RowwiseParallel(input_layouts=Replicate())
 
 
 def _attend_by_heads() -> None:

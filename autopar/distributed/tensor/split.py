@@ -3,9 +3,8 @@ model before on its examples."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +16,18 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...costs.detect import detect
-from ...errors import AutoparError, PlanError
+from ...errors import PlanError
 from ...ir.device import Link
 from ...ir.hosts import Hosts
 from ...ir.machine import Machine
 from ...ir.serialize import decode, encode
-from ...pipeline.compare import difference, error, limit
+from ...pipeline.compare import apart, difference, error, limit
+from ..messages import gather, made_by_first, share_weights
 from .channels import CONVOLUTIONS
 from .plan import TensorGroup, TensorPlan, in_mode, tensor_plan
-from .random_numbers import agree_on_random, undrawn
+from .random_numbers import agree_on_random
 from .ring import measured_dispatch, measured_link, slowest_link
-from .shards import Shards
+from .shards import split
 
 log = logging.getLogger("autopar")
 
@@ -63,26 +63,30 @@ def tensor_parallel(
     """
     mesh = _mesh(model, group)
     kwargs = dict(example_kwargs or {})
-    _share(model, mesh)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if any(isinstance(tensor, DTensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise PlanError("the model has DTensors already; split it before fully_shard, and once")
+    share_weights(model, mesh.get_group(), device)
     link = measured_link(mesh) if network is None else slowest_link(network, mesh.size())
     dispatch_s = measured_dispatch(mesh) if machine is None else 0.0
 
-    def planned() -> TensorPlan:
-        return tensor_plan(
+    def planned() -> Any:
+        found = tensor_plan(
             model,
             mesh.size(),
-            machine or detect([str(_device(model))]),
+            machine or detect([str(device)]),
             link,
             dispatch_s=dispatch_s,
             example_inputs=example_inputs,
             example_kwargs=kwargs,
             training=training,
         )
+        return encode(found)
 
-    plan = _agreed(mesh, planned)
+    plan = decode(TensorPlan, made_by_first(planned, mesh.get_group()), "the plan of rank 0")
     if plan.split:
         plan = _applied(model, mesh, plan, tuple(example_inputs), kwargs)
-    agree_on_random(model, mesh.get_group(), _device(model))
+    agree_on_random(model, mesh.get_group(), device)
     log.info("%s", plan)
     return plan
 
@@ -133,42 +137,6 @@ def _mesh(model: nn.Module, group: DeviceMesh | dist.ProcessGroup | None) -> Dev
     return mesh
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _share(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Broadcast the weights and buffers of rank 0."""
-    group = mesh.get_group()
-    first = dist.get_global_rank(group, 0)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            if isinstance(tensor, DTensor):
-                raise PlanError("the model has DTensors already; split it before fully_shard, and once")
-            whole = tensor.detach().contiguous()
-            dist.broadcast(whole, first, group=group)
-            tensor.copy_(whole)
-
-
-def _agreed(mesh: DeviceMesh, planned: Callable[[], TensorPlan]) -> TensorPlan:
-    """Return the plan of rank 0, or raise its error, on all ranks."""
-    group, told = mesh.get_group(), [""]
-    error: AutoparError | None = None
-    if mesh.get_local_rank() == 0:
-        try:
-            told = [json.dumps(encode(planned()))]
-        except AutoparError as caught:
-            error = caught
-            told = [json.dumps({"error": str(caught)})]
-    dist.broadcast_object_list(told, dist.get_global_rank(group, 0), group=group)
-    data = json.loads(told[0])
-    if error is not None:
-        raise error
-    if "error" in data:
-        raise PlanError(f"rank 0: {data['error']}")
-    return decode(TensorPlan, data, "the plan of rank 0")
-
-
 def _applied(
     model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TensorPlan:
@@ -185,13 +153,11 @@ def _applied(
             group = replace(group, form=form) if form else replace(group, split=False, why=why)
         decided.append(group)
     plan = replace(plan, groups=tuple(decided))
-    shards = Shards(model, mesh)
-    for group in plan.split:
-        shards.split(group)
+    undo = split(model, mesh, plan.split)
     why = answers.differ()
     if not why:
         return plan
-    shards.undo()
+    undo()
     whole = (replace(group, split=False, why=why) if group.split else group for group in plan.groups)
     return replace(plan, groups=tuple(whole))
 
@@ -203,10 +169,9 @@ def _tried(model: nn.Module, mesh: DeviceMesh, group: TensorGroup, answers: _Ans
         isinstance(model.get_submodule(path), CONVOLUTIONS) for path in group.modules
     )
     for form in ("local", "dtensor") if group.rows and linear else ("local",):
-        shards = Shards(model, mesh)
-        shards.split(replace(group, form=form))
+        undo = split(model, mesh, [replace(group, form=form)])
         why = answers.differ()
-        shards.undo()
+        undo()
         if not why:
             return form, ""
         reasons.append(why)
@@ -247,9 +212,7 @@ class _Answers:
             why = self._first(self._ask())
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-        told: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(told, why, group=self.group)
-        return next((str(each) for each in told if each), "")
+        return next(filter(None, gather(why, self.group)), "")
 
     def _first(self, found: dict[str, Any]) -> str:
         gradients = [t for name, t in self.plain.items() if name.startswith(_GRADIENT) and t is not None]
@@ -265,7 +228,9 @@ class _Answers:
         return ""
 
     def _ask(self) -> dict[str, Any]:
-        with in_mode(self.model, False), undrawn(self.device):
+        devices = [] if self.device.type == "cpu" else [self.device]
+        drawn = torch.random.fork_rng(devices, device_type=self.device.type)
+        with in_mode(self.model, False), drawn:
             with torch.no_grad():
                 served = self._called()
             with torch.enable_grad():
@@ -276,7 +241,7 @@ class _Answers:
         return {**answers, **gradients}
 
     def _called(self) -> list[Any]:
-        return tree_leaves(self.model(*tree_map(_own, self.args), **tree_map(_own, self.kwargs)))
+        return tree_leaves(self.model(*tree_map(apart, self.args), **tree_map(apart, self.kwargs)))
 
     def _gradients(self, made: Sequence[Any]) -> dict[str, Any]:
         """Return the gradients of all parameters, for output weights that are all different."""
@@ -288,10 +253,6 @@ class _Answers:
         loss = sum(others, start=first)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return {f"{_GRADIENT}{name}": _whole(grad) for name, grad in zip(named, found)}
-
-
-def _own(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _whole(leaf: Any) -> Any:
