@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from ..costs.calibrate import best
 from ..engine.api import compile, prepared
 from ..errors import DeviceError, PlanError
 from ..ir.device import Device, Link
@@ -28,7 +28,7 @@ from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
 from .agreement import agree, agreed, described
 from .messages import gather, share_weights
 from .pipeline.job import Distributed
-from .pipeline.profile import Times, added_bytes_per_s, profile
+from .pipeline.profile import BACKWARD, FORWARD, added_bytes_per_s, profile
 from .pipeline.report import share
 from .pipeline.units import Units, rows_of, units
 
@@ -98,18 +98,17 @@ def distribute(  # noqa: PLR0913 - what users may fix
     share_weights(model, group, device)
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
-    priced = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
+    chain = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
 
     def make() -> Distribution:
-        if priced is None:
+        if chain is None:
             assert plan is not None
             return plan if isinstance(plan, Distribution) else Distribution.load(plan)
-        chain, rows = priced
         whole = shard_replicas == "auto" and (several or loss is None)
         return distribution(
             chain,
             known,
-            rows,
+            rows_of(batch),
             objective="training" if loss is not None else "throughput",
             schedules=schedules,
             stages=stages,
@@ -205,8 +204,8 @@ def _chain(
     group: dist.ProcessGroup | None,
     machine: Machine,
     trained: bool,
-) -> tuple[Chain, int]:
-    """Return the units of a model, timed by all processes at the same time, and the number of rows of the batch.
+) -> Chain:
+    """Return the units of a model, timed by all processes at the same time.
 
     capture: the units for a number of rows. Units are timed on the first device. With several, all their seconds are
     scaled to those that autopar's planner predicts for the whole model on all devices.
@@ -227,13 +226,10 @@ def _chain(
     # Few rows may be captured as other operators.
     captures = [(own, given) for own, given in captures if own.names == captured.names]
     sizes = [own.rows for own, _ in captures]
-    measured: list[list[Times]] = [profile(own, given, device, trained) for own, given in captures]
+    measured = [profile(own, given, device, trained) for own, given in captures]
     part = share(captured, inputs, machine, trained)
     costs = [
-        [
-            _line(sizes, [times[at].forward_s * part for times in measured]),
-            _line(sizes, [times[at].backward_s * part for times in measured]),
-        ]
+        [_line(sizes, [times[at][way] * part for times in measured]) for way in (FORWARD, BACKWARD)]
         for at in range(len(measured[0]))
     ]
     told = gather((costs, added_bytes_per_s(device)), group)
@@ -241,26 +237,19 @@ def _chain(
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
     model = captured.model
     keys = {id(tensor): path for path, tensor in reversed([*model.named_parameters(remove_duplicate=False)])}
-    made = tuple(
-        _unit(captured, at, [by_name[kind][0][at] for kind in kinds], times, keys)
-        for at, times in enumerate(measured[-1])
-    )
+    made = []
+    for at, (name, (_, _, saved)) in enumerate(zip(captured.names, measured[-1])):
+        state = captured.state(captured.nodes[at])
+        forward, backward = (
+            tuple(RowCost(*by_name[kind][0][at][way]) for kind in kinds) for way in (FORWARD, BACKWARD)
+        )
+        weights = tuple((keys[id(tensor)], tensor.nbytes) for tensor in state if id(tensor) in keys)
+        rest = sum(tensor.nbytes for tensor in state if id(tensor) not in keys)
+        sent = sum(node.meta["val"].nbytes for node in captured.crossing[at + 1])
+        rows = captured.rows
+        made.append(Unit(name, forward, backward, weights, rest, saved / rows, sent / rows))
     added = tuple(by_name[kind][1] for kind in kinds)
-    return Chain(type(model).__name__, kinds, made, added_bytes_per_s=added).check(), rows
-
-
-def _unit(captured: Units, at: int, costs: Sequence[Any], times: Times, keys: Mapping[int, str]) -> Unit:
-    state = [*captured.state(captured.nodes[at])]
-    sent = sum(node.meta["val"].nbytes for node in captured.crossing(at + 1))
-    return Unit(
-        captured.names[at],
-        tuple(RowCost(*forward) for forward, _ in costs),
-        tuple(RowCost(*backward) for _, backward in costs),
-        tuple((keys[id(tensor)], tensor.nbytes) for _, tensor in state if id(tensor) in keys),
-        sum(tensor.nbytes for _, tensor in state if id(tensor) not in keys),
-        times.saved_bytes / captured.rows,
-        sent / captured.rows,
-    )
+    return Chain(type(model).__name__, kinds, tuple(made), added_bytes_per_s=added).check()
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
@@ -272,11 +261,7 @@ def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]
 
 def _sliced(batch: tuple[tuple[Any, ...], dict[str, Any]], rows: int) -> Any:
     """Return the first `rows` rows of a batch."""
-
-    def own(leaf: Any) -> Any:
-        return leaf[:rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
-
-    return pytree.tree_map(own, batch)
+    return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf[:rows] if leaf.dim() else leaf, batch)
 
 
 SMALL, LARGE = 8, 4 << 20
@@ -292,43 +277,38 @@ def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.devic
     pair; other links are assumed to be as fast as those of their ends. Every process of the group must call it.
     """
     count, rank = dist.get_world_size(group), dist.get_rank(group)
-    told = gather({"node": socket.gethostname(), "machine": encode(machine)}, group)
-    figures = torch.zeros(count, 2, dtype=torch.float64, device=device)
+    # A process alone sends nothing.
+    own = [0.0, 1.0]
     for src in range(count if count > 1 else 0):
-        figures[src] = _measured(src, (src + 1) % count, rank, group, device)
-    dist.all_reduce(figures, group=group)
-    # Where others disturbed the small messages, the large ones bound both.
-    ways = [(min(small, large), LARGE / max(large - small, large / 2)) for small, large in figures.tolist()]
-    hosts = tuple(
-        Host(f"rank {at}", decode(Machine, one["machine"], f"rank {at}"), rate, latency, network=one["node"])
-        for at, (one, (latency, rate)) in enumerate(zip(told, ways))
-    )
-    links = [Link(f"rank {a}", f"rank {b}", latency, rate, f"rank {a} out")
-             for a, (latency, rate) in enumerate(ways) for b in [(a + 1) % count] if count > 1]  # fmt: skip
-    return Hosts(hosts, tuple(links)).check()
+        dst = (src + 1) % count
+        dist.barrier(group)
+        if rank in (src, dst):
+            taken = [_message_s(src, dst, nbytes, group, device) for nbytes in ROUNDS]
+            own = taken if rank == src else own
+    told = gather({"node": socket.gethostname(), "machine": encode(machine), "seconds": own}, group)
+    hosts, links = [], []
+    for at, one in enumerate(told):
+        small, large = one["seconds"]
+        # Where others disturbed the small messages, the large ones bound both.
+        latency, rate = min(small, large), LARGE / max(large - small, large / 2)
+        name, other = f"rank {at}", f"rank {(at + 1) % count}"
+        hosts.append(Host(name, decode(Machine, one["machine"], name), rate, latency, network=one["node"]))
+        if count > 1:
+            links.append(Link(name, other, latency, rate, f"{name} out"))
+    return Hosts(tuple(hosts), tuple(links)).check()
 
 
-def _measured(
-    src: int, dst: int, rank: int, group: dist.ProcessGroup | None, device: torch.device
-) -> torch.Tensor:
-    """Return seconds of a small and a large message between two processes; zeros except on the first of them."""
-    dist.barrier(group)
-    result = torch.zeros(2, dtype=torch.float64, device=device)
-    if rank not in (src, dst):
-        return result
-    for column, size in enumerate((SMALL, LARGE)):
-        message = torch.zeros(size, dtype=torch.uint8, device=device)
-        least = float("inf")
-        for _ in range(ROUNDS[size]):
-            began = time.perf_counter()
-            for sender in (src, dst):
-                if rank == sender:
-                    dist.send(message, group=group, group_dst=dst if sender == src else src)
-                else:
-                    dist.recv(message, group=group, group_src=sender)
-            if device.type != "cpu":
-                torch.accelerator.synchronize(device)
-            least = min(least, (time.perf_counter() - began) / 2)
-        if rank == src:
-            result[column] = least
-    return result
+def _message_s(
+    src: int, dst: int, nbytes: int, group: dist.ProcessGroup | None, device: torch.device
+) -> float:
+    """Return the seconds of a message between two processes, half of a round trip; both of them call it."""
+    rank, message = dist.get_rank(group), torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+    def trip() -> None:
+        for sender, other in ((src, dst), (dst, src)):
+            if rank == sender:
+                dist.send(message, group=group, group_dst=other)
+            else:
+                dist.recv(message, group=group, group_src=sender)
+
+    return best(trip, str(device), ROUNDS[nbytes]) / 2

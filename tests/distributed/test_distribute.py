@@ -200,7 +200,6 @@ def _unequal(rank: int) -> tuple[float, dict[str, int]]:
     import autopar
     from autopar.costs.detect import detect
     from autopar.distributed import distribute
-    from autopar.distributed.pipeline.profile import Times
 
     model, x, y = made("mlp")
     expected = trained(copy.deepcopy(model), x, y, 5)
@@ -210,7 +209,7 @@ def _unequal(rank: int) -> tuple[float, dict[str, int]]:
 
     def profile(own, *_):
         seconds = 1e-2 * slower * own.rows
-        return [Times(seconds, 2 * seconds, 128 * own.rows)] * len(own.nodes)
+        return [(seconds, 2 * seconds, 128 * own.rows)] * len(own.nodes)
 
     distribute.profile = profile
     job = autopar.distribute(model, example_inputs=(x,), loss=loss, devices=machine, stages=2, replicas=1)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from autopar.distributed import distribute
-from autopar.distributed.pipeline.profile import Times
 from autopar.distributed.pipeline.report import share
 from autopar.distributed.pipeline.units import units
 from autopar.ir.hosts import Host, Hosts
@@ -68,13 +67,11 @@ def _chain(machine: Machine) -> Chain:
     model = Forked()
     return distribute._chain(
         lambda rows: units(model, (x[:rows],), {}), ((x,), {}), hosts, None, machine, False
-    )[0]
+    )
 
 
 def test_the_host_with_two_devices_gets_more_units(monkeypatch):
-    monkeypatch.setattr(
-        distribute, "profile", lambda own, *_: [Times(1e-5 * own.rows, 0.0, 0)] * len(own.nodes)
-    )
+    monkeypatch.setattr(distribute, "profile", lambda own, *_: [(1e-5 * own.rows, 0.0, 0)] * len(own.nodes))
     one, two = _chain(ONE), _chain(TWO)
     parts = {b.forward[0].per_row_s / a.forward[0].per_row_s for a, b in zip(one.units, two.units)}
     assert max(parts) == pytest.approx(min(parts)) and max(parts) < 0.9

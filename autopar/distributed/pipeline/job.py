@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ from ...errors import PlanError, RunError
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
 from ...planner.pipelines.simulation import predicted
-from .reduction import Shared, Sums
+from .reduction import Sums
 from .report import explained
-from .stages import ShardedStage, StageModule, owned, rows_as, sharded
+from .stages import rows_as, staged
 from .units import Units
 
 _SCHEDULES = {
@@ -31,8 +30,6 @@ _SCHEDULES = {
     "interleaved": pipelining.ScheduleInterleaved1F1B,
     "zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
 }
-
-Place = Callable[[nn.Module], nn.Module]
 
 
 class _InOnePiece(torch.autograd.Function):
@@ -60,8 +57,6 @@ class _Entry(nn.Module):
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
         found = self.stage(*map(_InOnePiece.apply, received), **inputs)
-        if isinstance(self.stage, ShardedStage):
-            return owned(found)
         return pytree.tree_map(torch.clone, found) if self.apart else found
 
 
@@ -112,32 +107,26 @@ class Distributed:
         loss: Callable[..., torch.Tensor] | None,
         group: dist.ProcessGroup | None,
         device: torch.device,
-        place: Place,
+        place: Callable[[nn.Module], nn.Module],
     ) -> None:
         self.plan, self.loss, self._device, self._group = plan, loss, device, group
-        grid = _grid(plan, dist.get_process_group_ranks(group or dist.group.WORLD))
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        rank = {host.name: rank for host, rank in zip(plan.hosts.hosts, ranks)}
+        grid = [[rank[name] for name in row] for row in plan.ranks]
         own = dist.get_rank()
         places = [(r, p) for r, row in enumerate(grid) for p, rank in enumerate(row) if rank == own]
         # A process that the plan leaves idle only waits for the loss.
         self.replica, self.position = places[0] if places else (-1, -1)
-        groups = _groups(grid)
-        self._chain = groups[self.replica] if places else None
-        modules: dict[int, StageModule | ShardedStage] = {
-            number: ShardedStage(units, stage, device)
-            if plan.sharded
-            else StageModule(units, stage.first, stage.stop, device)
-            for number, stage in enumerate(plan.stages)
-        }
+        # Every process makes all groups, as torch asks.
+        chains = [dist.new_group(row) for row in grid]
+        self._chain = chains[self.replica] if places else None
+        modules, whole = staged(units, plan, grid, self.position, device)
         self.stages = {n: module for n, module in modules.items() if plan.position(n) == self.position}
-        for module in self.stages.values():
-            module.to(device)
-        whole = sharded(modules, plan, grid, device, units.model) if plan.sharded else None
-        self._shared = _shared(modules, plan, grid, self.position, whole)
-        self._sums = Sums(self._shared, self.stages, plan.micro_batches)
+        self._sums = Sums(modules, plan, grid, self.position, whole)
         self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
         self._names = tuple(node.name for node in units.inputs)
-        self._targets: list[Any] = []
+        self._targets: tuple[Any, ...] = ()
         apart = plan.schedule == "zero-bubble"
         self._entries = {n: _Entry(place(module), apart) for n, module in self.stages.items()}
         self._spans: list[Span] = []
@@ -169,26 +158,15 @@ class Distributed:
                 "there is no loss to train with; give one: autopar.distribute(model, loss=criterion)"
             )
         inputs = self._inputs(args, kwargs)
-        rows = self._rows(target if isinstance(target, tuple) else (target,))
-        self._targets = self._chunks(rows) if self._has_last else []
+        targets = self._rows(target if isinstance(target, tuple) else (target,))
+        self._targets = targets if self._has_last else ()
         losses: list[torch.Tensor] = []
         marks = torch.arange(self.plan.micro_batches)
         self._spans.clear()
         began = time.perf_counter()
-        shared = [p for own in self._shared for p in own.parameters]
-        waiting = [parameter.grad for parameter in shared]
-        for parameter in shared:
-            # What waits is summed already.
-            parameter.grad = None
-        self._sums.begin()
-        if self._training is not None:
-            self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
-        self._sums.finish()
-        with torch.no_grad():
-            for parameter, before in zip(shared, waiting):
-                if before is not None and parameter.grad is not None:
-                    before.add_(parameter.grad)
-                    parameter.grad = before
+        with self._sums.step():
+            if self._training is not None:
+                self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
         total = torch.stack(losses).sum().detach() if self._has_last else torch.zeros((), device=self._device)
         total = total.to(torch.float64)
         dist.all_reduce(total, group=self._group)
@@ -267,8 +245,9 @@ class Distributed:
     def _scaled(self, output: Any, mark: torch.Tensor) -> torch.Tensor:
         """Return the loss of one micro-batch scaled to its share of the mean."""
         assert self.loss is not None
-        found = self.loss(self._last.answer(output), *self._targets[int(mark)])
-        return found / (self.plan.micro_batches * self.plan.replicas)
+        number, count = int(mark), self.plan.micro_batches
+        own = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.chunk(count)[number], self._targets)
+        return self.loss(self._last.answer(output), *own) / (count * self.plan.replicas)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return this replica's rows of the inputs that its stages need, by name."""
@@ -286,9 +265,7 @@ class Distributed:
         """Return this replica's rows of all tensors, on its device."""
         batch, share = self.plan.batch, self.plan.batch // self.plan.replicas
 
-        def own(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
+        def own(leaf: torch.Tensor) -> torch.Tensor:
             if leaf.dim() == 0 or leaf.shape[0] != batch:
                 raise PlanError(
                     f"a tensor of {list(leaf.shape)} where a batch of {batch} rows was planned; give batches of that "
@@ -296,55 +273,4 @@ class Distributed:
                 )
             return leaf[self.replica * share : (self.replica + 1) * share].to(self._device)
 
-        return pytree.tree_map(own, given)
-
-    def _chunks(self, given: Any) -> list[Any]:
-        """Return this replica's rows, split into micro-batches."""
-        leaves, spec = pytree.tree_flatten(given)
-        count = self.plan.micro_batches
-        cut = [leaf.chunk(count) if isinstance(leaf, torch.Tensor) else [leaf] * count for leaf in leaves]
-        return [pytree.tree_unflatten([parts[i] for parts in cut], spec) for i in range(count)]
-
-
-def _grid(plan: Distribution, ranks: Sequence[int]) -> list[list[int]]:
-    """Return the rank of each process of each replica."""
-    number = {host.name: rank for host, rank in zip(plan.hosts.hosts, ranks)}
-    return [[number[name] for name in row] for row in plan.ranks]
-
-
-def _groups(grid: Sequence[Sequence[int]]) -> list[dist.ProcessGroup]:
-    """Create a group for each replica's stages; every process creates all of them, as torch requires."""
-    return [dist.new_group(list(row)) for row in grid]
-
-
-def _shared(
-    modules: Mapping[int, StageModule | ShardedStage],
-    plan: Distribution,
-    grid: Sequence[Sequence[int]],
-    position: int,
-    whole: set[str] | None,
-) -> list[Shared]:
-    """Return what this process shares with others: each parameter with all its holders, in any stage or replica.
-
-    If `whole` is given, parameters are sharded over replicas, except the paths in `whole`: they are shared only with
-    other stages of the same replica.
-    """
-    holders: dict[str, set[int]] = {}
-    own: dict[str, nn.Parameter] = {}
-    for number, module in modules.items():
-        for name, parameter in module.named_parameters():
-            path = module.paths[name][0]
-            holders.setdefault(path, set()).add(plan.position(number))
-            if plan.position(number) == position:
-                own[path] = parameter
-    by: dict[tuple[tuple[int, ...], bool], list[str]] = {}
-    for path, positions in holders.items():
-        by.setdefault((tuple(sorted(positions)), whole is None or path in whole), []).append(path)
-    found = []
-    for (shared, everywhere), paths in sorted(by.items()):
-        rows = [[row[p] for p in shared] for row in grid]
-        for members in [[*chain(*rows)]] if everywhere else rows:
-            group = dist.new_group(sorted(members)) if len(members) > 1 else None
-            if group is not None and dist.get_rank() in members:
-                found.append(Shared(tuple(own[path] for path in paths), group, len(shared) == 1))
-    return found
+        return pytree.tree_map_only(torch.Tensor, own, given)

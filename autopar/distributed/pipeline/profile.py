@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -25,13 +24,10 @@ _ADDED_BYTES = 1 << 25
 """Bytes of the gradients added, more than most caches hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of a unit for a given number of rows, and bytes that its forward saves for the backward."""
-
-    forward_s: float
-    backward_s: float
-    saved_bytes: int
+Times: TypeAlias = tuple[float, float, int]
+"""Seconds of a unit's forward and backward for a given number of rows, and bytes that the forward saves."""
+FORWARD, BACKWARD = 0, 1
+"""Places of the two in `Times`."""
 
 
 def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> list[Times]:
@@ -47,12 +43,9 @@ def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: 
             forward_s, backward_s = _whole(units, inputs, device, trained)
         except torch.OutOfMemoryError:
             return found
-    longer = max(1.0, forward_s / sum(times.forward_s for times in found))
-    back = max(1.0, backward_s / (sum(times.backward_s for times in found) or math.inf))
-    return [
-        replace(times, forward_s=times.forward_s * longer, backward_s=times.backward_s * back)
-        for times in found
-    ]
+    longer = max(1.0, forward_s / sum(forward for forward, _, _ in found))
+    back = max(1.0, backward_s / (sum(backward for _, backward, _ in found) or math.inf))
+    return [(forward * longer, backward * back, saved) for forward, backward, saved in found]
 
 
 def added_bytes_per_s(device: torch.device) -> float:
@@ -69,17 +62,10 @@ def _whole(units: Units, inputs: Sequence[Any], device: torch.device, trained: b
     state = {
         path: _leaf(tensor, device) for path, tensor in (*stage.named_parameters(), *stage.named_buffers())
     }
-    leaves = [tensor for tensor in state.values() if tensor.requires_grad]
-    forward, backward = [], [0.0]
-    for turn in range(ROUNDS + 1):
-        made: list[torch.Tensor] = []
-        forward.append(_seconds(lambda: made.extend(functional_call(stage, state, (), given)), device))  # noqa: B023
-        ends = [tensor for tensor in made if tensor.requires_grad]
-        if trained and ends:
-            starts = [torch.ones_like(tensor) for tensor in ends]
-            call = partial(torch.autograd.grad, ends, leaves, starts, allow_unused=True)
-            backward[turn:] = [_seconds(call, device)]
-    return statistics.median(forward[1:]), statistics.median(backward[1:] or backward)
+    call = partial(functional_call, stage, state, (), given)
+    turns = [_turn(call, state.values(), device, trained) for _ in range(ROUNDS + 1)]
+    forward, backward = zip(*turns[1:])
+    return statistics.median(forward), statistics.median(backward)
 
 
 def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> Iterator[Times]:
@@ -93,48 +79,58 @@ def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: b
         elif node in units.anywhere:
             values[node] = _call(node, values, device)
         elif node in units.unit and units.nodes[units.unit[node]][0] is node:
-            one = _Unit(units.nodes[units.unit[node]], values, device)
-            yield one.timed(kept, asked if trained else None)
+            nodes = units.nodes[units.unit[node]]
+            forward, backward, saved = _unit(nodes, values, device, trained)
+            fresh = {_memory(tensor): tensor for tensor in saved if _memory(tensor) not in kept}
+            fresh = {key: tensor for key, tensor in fresh.items() if not isinstance(tensor, nn.Parameter)}
+            kept |= fresh
+            nbytes = sum(tensor.untyped_storage().nbytes() for tensor in fresh.values())
+            yield forward, max(0.0, backward - asked), nbytes
 
 
-class _Unit:
-    """A unit that runs alone: its `own` inputs are the start of an autograd graph."""
+def _unit(
+    nodes: Sequence[fx.Node], values: dict[fx.Node, Any], device: torch.device, trained: bool
+) -> tuple[float, float, list[torch.Tensor]]:
+    """Run a unit alone, and enter its results in `values`; return the least seconds of its forward and backward, and
+    the tensors that it saves."""
+    sources = {source for node in nodes for source in node.all_input_nodes if source not in nodes}
+    own = {source: _leaf(values[source], device) for source in sources}
+    turns, local, saved = [], dict(own), list[torch.Tensor]()
 
-    def __init__(self, nodes: Sequence[fx.Node], values: dict[fx.Node, Any], device: torch.device) -> None:
-        self.nodes, self.values, self.device = nodes, values, device
-        sources = {source for node in nodes for source in node.all_input_nodes if source not in nodes}
-        self.own = {source: _leaf(values[source], device) for source in sources}
-        self.saved: list[torch.Tensor] = []
+    def run() -> list[Any]:
+        for node in nodes:
+            local[node] = _call(node, local, device)
+        return [local[node] for node in nodes]
 
-    def timed(self, kept: dict[int, torch.Tensor], asked: float | None) -> Times:
-        """Return the times of the unit, and enter its values in `kept`; `asked`: overhead of an autograd call in
-        seconds, None: no gradients."""
-        forward, backward = [], [0.0]
-        for turn in range(ROUNDS):
-            local = dict(self.own)
-            self.saved.clear()
-            with saved_tensors_hooks(self._keep, lambda tensor: tensor):
-                forward.append(_seconds(partial(self._run, local), self.device))
-            made = [local[node] for node in self.nodes if isinstance(local[node], torch.Tensor)]
-            ends = [tensor for tensor in made if tensor.requires_grad]
-            if asked is not None and ends:
-                leaves = [t for t in self.own.values() if isinstance(t, torch.Tensor) and t.requires_grad]
-                starts = [torch.ones_like(tensor) for tensor in ends]
-                call = partial(torch.autograd.grad, ends, leaves, starts, allow_unused=True)
-                backward[turn:] = [max(0.0, _seconds(call, self.device) - asked)]
-        self.values.update({node: local[node] for node in self.nodes})
-        fresh = {_memory(tensor): tensor for tensor in self.saved if _memory(tensor) not in kept}
-        fresh = {key: tensor for key, tensor in fresh.items() if not isinstance(tensor, nn.Parameter)}
-        kept |= fresh
-        return Times(min(forward), min(backward), sum(t.untyped_storage().nbytes() for t in fresh.values()))
-
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.saved.append(tensor)
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
         return tensor
 
-    def _run(self, values: dict[fx.Node, Any]) -> None:
-        for node in self.nodes:
-            values[node] = _call(node, values, self.device)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        for _ in range(ROUNDS):
+            # Memory is freed before the clock starts.
+            saved.clear()
+            local = dict(own)
+            turns.append(_turn(run, own.values(), device, trained))
+    forward, backward = zip(*turns)
+    values.update({node: local[node] for node in nodes})
+    return min(forward), min(backward), saved
+
+
+def _turn(
+    call: Callable[[], Iterable[Any]], given: Iterable[Any], device: torch.device, trained: bool
+) -> tuple[float, float]:
+    """Return the seconds of a call, and of the backward from its results to those given tensors that need
+    gradients."""
+    made: list[Any] = []
+    forward_s = _seconds(lambda: made.extend(call()), device)
+    ends = [tensor for tensor in made if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+    if not trained or not ends:
+        return forward_s, 0.0
+    leaves = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+    starts = [torch.ones_like(tensor) for tensor in ends]
+    back = partial(torch.autograd.grad, ends, leaves, starts, allow_unused=True)
+    return forward_s, _seconds(back, device)
 
 
 def _asked(device: torch.device) -> float:

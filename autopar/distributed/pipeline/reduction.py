@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,19 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES
-
-
-@dataclass(frozen=True, eq=False)
-class Shared:
-    """Parameters held by several processes, whose gradients all of `group` sum in this order.
-
-    `whole`: each process of the group has every stage of its replica that uses them.
-    """
-
-    parameters: tuple[nn.Parameter, ...]
-    group: dist.ProcessGroup
-    whole: bool
+from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES, Distribution
+from ...transform.buckets import filled
+from .stages import Staged
 
 
 @dataclass(eq=False)
@@ -60,35 +50,66 @@ class _Bucket:
 
 
 class Sums:
-    """Sums of gradients that overlap with the backward, step after step.
+    """Sums of the gradients of a process's stages, which overlap with the backward, step after step.
 
     A gradient is final after the last backward of the only stage that uses its parameter. Buckets are filled from the
     last parameter of the last stage backwards and start in that order, the same in all processes of a group; buckets
     of parameters used by several stages come last. All processes must agree on which parameters require grad.
+
+    modules: the stages of all processes of a replica.
+    grid: rank of each process of each replica; this process is at `position` in one of them.
+    whole: paths of the parameters that sharded replicas keep whole; None: replicas are not sharded.
     """
 
-    def __init__(self, shared: Sequence[Shared], stages: Mapping[int, nn.Module], passes: int) -> None:
-        self._passes, self._left = passes, Counter[int]()
+    def __init__(
+        self,
+        modules: Mapping[int, Staged],
+        plan: Distribution,
+        grid: Sequence[Sequence[int]],
+        position: int,
+        whole: set[str] | None,
+    ) -> None:
+        stages = {n: module for n, module in modules.items() if plan.position(n) == position}
+        self._passes, self._left = plan.micro_batches, Counter[int]()
+        self._parameters: list[nn.Parameter] = []
         users = Counter(id(p) for module in stages.values() for p in module.parameters())
         self._early: list[list[_Bucket]] = []
         self._late: list[_Bucket] = []
         self._of: dict[int, tuple[_Bucket, list[_Bucket]]] = {}
-        for own in shared:
-            trained = [p for p in own.parameters if p.requires_grad]
-            early = [p for p in reversed(trained) if own.whole and users[id(p)] == 1]
-            queue = _buckets(early, own.group)
+        for parameters, group, one in _shared(modules, plan, grid, position, whole):
+            self._parameters += parameters
+            trained = [p for p in parameters if p.requires_grad]
+            early = [p for p in reversed(trained) if one and users[id(p)] == 1]
+            queue = _buckets(early, group)
             self._of |= {id(p): (bucket, queue) for bucket in queue for p in bucket.parameters}
             self._early.append(queue)
-            self._late += _buckets([p for p in trained if id(p) not in self._of], own.group)
+            self._late += _buckets([p for p in trained if id(p) not in self._of], group)
         self._own = {
             number: [p for p in module.parameters() if id(p) in self._of] for number, module in stages.items()
         }
 
-    def begin(self) -> None:
-        """Start a step with `passes` backwards of each stage, after which its gradients are final."""
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Wrap the backwards of a step, one of each stage for each micro-batch; then wait for all sums, and add the
+        gradients of earlier steps."""
+        before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            # What earlier steps have left is summed already.
+            parameter.grad = None
         self._left = Counter(dict.fromkeys(self._own, self._passes))
-        for bucket in (bucket for queue in self._early for bucket in queue):
+        early = [bucket for queue in self._early for bucket in queue]
+        for bucket in early:
             bucket.missing, bucket.work = {id(p) for p in bucket.parameters}, None
+        yield
+        for bucket in [bucket for bucket in early if bucket.work is None] + self._late:
+            bucket.start()
+        for bucket in early + self._late:
+            bucket.finish()
+        with torch.no_grad():
+            for parameter, gradient in zip(self._parameters, before):
+                if gradient is not None and parameter.grad is not None:
+                    gradient.add_(parameter.grad)
+                    parameter.grad = gradient
 
     @contextmanager
     def backward(self, stage: int) -> Iterator[None]:
@@ -105,14 +126,6 @@ class Sums:
         for parameter in own:
             self._final(parameter)
 
-    def finish(self) -> None:
-        """Start the remaining sums, and wait for all."""
-        late = [bucket for queue in self._early for bucket in queue if bucket.work is None] + self._late
-        for bucket in late:
-            bucket.start()
-        for bucket in [*(bucket for queue in self._early for bucket in queue), *self._late]:
-            bucket.finish()
-
     def _final(self, parameter: torch.Tensor) -> None:
         own, queue = self._of[id(parameter)]
         own.missing.discard(id(parameter))
@@ -121,22 +134,46 @@ class Sums:
                 bucket.start()
 
 
+def _shared(
+    modules: Mapping[int, Staged],
+    plan: Distribution,
+    grid: Sequence[Sequence[int]],
+    position: int,
+    whole: set[str] | None,
+) -> list[tuple[list[nn.Parameter], dist.ProcessGroup, bool]]:
+    """Return the parameters that this process shares with other stages or replicas: those with the same holders
+    together, the group of all these, and whether only one position has them."""
+    holders: defaultdict[str, set[int]] = defaultdict(set)
+    own: dict[str, nn.Parameter] = {}
+    for number, module in modules.items():
+        for name, parameter in module.named_parameters():
+            path = module.paths[name][0]
+            holders[path].add(plan.position(number))
+            if plan.position(number) == position:
+                own[path] = parameter
+    by: defaultdict[tuple[tuple[int, ...], bool], list[str]] = defaultdict(list)
+    for path, positions in holders.items():
+        by[tuple(sorted(positions)), whole is None or path in whole].append(path)
+    found = []
+    for (shared, everywhere), paths in sorted(by.items()):
+        rows = [[row[p] for p in shared] for row in grid]
+        # Each replica by itself where replicas are sharded.
+        for members in [[*itertools.chain(*rows)]] if everywhere else rows:
+            group = dist.new_group(sorted(members)) if len(members) > 1 else None
+            if group is not None and dist.get_rank() in members:
+                found.append(([own[path] for path in paths], group, len(shared) == 1))
+    return found
+
+
 def _local(gradient: torch.Tensor) -> torch.Tensor:
     """Return this process's part of a gradient, in the same memory."""
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _buckets(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[_Bucket]:
-    """Group parameters of equal dtype and device, in order, into buckets of limited bytes."""
-    found: list[_Bucket] = []
-    size = 0
-    for parameter in parameters:
-        nbytes = parameter.numel() * parameter.element_size()
-        last = found[-1].parameters[-1] if found else None
-        alike = last is not None and (last.dtype, last.device) == (parameter.dtype, parameter.device)
-        if not alike or size + nbytes > (BUCKET_BYTES if len(found) > 1 else FIRST_BUCKET_BYTES):
-            found.append(_Bucket([], group))
-            size = 0
-        found[-1].parameters.append(parameter)
-        size += nbytes
-    return found
+    """Group parameters of equal dtype and device, in order, into buckets of limited bytes, the first one of fewer."""
+    items = [((p.dtype, p.device), p.nbytes, p) for p in parameters]
+    first = filled(items, FIRST_BUCKET_BYTES)[:1]
+    begun = {id(p) for bucket in first for p in bucket}
+    rest = filled((item for item in items if id(item[2]) not in begun), BUCKET_BYTES)
+    return [_Bucket(bucket, group) for bucket in first + rest]

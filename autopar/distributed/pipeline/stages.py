@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -41,13 +41,14 @@ class StageModule(fx.GraphModule):
         root, graph, state = nn.Module(), fx.Graph(), dict[str, fx.Node]()
         is_last = stop == len(units.nodes)
         nodes = [node for unit in units.nodes[first:stop] for node in unit]
-        received = units.crossing(first)
-        returned: Any = pytree.tree_leaves(units.output.args[0]) if is_last else units.crossing(stop)
+        received = units.crossing[first]
+        returned: Any = pytree.tree_leaves(units.output.args[0]) if is_last else units.crossing[stop]
         needed = units.needed([*nodes, *([units.output] if is_last else [])], [*nodes, *received])
         needs = tuple(node.name for node in needed if node.op == "placeholder")
         made = _given(graph, received, needs, units, any(map(_in_place, nodes)))
+        own = {*needed, *nodes}
         for node in units.graph.graph.nodes:
-            if node.op == "placeholder" or not (node in needed or node in nodes):
+            if node.op == "placeholder" or node not in own:
                 continue
             if node.op == "get_attr":
                 state[str(node.target)] = node
@@ -81,7 +82,7 @@ class StageModule(fx.GraphModule):
 
 
 def _given(
-    graph: fx.Graph, received: tuple[fx.Node, ...], needs: tuple[str, ...], units: Units, copied: bool
+    graph: fx.Graph, received: Sequence[fx.Node], needs: Sequence[str], units: Units, copied: bool
 ) -> dict[fx.Node, fx.Node]:
     """Return the nodes for what the stage receives, by the nodes they replace.
 
@@ -121,7 +122,7 @@ def located(arguments: Any, device: torch.device) -> Any:
     return map_aggregate(arguments, lambda leaf: device if isinstance(leaf, torch.device) else leaf)
 
 
-class ShardedStage(nn.Module):
+class _ShardedStage(nn.Module):
     """A stage of one `StageModule` for each group of units, whose parameters are gathered while the group runs.
 
     It is called like a `StageModule`. A parameter used by several groups belongs to the stage itself, which gathers it
@@ -144,10 +145,10 @@ class ShardedStage(nn.Module):
         self.train(units.model.training)
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
-        """Run the groups in order."""
+        """Run the groups in order. Views lose the hooks of FSDP2 when they are written in place: copy these."""
         for group in self._order:
             received = group(*received, **{name: inputs[name] for name in group.needs})
-        return received
+        return tuple(out.clone() if out._base is not None else out for out in received)
 
     def shard(self, model: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> None:
         """Keep only this process's rows of each parameter that is not in `whole`, as a DTensor, here and in the model.
@@ -164,17 +165,32 @@ class ShardedStage(nn.Module):
             for path in self.paths[name]:
                 owner, _, last = path.rpartition(".")
                 model.get_submodule(owner).register_parameter(last, parameter)
-        # Groups write no view that they are given, and `owned` copies those that the loss could.
+        # Groups write no view that they are given, and `forward` copies those that the loss could.
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(FSDP\w*Stage\) returned a view")
 
 
-def owned(outputs: Any) -> Any:
-    """Return the outputs of a sharded stage without views, whose hooks are lost when they are written in place."""
-    return tuple(out.clone() if out._base is not None else out for out in outputs)
+Staged: TypeAlias = StageModule | _ShardedStage
 
 
-def sharded(
-    stages: Mapping[int, StageModule | ShardedStage],
+def staged(
+    units: Units, plan: Distribution, grid: Sequence[Sequence[int]], position: int, device: torch.device
+) -> tuple[dict[int, Staged], set[str] | None]:
+    """Return all stages of a plan, those at this process's `position` on its device, and shard them over the replicas
+    in `grid` if the plan does; then also the paths of the parameters that each replica keeps whole, else None."""
+    modules: dict[int, Staged] = {
+        number: _ShardedStage(units, stage, device)
+        if plan.sharded
+        else StageModule(units, stage.first, stage.stop, device)
+        for number, stage in enumerate(plan.stages)
+    }
+    for number, module in modules.items():
+        if plan.position(number) == position:
+            module.to(device)
+    return modules, _sharded(modules, plan, grid, device, units.model) if plan.sharded else None
+
+
+def _sharded(
+    stages: Mapping[int, Staged],
     plan: Distribution,
     grid: Sequence[Sequence[int]],
     device: torch.device,
@@ -210,7 +226,7 @@ def sharded(
         if dist.get_rank() in column:
             mesh = DeviceMesh.from_group(group, device.type)
             for number, stage in stages.items():
-                if plan.position(number) == position and isinstance(stage, ShardedStage):
+                if plan.position(number) == position and isinstance(stage, _ShardedStage):
                     stage.shard(model, mesh, {*whole.values()})
     return {*whole}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -45,27 +45,19 @@ class Units:
         return next(node for node in reversed(self.graph.graph.nodes) if node.op == "output")
 
     @cached_property
-    def _crossing(self) -> list[tuple[fx.Node, ...]]:
+    def crossing(self) -> list[list[fx.Node]]:
+        """For each cut, in order, the tensors made before the unit of that number and read by it or later; the
+        model's outputs are read at its end."""
         sent: list[list[fx.Node]] = [[] for _ in range(len(self.nodes) + 1)]
+        # What any stage may compute reads nothing that a unit makes.
+        place = {**self.unit, self.output: len(self.nodes) - 1}
         for at, nodes in enumerate(self.nodes):
             for node in nodes:
-                if not isinstance(node.meta.get("val"), torch.Tensor):
-                    continue
-                last = max((self._place(user) for user in node.users), default=at)
-                for cut in range(at + 1, last + 1):
-                    sent[cut].append(node)
-        return [tuple(nodes) for nodes in sent]
-
-    def crossing(self, cut: int) -> tuple[fx.Node, ...]:
-        """Return, in order, the tensors made before unit `cut` and read by it or later; the model's outputs are read
-        at its end."""
-        return self._crossing[cut]
-
-    def _place(self, user: fx.Node) -> int:
-        if user.op == "output":
-            return len(self.nodes) - 1
-        # What any stage may compute reads nothing that a unit makes.
-        return self.unit[user]
+                if isinstance(node.meta.get("val"), torch.Tensor):
+                    last = max((place[user] for user in node.users), default=at)
+                    for cut in range(at + 1, last + 1):
+                        sent[cut].append(node)
+        return sent
 
     def needed(self, nodes: Sequence[fx.Node], given: Sequence[fx.Node]) -> list[fx.Node]:
         """Return, in order, the inputs and state that `nodes` read, directly or through nodes of `anywhere`, except
@@ -101,14 +93,10 @@ class Units:
             found.setdefault(id(tensor), []).append(path)
         return found
 
-    def state(self, nodes: Sequence[fx.Node]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (path, tensor) of the parameters, buffers and constants that nodes read, each path once."""
-        seen = set()
-        for node in nodes:
-            for source in node.all_input_nodes:
-                if source.op == "get_attr" and source.target not in seen:
-                    seen.add(source.target)
-                    yield str(source.target), self.tensor(source)
+    def state(self, nodes: Sequence[fx.Node]) -> list[torch.Tensor]:
+        """Return the parameters, buffers and constants that nodes read, each path once."""
+        sources = (source for node in nodes for source in node.all_input_nodes if source.op == "get_attr")
+        return [self.tensor(source) for source in {str(source.target): source for source in sources}.values()]
 
 
 def rows_of(batch: Any) -> int:
@@ -158,9 +146,7 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
         )
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
-    return Units(
-        model, graph, tuple(map(tuple, chain)), anywhere, inputs, rows, spec, at
-    )  # fmt: skip
+    return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, rows, spec, at)
 
 
 def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
