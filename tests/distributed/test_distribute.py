@@ -52,6 +52,11 @@ def test_steps_are_those_of_one_process_by_one_plan(count, name, options):
     assert all(predicted > 0 for *_, predicted in found)
 
 
+def test_a_job_of_one_process_needs_no_link():
+    ((difference, *_),) = ranks(1, _distributed, "mlp", {})
+    assert difference < 1e-12
+
+
 def _after_an_idle_one(rank: int) -> tuple[int, float]:
     """Stages of this process in a first job, and the largest difference of losses of a second one to one process."""
     import autopar
