@@ -141,15 +141,9 @@ def difference(facts: list[dict[str, str]]) -> str:
 def _code(code: Any) -> str:
     """Return a short digest of a function's bytecode, names and constants, without its file and lines."""
 
-    def parts(code: Any) -> Any:
-        constants = [
-            parts(item)
-            if hasattr(item, "co_code")
-            else sorted(map(repr, item))
-            if isinstance(item, frozenset)
-            else repr(item)
-            for item in code.co_consts
-        ]
-        return [code.co_code.hex(), code.co_names, code.co_varnames, constants]
+    def parts(item: Any) -> Any:
+        if hasattr(item, "co_code"):
+            return [item.co_code.hex(), item.co_names, item.co_varnames, [*map(parts, item.co_consts)]]
+        return sorted(map(repr, item)) if isinstance(item, frozenset) else repr(item)
 
     return hashlib.sha256(json.dumps(parts(code)).encode()).hexdigest()[:8] if code is not None else "of C"

@@ -196,12 +196,12 @@ class Distributed:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (path in the model, parameter) of this process's stages, each once."""
-        seen = set()
-        for module in self.stages.values():
-            for name, parameter in module.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield module.paths[name][0], parameter
+        found = {
+            id(parameter): (module.paths[name][0], parameter)
+            for module in self.stages.values()
+            for name, parameter in module.named_parameters()
+        }
+        return iter(found.values())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers of this process's stages under all their paths in the model."""

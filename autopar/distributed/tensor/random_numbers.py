@@ -7,6 +7,8 @@ ones again.
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,22 +23,22 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 
 def draw_apart(module: nn.Module, rank: int) -> None:
     """Make a dropout module draw different numbers on each rank; the common generator advances by one number."""
-    before: list[list[torch.Tensor]] = []
+    module.forward = partial(_forward, module, rank=rank)
 
-    def begin(module: nn.Module, args: Any) -> None:
-        if module.training:
-            device = args[0].device
-            # From the CPU's, which all ranks draw from alike.
-            seed = int(torch.randint(_SEEDS, ()))
-            before.append(_states(device))
-            torch.manual_seed(seed ^ (rank + 1))
 
-    def end(_: nn.Module, args: Any, __: Any) -> None:
-        if before:
-            _restore(before.pop(), args[0].device)
+def _forward(module: nn.Module, given: torch.Tensor, *, rank: int) -> Any:
+    if not module.training:
+        return type(module).forward(module, given)
+    # From the CPU's, which all ranks draw from alike.
+    seed = int(torch.randint(_SEEDS, ()))
+    with restored(given.device):
+        torch.manual_seed(seed ^ (rank + 1))
+        return type(module).forward(module, given)
 
-    module.register_forward_pre_hook(begin)
-    module.register_forward_hook(end, always_call=True)
+
+def restored(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context that restores the generators of the CPU and of a device."""
+    return torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
 
 
 def agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -51,7 +53,9 @@ def agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.de
         sent = state.to(device)
         dist.broadcast(sent, dist.get_global_rank(group, 0), group=group)
         state.copy_(sent)
-    _restore(states, device)
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.get_device_module(device).set_rng_state(state, device)
 
     def look(module: nn.Module, _: Any) -> None:
         if not module.training:
@@ -73,9 +77,3 @@ def _states(device: torch.device) -> list[torch.Tensor]:
     """Return the generator states of the CPU and of an accelerator."""
     apart = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
     return [torch.get_rng_state(), *apart]
-
-
-def _restore(states: list[torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.get_device_module(device).set_rng_state(state, device)

@@ -25,7 +25,7 @@ from ...pipeline.compare import apart, difference, error, limit
 from ..messages import gather, made_by_first, share_weights
 from .channels import CONVOLUTIONS
 from .plan import TensorGroup, TensorPlan, in_mode, tensor_plan
-from .random_numbers import agree_on_random
+from .random_numbers import agree_on_random, restored
 from .ring import measured_dispatch, measured_link, slowest_link
 from .shards import split
 
@@ -228,9 +228,7 @@ class _Answers:
         return ""
 
     def _ask(self) -> dict[str, Any]:
-        devices = [] if self.device.type == "cpu" else [self.device]
-        drawn = torch.random.fork_rng(devices, device_type=self.device.type)
-        with in_mode(self.model, False), drawn:
+        with in_mode(self.model, False), restored(self.device):
             with torch.no_grad():
                 served = self._called()
             with torch.enable_grad():
