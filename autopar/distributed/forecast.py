@@ -163,7 +163,8 @@ def forecast(  # noqa: PLR0913 - what users may fix
     kept = 2.0 * (kept + 1) if model.dtype in MASTER and optimizer != "none" else kept
     best: tuple[Distribution, int, bool] | None = None
     refused: list[AutoparError] = []
-    for group in [tensor] if tensor else _groups(hosts):
+    most = max(len(compute_devices(host.machine)) for host in hosts.hosts)
+    for group in [tensor] if tensor else [1 << power for power in range(most.bit_length())]:
         try:
             chain, members = _priced(model, hosts, group)
         except DeviceError as error:
@@ -186,12 +187,6 @@ def forecast(  # noqa: PLR0913 - what users may fix
     if best is None:
         raise refused[-1]
     return _told(model, hosts, best, time.perf_counter() - begin)
-
-
-def _groups(hosts: Hosts) -> list[int]:
-    """Return the powers of two up to the number of accelerators of the largest host."""
-    most = max(len(compute_devices(host.machine)) for host in hosts.hosts)
-    return [1 << power for power in range(most.bit_length())]
 
 
 def _priced(model: _Model, hosts: Hosts, group: int) -> tuple[Chain, tuple[Process, ...]]:

@@ -304,10 +304,8 @@ def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _kind_of(task: Task) -> type[nn.Module]:
-    for kind, target in zip(CONVOLUTIONS, TARGETS):
-        if task.target.startswith(target):
-            return kind
-    return nn.Embedding if task.target == EMBEDDING else nn.Linear
+    other = nn.Embedding if task.target == EMBEDDING else nn.Linear
+    return next((kind for kind, name in zip(CONVOLUTIONS, TARGETS) if task.target.startswith(name)), other)
 
 
 def _alike(groups: Sequence[TensorGroup]) -> Iterator[tuple[TensorGroup, int]]:
