@@ -1,4 +1,5 @@
-"""JSON between the ranks of a process group; what rank 0 makes, and its weights, on all ranks; ranks in words."""
+"""JSON between the ranks of a process group, in bytes, never a pickle; what rank 0 makes, and its weights, on all
+ranks; ranks in words."""
 
 from __future__ import annotations
 
@@ -42,9 +43,13 @@ def broadcast(data: Any, group: Group = None) -> Any:
     """Return the `data` of rank 0 on every rank; the `data` of the others is ignored."""
     if size_of(group) == 1:
         return data
-    text = [json.dumps(data)]
-    dist.broadcast_object_list(text, group=group, group_src=0)
-    return json.loads(text[0])
+    device, first = device_of(group), rank_of(group) == 0
+    sent = _tensor(data, device) if first else torch.empty(0, dtype=torch.uint8)
+    count = torch.tensor([sent.numel()], device=device)
+    dist.broadcast(count, group=group, group_src=0)
+    buffer = sent if first else torch.empty(int(count), dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, group=group, group_src=0)
+    return _data(buffer)
 
 
 def made_by_first(make: Callable[[], Any], group: Group = None) -> Any:
@@ -87,14 +92,23 @@ def share_weights(model: nn.Module, group: Group, device: torch.device) -> None:
 def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[Any]:
     """Return the data of each rank, in rank order: on every rank if `everywhere`, else on rank 0, with nothing on
     others."""
-    if size_of(group) == 1:
+    ranks = size_of(group)
+    if ranks == 1:
         return [data]
-    texts = [""] * size_of(group) if everywhere or rank_of(group) == 0 else []
+    device = device_of(group)
+    sent = _tensor(data, device)
+    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
+    dist.all_gather(counts, torch.tensor([sent.numel()], device=device), group=group)
+    longest = max(map(int, counts))
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: sent.numel()] = sent
+    here = everywhere or rank_of(group) == 0
+    buffers = [torch.empty_like(padded) for _ in range(ranks)] if here else []
     if everywhere:
-        dist.all_gather_object(texts, json.dumps(data), group=group)
+        dist.all_gather(buffers, padded, group=group)
     else:
-        dist.gather_object(json.dumps(data), texts or None, group=group, group_dst=0)
-    return list(map(json.loads, texts))
+        dist.gather(padded, buffers or None, group=group, group_dst=0)
+    return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
 
 
 def named(ranks: Sequence[int]) -> str:
@@ -107,3 +121,11 @@ def named(ranks: Sequence[int]) -> str:
     )
     listed = f"{', '.join(others)} and {last}" if others else last
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def _tensor(data: Any, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8).to(device)
+
+
+def _data(buffer: torch.Tensor) -> Any:
+    return json.loads(bytes(buffer.cpu().numpy()))
