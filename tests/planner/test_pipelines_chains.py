@@ -9,9 +9,12 @@ from chains import even_chain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.ir.device import Link
 from autopar.planner.pipelines import Chain
 from autopar.planner.pipelines.chain import recomputed, tensor_parallel
-from autopar.planner.pipelines.grid import Way, all_reduce_s
+from autopar.planner.pipelines.grid import all_reduce_s
+
+FREE = Link("a", "b", 0.0, 1e30, None)
 
 
 def layered(layers: int, each: int) -> Chain:
@@ -41,8 +44,8 @@ def test_recomputed_layers_save_their_input_and_take_their_forward_again(layers,
 
 @given(st.integers(1, 4), st.sampled_from([2, 4, 8]))
 def test_a_group_shares_work_weights_and_saved_bytes_of_divisible_units(layers, group):
-    chain, free = layered(layers, 3), Way(0.0, 1e30, "")
-    shared = tensor_parallel(chain, group, free)
+    chain = layered(layers, 3)
+    shared = tensor_parallel(chain, group, FREE)
     for old, new in zip(chain.units, shared.units):
         parts = group if old.divisible else 1
         assert new.forward[0].per_row_s == pytest.approx(old.forward[0].per_row_s / parts)
@@ -50,14 +53,16 @@ def test_a_group_shares_work_weights_and_saved_bytes_of_divisible_units(layers, 
         assert new.saved_bytes == pytest.approx(old.saved_bytes / parts)
         assert new.crossing_bytes == old.crossing_bytes
         assert [n * parts for _, n in new.weights] == [n for _, n in old.weights]
-    assert tensor_parallel(chain, 1, free) is chain
+    assert tensor_parallel(chain, 1, FREE) is chain
 
 
 @given(st.sampled_from([2, 4, 8]), st.floats(1e-6, 1e-4), st.floats(1e6, 1e9))
 def test_sums_of_a_group_are_in_the_forward_and_in_the_backward(group, latency, rate):
     chain = layered(2, 3)
-    way, free = Way(latency, rate, ""), Way(0.0, 1e30, "")
-    slow, quick = tensor_parallel(chain, group, way), tensor_parallel(chain, group, free)
+    slow, quick = (
+        tensor_parallel(chain, group, Link("a", "b", latency, rate, None)),
+        tensor_parallel(chain, group, FREE),
+    )
     rows, sums = 5, sum(unit.sum_bytes > 0 for unit in chain.units)
     once = all_reduce_s(group, rows * 1000.0, latency, rate)
     for word in ("forward", "backward"):

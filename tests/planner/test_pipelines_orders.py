@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from autopar import PlanError
 from autopar.ir.distribution import SCHEDULES
-from autopar.planner.pipelines.orders import Action, forwards, in_flight, orders, refusal
+from autopar.planner.pipelines.options import Option
+from autopar.planner.pipelines.orders import Action, in_flight, orders, refusal
 
 SHAPES = st.tuples(st.sampled_from(SCHEDULES), st.integers(1, 7), st.integers(1, 4), st.integers(1, 24))
 
@@ -21,10 +22,10 @@ class _Recorder:
         self.noted: list[Action] = []
 
     def forward_one_chunk(self, micro_batch, *_, **__):
-        self.noted.append(Action("F", self.stage_index, micro_batch))
+        self.noted.append(("F", self.stage_index, micro_batch))
 
     def backward_one_chunk(self, micro_batch, *_, **__):
-        self.noted.append(Action("B", self.stage_index, micro_batch))
+        self.noted.append(("B", self.stage_index, micro_batch))
 
     def __getattr__(self, name):
         return lambda *_, **__: []
@@ -58,7 +59,7 @@ def calculated(schedule: str, positions: int, chunks: int, micro_batches: int) -
     run.microbatches_per_round = micro_batches // run.number_of_rounds
     return [
         [
-            Action(action.computation_type.value, action.stage_index, action.microbatch_index)
+            (action.computation_type.value, action.stage_index, action.microbatch_index)
             for action in run._calculate_single_rank_operations(position)
             if action is not None
         ]
@@ -92,30 +93,30 @@ def test_each_pass_is_there_once_and_behind_those_it_needs(shape):
     made = orders(*shape)
     backward = "IW" if schedule == "zero-bubble" else "B"
     wanted = {
-        Action(what, stage, m)
+        (what, stage, m)
         for what in "F" + backward
         for stage in range(positions * chunks)
         for m in range(micro_batches)
     }
     assert sorted(action for order in made for action in order) == sorted(wanted)
     for position, order in enumerate(made):
-        assert all(action.stage % positions == position for action in order)
+        assert all(stage % positions == position for _, stage, _ in order)
         place = {action: number for number, action in enumerate(order)}
-        for action, number in place.items():
-            for before in {"B": "F", "I": "F", "W": "I"}.get(action.what, ""):
-                assert place[action._replace(what=before)] < number
+        for (what, stage, m), number in place.items():
+            for before in {"B": "F", "I": "F", "W": "I"}.get(what, ""):
+                assert place[before, stage, m] < number
 
 
 def walked(order: list[Action], positions: int, chunks: int) -> list[list[int]]:
     """Micro-batches in flight of each chunk, behind each forward of a process."""
     now, found = [0] * chunks, []
-    apart = any(action.what == "W" for action in order)
-    for action in order:
-        if action.what == "F":
-            now[action.stage // positions] += 1
+    apart = any(what == "W" for what, _, _ in order)
+    for what, stage, _ in order:
+        if what == "F":
+            now[stage // positions] += 1
             found.append([*now])
-        elif action.what == ("W" if apart else "B"):
-            now[action.stage // positions] -= 1
+        elif what == ("W" if apart else "B"):
+            now[stage // positions] -= 1
     return found
 
 
@@ -140,8 +141,8 @@ def test_1f1b_holds_no_more_micro_batches_than_stages_behind(positions, micro_ba
 
 
 def test_inference_is_the_forwards_alone():
-    assert forwards(2, 3) == [[Action("F", stage, m) for m in range(3)] for stage in range(2)]
-    assert str(Action("F", 1, 2)) == "1F2"
+    served = Option(1, 2, 1, 3, "gpipe", 1, trained=False)
+    assert served.orders() == [[("F", stage, m) for m in range(3)] for stage in range(2)]
 
 
 @pytest.mark.parametrize(

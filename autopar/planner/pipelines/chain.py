@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PlanError
-from .grid import Way, all_reduce_s
+from ...ir.device import Link
+from .grid import all_reduce_s
 
 Numbers: TypeAlias = NDArray[np.float64]
 
@@ -30,6 +31,10 @@ class RowCost(NamedTuple):
     def seconds(self, rows: float) -> float:
         """Return the seconds of `rows` rows."""
         return self.fixed_s + self.per_row_s * rows
+
+    def plus(self, other: RowCost) -> RowCost:
+        """Return the cost of both, one after the other."""
+        return RowCost(self.fixed_s + other.fixed_s, self.per_row_s + other.per_row_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +131,15 @@ class Chain:
     @cached_property
     def _costs(self) -> dict[str, NDArray[np.float64]]:
         """Prefix sums over the units of the figures of `RowCost`: (kinds, units + 1, 2)."""
-        found = {}
-        for word in ("forward", "backward", "weight"):
-            rows = []
-            for unit in self.units:
-                costs = unit.forward if word == "forward" else unit.backward
-                share = unit.weight_share if word == "weight" else 1.0
-                each = costs if len(costs) == len(self.kinds) else costs * len(self.kinds)
-                rows.append([(cost.fixed_s * share, cost.per_row_s * share) for cost in each])
-            sums = np.zeros((len(self.kinds), len(self.units) + 1, 2))
-            np.cumsum(np.array(rows).transpose(1, 0, 2), axis=1, out=sums[:, 1:])
-            found[word] = sums
-        return found
+        count, shares = len(self.kinds), np.array([unit.weight_share for unit in self.units])
+        forward = np.array([_each(unit.forward, count) for unit in self.units], float)
+        backward = np.array([_each(unit.backward, count) for unit in self.units], float)
+        costs = {"forward": forward, "backward": backward, "weight": backward * shares[:, None, None]}
+        none = np.zeros((count, 1, 2))
+        return {
+            word: np.concatenate((none, own.transpose(1, 0, 2).cumsum(axis=1)), axis=1)
+            for word, own in costs.items()
+        }
 
     def upto(self, what: str, kind: int, rows: float) -> Numbers:
         """Return the seconds of all units before each position; `what` is `forward`, `backward`, or `weight` (the
@@ -215,6 +217,11 @@ def _bytes(unit: Unit) -> list[int]:
     return [nbytes for _, nbytes in unit.weights]
 
 
+def _each(costs: tuple[RowCost, ...], count: int) -> tuple[RowCost, ...]:
+    """Return the costs of each of `count` kinds, from one for all or one for each."""
+    return costs * (count // len(costs))
+
+
 def recomputed(chain: Chain) -> Chain:
     """Recompute each repeated layer in the backward, so that only its input is saved (Chen et al., "Training deep nets
     with sublinear memory cost", 2016). During recomputation, one layer's saved values are alive."""
@@ -225,7 +232,9 @@ def recomputed(chain: Chain) -> Chain:
         if block:
             scratch = max(scratch, sum(unit.saved_bytes for unit in own))
             for number, unit in enumerate(own):
-                both = tuple(_added(b, f) for b, f in _pairs(unit))
+                count = max(len(unit.backward), len(unit.forward))
+                again = zip(_each(unit.backward, count), _each(unit.forward, count))
+                both = tuple(backward.plus(forward) for backward, forward in again)
                 kept = 0.0 if number else before
                 share = unit.weight_share * _share(unit.backward, both)
                 units.append(replace(unit, backward=both, saved_bytes=kept, weight_share=share))
@@ -235,7 +244,7 @@ def recomputed(chain: Chain) -> Chain:
     return replace(chain, units=tuple(units), scratch_bytes=scratch)
 
 
-def tensor_parallel(chain: Chain, group: int, link: Way) -> Chain:
+def tensor_parallel(chain: Chain, group: int, link: Link) -> Chain:
     """Divide the divisible units of a chain over `group` accelerators joined by links like `link`.
 
     Pairs of a column and a row product (Shoeybi et al., "Megatron-LM", 2019): an attention layer and an MLP sum their
@@ -246,7 +255,7 @@ def tensor_parallel(chain: Chain, group: int, link: Way) -> Chain:
     return replace(chain, units=tuple(_shared(unit, group, link) for unit in chain.units))
 
 
-def _shared(unit: Unit, group: int, link: Way) -> Unit:
+def _shared(unit: Unit, group: int, link: Link) -> Unit:
     if not unit.divisible:
         return unit
     latency = 2 * (group - 1).bit_length() * link.latency_s if unit.sum_bytes else 0.0
@@ -266,19 +275,6 @@ def _shared(unit: Unit, group: int, link: Way) -> Unit:
         saved_bytes=unit.saved_bytes / group,
         weight_share=unit.weight_share * plain,
     )
-
-
-def _pairs(unit: Unit) -> list[tuple[RowCost, RowCost]]:
-    """Return backward and forward costs of each kind."""
-    count = max(len(unit.backward), len(unit.forward))
-    return [
-        (unit.backward[min(k, len(unit.backward) - 1)], unit.forward[min(k, len(unit.forward) - 1)])
-        for k in range(count)
-    ]
-
-
-def _added(a: RowCost, b: RowCost) -> RowCost:
-    return RowCost(a.fixed_s + b.fixed_s, a.per_row_s + b.per_row_s)
 
 
 def _share(part: tuple[RowCost, ...], whole: tuple[RowCost, ...]) -> float:

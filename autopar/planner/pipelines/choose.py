@@ -4,8 +4,10 @@ candidates."""
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import count
 
 from ...errors import MemoryCapError, PlanError
@@ -14,8 +16,8 @@ from ...ir.hosts import Hosts
 from ...system.process import uncollected
 from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
-from .grid import Grid, Process, grids, processes
-from .options import Asked, Option, options
+from .grid import Process, grids, processes
+from .options import Asked, options
 from .pricing import Priced, Setup
 
 TRIES = 4
@@ -63,21 +65,19 @@ def distribution(  # noqa: PLR0913 - what users may fix
 
     Raises PlanError for impossible numbers, and if nothing is below `below`; MemoryCapError if nothing fits.
     """
-    found = tuple(members) if members is not None else processes(hosts)
-    cap = None if memory is None else parse_bytes(memory)
+    found = processes(hosts) if members is None else members
+    if memory is not None:
+        cap = parse_bytes(memory)
+        found = [replace(process, memory_bytes=cap) for process in found]
     asked = Asked(batch, objective, tuple(schedules), micro_batches, replicas, stages, rows, shard_replicas)
     asked.check(len(found), len(chain.check().units))
-    search = _Search(chain, hosts, asked, _ordered(chain, found), cap, optimizer_bytes, below)
-    return search.run()
-
-
-def _ordered(chain: Chain, members: Sequence[Process]) -> list[Process]:
-    """Return the processes, fast kinds first."""
     total = {
         kind: sum(float(chain.upto(word, chain.kind(kind), 1.0)[-1]) for word in ("forward", "backward"))
-        for kind in {process.kind for process in members}
+        for kind in {process.kind for process in found}
     }
-    return sorted(members, key=lambda process: total[process.kind])
+    fast_first = sorted(found, key=lambda process: total[process.kind])
+    state = 2 + optimizer_bytes if asked.trained else 1.0
+    return _Search(chain, hosts, asked, fast_first, state, math.inf if below is None else below).run()
 
 
 @dataclass
@@ -88,30 +88,31 @@ class _Search:
     hosts: Hosts
     asked: Asked
     members: Sequence[Process]
-    cap: int | None
-    optimizer_bytes: float
-    below: float | None = None
+    state: float
+    """Bytes for each byte of trained weights, itself included."""
+    below: float
     best: tuple[float, Priced] | None = None
-    nearest: tuple[int, Priced] | None = None
+    nearest: Priced | None = None
+    """Of those that do not fit, the one with the least excess."""
     tried: list[tuple[str, float | None]] = field(default_factory=list)
-    grid: dict[tuple[int, int], list[Grid]] = field(default_factory=dict)
 
     def run(self) -> Distribution:
         number = count()
-        queue: list[tuple[float, int, Setup | Priced]] = []
+        grids_of = cache(partial(grids, self.hosts, self.members))
         setups = (
-            Setup(self.chain, grid, option, self._state)
+            Setup(self.chain, grid, option, self.state)
             for option in options(self.asked, len(self.members), self.chain.most_stages)
-            for grid in self._grids(option)
+            for grid in grids_of(option.replicas, option.positions)
         )
-        for setup in setups:
-            queue.append((self._least(setup), next(number), setup))
+        queue: list[tuple[float, int, Setup | Priced]] = [
+            (self._least(setup), next(number), setup) for setup in setups
+        ]
         if not queue:
             raise PlanError(self._nothing())
         heapq.heapify(queue)
         while queue:
             bound, _, item = heapq.heappop(queue)
-            if bound >= (self.best[0] if self.best else self._most) * (1 - 1e-9):
+            if bound >= self._limit * (1 - 1e-9):
                 break
             if isinstance(item, Priced):
                 self._simulate(item)
@@ -122,41 +123,25 @@ class _Search:
         if not self.best:
             if self.nearest is None or queue:
                 raise PlanError(
-                    f"no step of {self.chain.name!r} takes less than {seconds(self._most)}; leave below out"
+                    f"no step of {self.chain.name!r} takes less than {seconds(self.below)}; leave below out"
                 )
-            raise self._short()
+            raise self._short(self.nearest)
         return self._result(*self.best)
 
     def _simulate(self, priced: Priced) -> None:
         step = priced.step_s(self._period)
         self.tried.append((str(priced.setup.option), step))
-        if step < (self.best[0] if self.best else self._most):
+        if step < self._limit:
             self.best = step, priced
 
-    def _refuse(self, setup: Setup) -> None:
-        """Note that no cuts of a setup fit, and the excess of the plain ones."""
-        priced = None if self.best else Priced(setup, self._plain(setup))
-        if priced and (self.nearest is None or priced.over[0] < self.nearest[0]):
-            self.nearest = priced.over[0], priced
-        self.tried.append((str(setup.option), None))
-
     @property
-    def _most(self) -> float:
-        return float("inf") if self.below is None else self.below
+    def _limit(self) -> float:
+        """Seconds that a step must stay below to be the best."""
+        return self.best[0] if self.best else self.below
 
     @property
     def _period(self) -> bool:
         return self.asked.objective == "throughput"
-
-    @property
-    def _state(self) -> float:
-        return 2 + self.optimizer_bytes if self.asked.trained else 1.0
-
-    def _grids(self, option: Option) -> list[Grid]:
-        key = option.replicas, option.positions
-        if key not in self.grid:
-            self.grid[key] = [_capped(grid, self.cap) for grid in grids(self.hosts, self.members, *key)]
-        return self.grid[key]
 
     def _least(self, setup: Setup) -> float:
         """Return a lower bound on the step before any cut: of v seconds, stage s gets at most a share 1/m of what the
@@ -175,7 +160,9 @@ class _Search:
         """Yield the setup with the cuts to simulate: those that fit and whose slowest stage is fast enough. If some do
         not fit, also yield the setup with sharded replicas, if allowed."""
         if not setup.roomy:
-            self._refuse(setup)
+            if not self.best:
+                self._fits(Priced(setup, self._plain(setup)))
+            self.tried.append((str(setup.option), None))
             yield from self._sharded(setup)
             return
         found = dict.fromkeys([*self._even(setup), self._plain(setup)])
@@ -194,9 +181,7 @@ class _Search:
 
     def _even(self, setup: Setup) -> Iterator[tuple[int, ...]]:
         """Yield cuts of the least bottleneck: without caps, with caps, and with less memory until they fit."""
-        free, count = setup.cutting.uncapped, setup.option.positions
-        chunks = setup.option.chunks
-        cuts = free.even()
+        cuts = setup.cutting.uncapped.even()
         if cuts is None or self._slow(setup, cuts):
             return
         yield tuple(cuts)
@@ -211,7 +196,8 @@ class _Search:
                 return
             # What only whole stages show: messages, and chunks that are not full at one moment.
             over = [max(0, nbytes - (cap or nbytes)) for nbytes, cap in zip(priced.memory, setup.grid.caps)]
-            cutting = cutting.less([over[s % count] / chunks for s in range(setup.option.stages)])
+            chunks = setup.option.chunks
+            cutting = cutting.less([nbytes / chunks for nbytes in over] * chunks)
 
     def _slow(self, setup: Setup, cuts: Sequence[int]) -> bool:
         """Return True if the slowest stage or link alone takes as long as the best step."""
@@ -221,8 +207,8 @@ class _Search:
 
     def _fits(self, priced: Priced) -> bool:
         over = priced.over[0]
-        if over > 0 and (self.nearest is None or over < self.nearest[0]):
-            self.nearest = over, priced
+        if over > 0 and (self.nearest is None or over < self.nearest.over[0]):
+            self.nearest = priced
         return over <= 0
 
     def _plain(self, setup: Setup) -> tuple[int, ...]:
@@ -233,14 +219,14 @@ class _Search:
     def _result(self, step: float, priced: Priced) -> Distribution:
         option, grid = priced.setup.option, priced.setup.grid
         chosen = str(option)
-        others = [row for row in self.tried if row[0] != chosen]
-        others = sorted((row for row in others if row[1] is not None), key=lambda row: row[1] or 0.0)
+        others = [row for row in self.tried if row[0] != chosen and row[1] is not None]
+        others.sort(key=lambda row: row[1] or 0.0)
         refused = [row for row in self.tried if row[1] is None]
         return Distribution(
             self.chain.name, tuple(unit.name for unit in self.chain.units), self.hosts, priced.stages,
             tuple(tuple(process.host for process in row) for row in grid.rows), option.micro_batches,
             option.schedule, self.asked.batch, step, priced.ideal_s, priced.memory, option.trained,
-            (*others[:SHOWN], *refused[: SHOWN - len(others[:SHOWN])]), priced.ties, self._period,
+            (*others, *refused)[:SHOWN], priced.ties, self._period,
         ).check()  # fmt: skip
 
     def _nothing(self) -> str:
@@ -255,10 +241,8 @@ class _Search:
             f"with {' or '.join(asked.schedules)}; give other numbers, or leave one out"
         )
 
-    def _short(self) -> MemoryCapError:
-        assert self.nearest is not None
-        over, priced = self.nearest
-        position = priced.over[1]
+    def _short(self, priced: Priced) -> MemoryCapError:
+        over, position = priced.over
         process, cap = priced.setup.grid.rows[0][position], priced.setup.grid.caps[position] or 0
         return MemoryCapError(
             f"nothing that was tried fits in memory: the nearest, {priced.setup.option}, needs "
@@ -266,10 +250,3 @@ class _Search:
             f"raise it with memory={cap + over}, add hosts, or give a smaller batch, or an optimizer with less state"
             + ", or shard_replicas='auto'" * (self.asked.trained and self.asked.shard_replicas is False),
         )
-
-
-def _capped(grid: Grid, cap: int | None) -> Grid:
-    if cap is None:
-        return grid
-    rows = tuple(tuple(process.capped(cap) for process in row) for row in grid.rows)
-    return Grid(grid.hosts, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ...ir.graph import Graph, Task
 from .chain import Chain, RowCost, Unit
@@ -35,36 +35,22 @@ def chain_of(
     return Chain(graph.name, tuple(kinds), tuple(units)).check()
 
 
-@dataclass
-class _Draft:
-    """A unit under construction: for each kind, seconds that depend on rows and seconds that do not."""
-
-    task: Task
-    forward: tuple[RowCost, ...]
-    backward: list[RowCost]
-    of_weights: float = 0.0
-    saved: float = 0.0
-    crossing: float = 0.0
-    divisible: bool = False
-    summed: float = 0.0
-
-
-@dataclass
 class _Builder:
-    graph: Graph
-    price: Price
-    rows: int
-    lists: list[str]
-    drafts: list[_Draft] = field(default_factory=list)
-    made: dict[str, int] = field(default_factory=dict)
-    """The unit that makes each storage of the forward."""
-    ends: dict[str, int] = field(default_factory=dict)
-    """The last forward unit that reads each storage."""
-    saved: set[str] = field(default_factory=set)
-    parted: set[str] = field(default_factory=set)
-    """Values that tensor parallelism divides."""
-    module: dict[str, int] = field(default_factory=dict)
-    last: int = 0
+    """Units of the forward tasks so far, and the seconds of the gradients of weights in the backward of each."""
+
+    def __init__(self, graph: Graph, price: Price, rows: int, lists: Sequence[str]) -> None:
+        self.graph, self.price, self.rows, self.lists = graph, price, rows, lists
+        self.gradients = frozenset(graph.outputs)
+        self.drafts: list[Unit] = []
+        self.of_weights: list[float] = []
+        # By storage of the forward, the unit that makes it and the last one that reads it.
+        self.made: dict[str, int] = {}
+        self.ends: dict[str, int] = {}
+        self.saved: set[str] = set()
+        # Values that tensor parallelism divides.
+        self.parted: set[str] = set()
+        self.module: dict[str, int] = {}
+        self.last = 0
 
     def add(self, task: Task) -> None:
         """Add one task."""
@@ -81,9 +67,8 @@ class _Builder:
             if any(value in self.parted for value in task.inputs):
                 self.parted.update(task.outputs)
         else:
-            costs = self.price(task)
-            self.drafts.append(_Draft(task, costs, [RowCost()] * len(costs)))
-            self._divide(task, self.drafts[-1])
+            self.drafts.append(self._unit(task))
+            self.of_weights.append(0.0)
         number = max(0, len(self.drafts) - 1)
         self.last = number
         self.module[task.module] = number
@@ -93,67 +78,39 @@ class _Builder:
         for value in task.outputs:
             self.made.setdefault(self._storage(value), number)
 
-    def _divide(self, task: Task, draft: _Draft) -> None:
-        """Divide products alternately: a whole input by columns, a divided one by rows, then summed. An embedding is
-        divided by rows."""
+    def _unit(self, task: Task) -> Unit:
+        """Return the unit of a task without its backward, and without what it saves and what crosses it."""
+        value, costs = self.graph.value, self.price(task)
+        state = {value[name].storage: value[name] for name in task.inputs if value[name].kind == "state"}
+        trained = {key: v for key, v in state.items() if f"{v.path}.grad" in self.gradients}
+        divisible, summed = self._divided(task)
+        return Unit(
+            task.name,
+            costs,
+            (RowCost(),) * len(costs),
+            tuple((key, v.bytes) for key, v in trained.items()),
+            sum(v.bytes for key, v in state.items() if key not in trained),
+            module=task.module,
+            block=self._block(task.module),
+            divisible=divisible,
+            sum_bytes=summed,
+        )
+
+    def _divided(self, task: Task) -> tuple[bool, float]:
+        """Return whether tensor parallelism divides a task, and the bytes per row that are then summed.
+
+        Products are divided alternately: a whole input by columns, a divided one by rows, then summed. An embedding is
+        divided by rows.
+        """
         value = self.graph.value
         matrix = any(value[name].kind == "state" and len(value[name].shape) > 1 for name in task.inputs)
         parts = any(name in self.parted for name in task.inputs)
-        whole = sum(value[name].bytes for name in task.outputs[:1]) / self.rows
-        if matrix and task.target.startswith("aten.embedding."):
-            draft.divisible, draft.summed = True, whole
-        elif matrix and task.target.startswith(_PRODUCTS):
-            draft.divisible = True
-            if parts:
-                draft.summed = whole
-            else:
-                self.parted.update(task.outputs)
-        elif parts:
-            draft.divisible = True
+        product = matrix and task.target.startswith(_PRODUCTS)
+        if matrix and (task.target.startswith("aten.embedding.") or (product and parts)):
+            return True, sum(value[name].bytes for name in task.outputs[:1]) / self.rows
+        if product or parts:
             self.parted.update(task.outputs)
-
-    def _backward(self, task: Task) -> None:
-        number = self.module.get(task.module, self.last) if task.module else self.last
-        self.last = number
-        self.saved.update(self._storage(value) for value in task.inputs if self._storage(value) in self.made)
-        if task.free:
-            return
-        draft, costs = self.drafts[number], self.price(task)
-        draft.backward = [
-            RowCost(a.fixed_s + b.fixed_s, a.per_row_s + b.per_row_s) for a, b in zip(draft.backward, costs)
-        ]
-        if any(value in self._gradients for value in task.outputs):
-            draft.of_weights += costs[0].seconds(self.rows)
-
-    @property
-    def _gradients(self) -> frozenset[str]:
-        return frozenset(self.graph.outputs)
-
-    def units(self) -> list[Unit]:
-        """Return all units."""
-        value = self.graph.value
-        for storage, number in self.made.items():
-            nbytes = value[storage].bytes / self.rows
-            if storage in self.saved:
-                self.drafts[number].saved += nbytes
-            for at in range(number, self.ends.get(storage, number)):
-                self.drafts[at].crossing += nbytes
-        return [self._unit(draft) for draft in self.drafts]
-
-    def _unit(self, draft: _Draft) -> Unit:
-        task, value = draft.task, self.graph.value
-        outputs = self._gradients
-        state = {value[name].storage: value[name] for name in task.inputs if value[name].kind == "state"}
-        trained = {key: v for key, v in state.items() if f"{v.path}.grad" in outputs}
-        total = draft.backward[0].seconds(self.rows)
-        return Unit(
-            task.name, draft.forward, tuple(draft.backward),
-            tuple((key, v.bytes) for key, v in trained.items()),
-            sum(v.bytes for key, v in state.items() if key not in trained),
-            draft.saved, draft.crossing, task.module,
-            min(1.0, draft.of_weights / total) if total else 0.5,
-            self._block(task.module), draft.divisible, draft.summed,
-        )  # fmt: skip
+        return product or parts, 0.0
 
     def _block(self, module: str) -> str:
         """Return the repeated layer that a module belongs to."""
@@ -161,6 +118,34 @@ class _Builder:
             if module.startswith(f"{path}."):
                 return f"{path}.{module[len(path) + 1 :].split('.')[0]}"
         return ""
+
+    def _backward(self, task: Task) -> None:
+        number = self.module.get(task.module, self.last) if task.module else self.last
+        self.last = number
+        self.saved.update(self._storage(value) for value in task.inputs if self._storage(value) in self.made)
+        if task.free:
+            return
+        unit, costs = self.drafts[number], self.price(task)
+        both = tuple(so_far.plus(own) for so_far, own in zip(unit.backward, costs))
+        self.drafts[number] = replace(unit, backward=both)
+        if any(value in self.gradients for value in task.outputs):
+            self.of_weights[number] += costs[0].seconds(self.rows)
+
+    def units(self) -> list[Unit]:
+        """Return all units."""
+        saved, crossing = [0.0] * len(self.drafts), [0.0] * len(self.drafts)
+        for storage, number in self.made.items():
+            nbytes = self.graph.value[storage].bytes / self.rows
+            if storage in self.saved:
+                saved[number] += nbytes
+            for at in range(number, self.ends.get(storage, number)):
+                crossing[at] += nbytes
+        found = []
+        for unit, kept, crosses, of_weights in zip(self.drafts, saved, crossing, self.of_weights):
+            total = unit.backward[0].seconds(self.rows)
+            share = min(1.0, of_weights / total) if total else 0.5
+            found.append(replace(unit, saved_bytes=kept, crossing_bytes=crosses, weight_share=share))
+        return found
 
 
 def _repeated(units: Sequence[Unit], path: str, count: int) -> list[Unit]:

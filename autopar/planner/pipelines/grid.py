@@ -4,16 +4,17 @@ routes between them."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ...errors import DeviceError
-from ...ir.device import HANDOFF_S
+from ...ir.device import HANDOFF_S, Device, Link
 from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from ...ir.hosts import Host, Hosts, compute_devices
+from ...ir.machine import Machine
 
 CORE_BYTES_PER_S = 1.6e9
 """Bytes that a core sends or receives in a second: on two cores of an AMD EPYC with AVX2, gloo took 0.5 ms of a core to
@@ -38,10 +39,6 @@ class Process:
     memory_bytes: int | None
     whole: bool = False
 
-    def capped(self, memory_bytes: int) -> Process:
-        """Return the process with another cap."""
-        return replace(self, memory_bytes=memory_bytes)
-
 
 def processes(
     hosts: Hosts, each: Literal["host", "accelerator"] = "host", group: int = 1
@@ -56,8 +53,8 @@ def processes(
     found: list[Process] = []
     kinds: dict[Hashable, str] = {}
     for host in hosts.hosts:
-        for name, like, process in _of(host, each, group):
-            found.append(replace(process, kind=kinds.setdefault(like, name)))
+        for like, process in _of(host, each, group):
+            found.append(replace(process, kind=kinds.setdefault(like, process.name)))
     if not found:
         raise DeviceError(
             f"no host has {group} accelerators; give a smaller group, or hosts with more of them"
@@ -65,33 +62,21 @@ def processes(
     return tuple(found)
 
 
-def _of(host: Host, each: str, group: int) -> list[tuple[str, Hashable, Process]]:
+def _of(host: Host, each: str, group: int) -> Iterator[tuple[Hashable, Process]]:
+    """Yield the processes of a host, each after what it has in common with equal ones."""
     names = compute_devices(host.machine)
     if each == "host":
         memory = [host.machine.device[name].memory_bytes for name in names]
         room = None if None in memory else sum(nbytes or 0 for nbytes in memory)
-        return [(host.name, host.machine, Process(host.name, host.name, names, "", room, whole=True))]
-    found: list[tuple[str, Hashable, Process]] = []
+        yield host.machine, Process(host.name, host.name, names, "", room, whole=True)
+        return
     for first in range(0, len(names) - group + 1, group):
         members = names[first : first + group]
         name = f"{host.name}/{members[0]}" + (f"+{group - 1}" if group > 1 else "")
         devices = [host.machine.device[member] for member in members]
         like = tuple(replace(device, name="") for device in devices)
         caps = [device.memory_bytes for device in devices if device.memory_bytes is not None]
-        found.append((name, like, Process(name, host.name, members, "", min(caps, default=None))))
-    return found
-
-
-class Way(NamedTuple):
-    """A route between two processes: a message takes `latency_s + bytes / bytes_per_s` seconds and occupies `wire`."""
-
-    latency_s: float
-    bytes_per_s: float
-    wire: str
-
-    def seconds(self, nbytes: float) -> float:
-        """Return the seconds of a message."""
-        return self.latency_s + nbytes / self.bytes_per_s if nbytes else 0.0
+        yield like, Process(name, host.name, members, "", min(caps, default=None))
 
 
 @dataclass(frozen=True)
@@ -123,37 +108,47 @@ class Grid:
         )
 
     @cached_property
-    def ways(self) -> dict[tuple[int, int], Way]:
-        """Slowest route over the replicas from each position to the next (cyclic), and back."""
-        found: dict[tuple[int, int], Way] = {}
+    def links(self) -> dict[tuple[int, int], Link]:
+        """Slowest link over the replicas from each position to the next (cyclic), and back."""
         count = self.positions
-        for at in range(count if count > 1 else 0):
-            for src, dst in ((at, (at + 1) % count), ((at + 1) % count, at)):
-                if (src, dst) not in found:
-                    found[src, dst] = self._slowest(src, dst)
-        return found
+        after = [(at, (at + 1) % count) for at in range(count if count > 1 else 0)]
+        ends = dict.fromkeys(pair for src, dst in after for pair in ((src, dst), (dst, src)))
+        return {(src, dst): self._slowest(src, dst) for src, dst in ends}
 
-    def _slowest(self, src: int, dst: int) -> Way:
-        """Return the slowest route between two positions; replicas that leave one host at the same time share its
+    @cached_property
+    def machine(self) -> Machine:
+        """The positions as the devices of a machine, each with a second lane for gradient sums. It is fully connected,
+        though only neighbours send."""
+        every = range(self.positions)
+        latency = max((link.latency_s for link in self.links.values()), default=0.0)
+        links = tuple(
+            self.links.get((src, dst)) or Link(str(src), str(dst), latency, 1.0, None)
+            for src in every
+            for dst in every
+            if src != dst
+        )
+        return Machine(tuple(Device(str(at), "emulated", lanes=2) for at in every), links, queued=False)
+
+    def _slowest(self, src: int, dst: int) -> Link:
+        """Return the slowest link between two positions; replicas that leave one host at the same time share its
         ports."""
         leaving = Counter(row[src].host for row in self.rows if row[src].host != row[dst].host)
-        ways = {
-            self._way(row[src], row[dst], leaving[row[src].host]): None
-            for row in {(r[src], r[dst]): {src: r[src], dst: r[dst]} for r in self.rows}.values()
-        }
-        wire = next(iter(ways)).wire
-        return Way(max(way.latency_s for way in ways), min(way.bytes_per_s for way in ways), wire)
+        links = [
+            self._link(a, b, leaving[a.host])
+            for a, b in dict.fromkeys((row[src], row[dst]) for row in self.rows)
+        ]
+        latency, rate = max(link.latency_s for link in links), min(link.bytes_per_s for link in links)
+        return Link(str(src), str(dst), latency, rate, links[0].wire)
 
-    def _way(self, src: Process, dst: Process, flows: int) -> Way:
+    def _link(self, src: Process, dst: Process, flows: int) -> Link:
         if src.host == dst.host:
             return inside(self.hosts.host[src.host], src.devices[0], dst.devices[0])
         link, host = self.hosts.link(src.host, dst.host), self.hosts.host[src.host]
         if src.whole:
-            return Way(link.latency_s, link.bytes_per_s / flows, f"{src.host} out")
+            return replace(link, bytes_per_s=link.bytes_per_s / flows, wire=f"{src.host} out")
         own = len(src.devices)
         rate = link.bytes_per_s * own / max(host.ports, flows * own)
-        wire = f"{src.host} out" if host.ports == 1 else f"{src.name} out"
-        return Way(link.latency_s, rate, wire)
+        return replace(link, bytes_per_s=rate, wire=f"{src.host if host.ports == 1 else src.name} out")
 
     def reduce_s(self, position: int, nbytes: float, backward_s: float) -> float:
         """Return the seconds by which the sum of `nbytes` of gradients over the replicas of a position ends after the
@@ -223,30 +218,25 @@ class Grid:
             if src.host == dst.host:
                 if src.devices == dst.devices:
                     continue
-                way = self._way(src, dst, 1)
+                link, share = self._link(src, dst, 1), 1.0
             else:
-                link, host = self.hosts.link(src.host, dst.host), self.hosts.host[src.host]
-                share = 1.0 if src.whole else on[src.host] / max(host.ports, self._used[src.host])
-                way = Way(link.latency_s, link.bytes_per_s * share, "")
-            latency, rate = max(latency, way.latency_s), min(rate, way.bytes_per_s)
+                link, ports = self.hosts.link(src.host, dst.host), self.hosts.host[src.host].ports
+                share = 1.0 if src.whole else on[src.host] / max(ports, self._used[src.host])
+            latency, rate = max(latency, link.latency_s), min(rate, link.bytes_per_s * share)
         self._paces[members] = latency, rate
         return latency, rate
 
     @cached_property
     def _used(self) -> Counter[str]:
         """Number of accelerators of each host in use."""
-        used: Counter[str] = Counter()
-        for row in self.rows:
-            for process in row:
-                used[process.host] += len(process.devices)
-        return used
+        return Counter(process.host for row in self.rows for process in row for _ in process.devices)
 
 
-def inside(host: Host, src: str, dst: str) -> Way:
-    """Return the route between two devices of a host for `torch.distributed`, without thread hand-offs."""
+def inside(host: Host, src: str, dst: str) -> Link:
+    """Return the link between two devices of a host for `torch.distributed`, without thread hand-offs."""
     links = host.machine.route(src, dst)
     latency = sum(max(0.0, link.latency_s - 2 * HANDOFF_S) for link in links)
-    return Way(latency, min(link.bytes_per_s for link in links), f"{host.name} {links[0].wire}")
+    return Link(src, dst, latency, min(link.bytes_per_s for link in links), f"{host.name} {links[0].wire}")
 
 
 def all_reduce_s(count: int, nbytes: float, latency_s: float, bytes_per_s: float) -> float:

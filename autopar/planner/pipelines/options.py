@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import PlanError
 from ...ir.distribution import SCHEDULES, UNSHARDED
-from .orders import Action, forwards, orders, refusal
+from .orders import Action, orders, refusal
 
 OBJECTIVES = ("training", "latency", "throughput")
 """`training`: least step of forward, backward and gradient sums. `latency`: least forward of one batch. `throughput`:
@@ -45,7 +45,7 @@ class Option:
     def orders(self) -> list[list[Action]]:
         """Return the actions of each position."""
         if not self.trained:
-            return forwards(self.positions, self.micro_batches)
+            return [[("F", stage, m) for m in range(self.micro_batches)] for stage in range(self.positions)]
         return orders(self.schedule, self.positions, self.chunks, self.micro_batches)
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +18,9 @@ from numpy.typing import NDArray
 from ...errors import PlanError
 from ...ir.distribution import SCHEDULES
 
-
-class Action(NamedTuple):
-    """A pass of one micro-batch through one stage. `what`: `F`, forward; `B`, whole backward; `I`, its input
-    gradients; `W`, its weight gradients."""
-
-    what: str
-    stage: int
-    micro_batch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.what}{self.micro_batch}"
+Action: TypeAlias = tuple[str, int, int]
+"""A pass through a stage: what, stage and micro-batch. `F`: forward; `B`: whole backward; `I`: its input gradients;
+`W`: its weight gradients."""
 
 
 def refusal(schedule: str, positions: int, chunks: int, micro_batches: int) -> str:
@@ -57,18 +49,12 @@ def orders(schedule: str, positions: int, chunks: int, micro_batches: int) -> li
         raise PlanError(wrong)
     if schedule == "gpipe":
         return [
-            [Action(what, stage, m) for what in "FB" for m in range(micro_batches)]
-            for stage in range(positions)
+            [(what, stage, m) for what in "FB" for m in range(micro_batches)] for stage in range(positions)
         ]
     if schedule == "1f1b":
         return [[*_one_f_one_b(stage, positions - stage, micro_batches)] for stage in range(positions)]
     apart = schedule == "zero-bubble"
     return [[*_interleaved(at, positions, chunks, micro_batches, apart)] for at in range(positions)]
-
-
-def forwards(positions: int, micro_batches: int) -> list[list[Action]]:
-    """Return the actions of inference, with one stage on each process."""
-    return [[Action("F", stage, m) for m in range(micro_batches)] for stage in range(positions)]
 
 
 @lru_cache(maxsize=4096)
@@ -108,11 +94,11 @@ def _one_f_one_b(stage: int, ahead: int, micro_batches: int) -> Iterator[Action]
     """Yield 1F1B: as many forwards as there are stages from this one on, then a backward and a forward alternately."""
     ahead = min(ahead, micro_batches)
     for m in range(ahead):
-        yield Action("F", stage, m)
+        yield "F", stage, m
     for m in range(micro_batches):
-        yield Action("B", stage, m)
+        yield "B", stage, m
         if ahead + m < micro_batches:
-            yield Action("F", stage, ahead + m)
+            yield "F", stage, ahead + m
 
 
 def _interleaved(at: int, positions: int, chunks: int, micro_batches: int, apart: bool) -> Iterator[Action]:
@@ -127,15 +113,15 @@ def _interleaved(at: int, positions: int, chunks: int, micro_batches: int, apart
     backward = _turns(at, positions, [*reversed(range(chunks))], each)
     weights = _turns(at, positions, [*reversed(range(chunks))], each)
     for _ in range(ahead):
-        yield Action("F", *next(forward))
+        yield "F", *next(forward)
     for number in range(total):
         if ahead + number < total:
-            yield Action("F", *next(forward))
-        yield Action("I" if apart else "B", *next(backward))
+            yield "F", *next(forward)
+        yield "I" if apart else "B", *next(backward)
         if apart and number >= at:
-            yield Action("W", *next(weights))
+            yield "W", *next(weights)
     for _ in range(min(at, total) if apart else 0):
-        yield Action("W", *next(weights))
+        yield "W", *next(weights)
 
 
 def _turns(at: int, positions: int, chunks: list[int], each: int) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -15,8 +15,8 @@ from .chain import Chain, Numbers
 from .cuts import Cutting
 from .grid import Grid
 from .options import Option
-from .orders import Action, in_flight
-from .simulation import Passes, passes_of, simulate
+from .orders import in_flight
+from .simulation import passes_of, simulate
 
 MOST_GROUPS = 16
 """Limit on the groups in which a sharded stage is gathered."""
@@ -64,11 +64,9 @@ class Setup:
         """Return the seconds of a micro-batch in all units before each position, as `Chain.upto`. All micro-batches but
         the first add their weight gradients to those of earlier ones."""
         found = self.chain.upto(what, kind, self.option.rows)
-        return (
-            found
-            if what == "forward"
-            else found + self.chain.adding(kind) * (1 - 1 / self.option.micro_batches)
-        )
+        if what == "forward":
+            return found
+        return found + self.chain.adding(kind) * (1 - 1 / self.option.micro_batches)
 
     @property
     def roomy(self) -> bool:
@@ -78,11 +76,6 @@ class Setup:
         if self.option.trained:
             least += self.option.rows * float(chain.saved[-1])
         return None in caps or least <= sum(cap or 0 for cap in caps)
-
-    @cached_property
-    def orders(self) -> list[list[Action]]:
-        """Actions of each position."""
-        return self.option.orders()
 
     def live(self, position: int) -> NDArray[np.int64]:
         """Return the micro-batches of each chunk of a position whose saved bytes are alive, at moments that may be the
@@ -106,17 +99,13 @@ class Setup:
         links: list[Numbers] = []
         for s in range(option.stages - 1):
             src, dst = s % count, (s + 1) % count
-            pair = [self.grid.ways[src, dst], self.grid.ways[dst, src]][: 2 if option.trained else 1]
-            each = [way.latency_s + crossing / way.bytes_per_s for way in pair] if src != dst else []
+            pair = [self.grid.links[src, dst], self.grid.links[dst, src]][: 2 if option.trained else 1]
+            each = [link.latency_s + crossing / link.bytes_per_s for link in pair] if src != dst else []
             links.append(np.maximum.reduce(each) if each else np.zeros(len(crossing)))
-        caps = [self._cap(s % count) for s in range(option.stages)]
+        caps = [None if cap is None else cap / option.chunks for cap in self.grid.caps] * option.chunks
         return Cutting(
             [spent[self.kinds[s % count]] for s in range(option.stages)], links, list(held), caps, ties
         )
-
-    def _cap(self, position: int) -> float | None:
-        cap = self.grid.caps[position]
-        return None if cap is None else cap / self.option.chunks
 
 
 @dataclass(frozen=True)
@@ -150,8 +139,8 @@ class Priced:
         return float(upto[stop] - upto[first])
 
     @cached_property
-    def passes(self) -> Passes:
-        """Input of the simulator."""
+    def passes(self) -> list[dict[str, float]]:
+        """Seconds of each stage's actions, as of `passes_of`."""
         setup, option = self.setup, self.setup.option
         shares = [
             self._seconds("weight", setup.kinds[number % option.positions], stage.first, stage.stop)
@@ -161,19 +150,16 @@ class Priced:
             for number, stage in enumerate(self.stages)
         ]
         weights = [setup.chain.weight_bytes(stage.first, stage.stop) for stage in self.stages]
-        return passes_of(setup.grid, option, self.stages, weights, shares, self.ties)
+        return passes_of(setup.grid, option, self.stages, weights, shares)
 
     @cached_property
     def ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
         """(stages, bytes) of each parameter that several stages share."""
         found = [
-            (tuple(dict.fromkeys(self._stage_of(user) for user in users)), nbytes)
+            (tuple(dict.fromkeys(bisect_right(self.cuts, user) - 1 for user in users)), nbytes)
             for nbytes, users in self.setup.chain.shared.values()
         ]
         return tuple((on, nbytes) for on, nbytes in found if len(on) > 1)
-
-    def _stage_of(self, unit: int) -> int:
-        return next(number for number, stop in enumerate(self.cuts[1:]) if unit < stop)
 
     @cached_property
     def memory(self) -> tuple[int, ...]:
@@ -228,35 +214,33 @@ class Priced:
         option, passes, grid = self.setup.option, self.passes, self.setup.grid
         count, m = option.positions, option.micro_batches
         links = [
-            grid.ways[s % count, (s + 1) % count].seconds(self.stages[s].bytes_out) if count > 1 else 0.0
-            for s in range(option.stages - 1)
+            grid.links[s % count, (s + 1) % count].seconds(stage.bytes_out)
+            if count > 1 and stage.bytes_out
+            else 0.0
+            for s, stage in enumerate(self.stages[:-1])
         ]
         if period:
             return max(self.ideal_s, m * max(links, default=0.0))
         back = "I" if option.schedule == "zero-bubble" and count > 1 else "B"
-        reduced = [max(passes.reduce_s[s] for s in range(at, option.stages, count)) for at in range(count)]
+        reduced = [max(own["sum"] for own in passes[at::count]) for at in range(count)]
         head = tail = found = 0.0
         for at in range(count):
-            own = range(at, option.stages, count)
-            work = m * sum(passes.seconds[s]["F"] + passes.seconds[s]["B"] for s in own)
+            work = m * sum(own["F"] + own["B"] for own in passes[at::count])
             end = work + (reduced[at] if back == "B" or not at else 0.0)
             if back == "B":
                 end = max(end, work + tail + reduced[0])
             found = max(found, head + end)
             if at + 1 < count:
-                head += passes.seconds[at]["F"] + links[at]
-                tail += passes.seconds[at][back] if option.trained else 0.0
+                head += passes[at]["F"] + links[at]
+                tail += passes[at][back] if option.trained else 0.0
         return found
 
     def step_s(self, period: bool) -> float:
         """Return the simulated seconds of a step; with `period`, of one of many successive steps."""
-        setup = self.setup
+        option, grid = self.setup.option, self.setup.grid
+        once = simulate(grid, option, self.stages, self.passes, self.ties).makespan
         if not period:
-            return simulate(self.passes, setup.orders, setup.grid.ways).makespan
-        once = setup.option.micro_batches
-        twice = [
-            [*order, *(action._replace(micro_batch=action.micro_batch + once) for action in order)]
-            for order in setup.orders
-        ]
-        first = simulate(self.passes, setup.orders, setup.grid.ways).makespan
-        return simulate(self.passes, twice, setup.grid.ways).makespan - first
+            return once
+        # Only forward passes are asked for their period, and those of two steps are one longer step.
+        twice = replace(option, micro_batches=2 * option.micro_batches)
+        return simulate(grid, twice, self.stages, self.passes, self.ties).makespan - once

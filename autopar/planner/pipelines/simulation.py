@@ -5,48 +5,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ...ir.costed import Cluster, CostedGraph
-from ...ir.device import Device, Link
 from ...ir.distribution import Distribution, Stage
 from ...ir.graph import Graph, Ref, Task, Value
-from ...ir.machine import Machine
 from ...ir.timeline import Span, Timeline
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..model.timing import timing
-from .grid import Grid, Way, processes
+from .grid import Grid, processes
 from .options import Option
-from .orders import Action
 
 HALF = 0.5
 """Default share of a backward that computes weight gradients."""
 
 
-@dataclass(frozen=True)
-class Passes:
-    """Figures for each stage.
-
-    seconds: of its actions by letter, for one micro-batch.
-    bytes_out: sent to the next stage, and received back as gradients.
-    reduce_s: by which its gradient sum over replicas ends after the last backward.
-    ties: (stages that share parameters, seconds to sum their gradients).
-    """
-
-    seconds: Sequence[Mapping[str, float]]
-    bytes_out: Sequence[int]
-    reduce_s: Sequence[float]
-    ties: Sequence[tuple[tuple[int, ...], float]] = ()
-
-
 def passes_of(
-    grid: Grid, option: Option, stages: Sequence[Stage], weights: Sequence[int], shares: Sequence[float],
-    ties: Sequence[tuple[tuple[int, ...], int]],
-) -> Passes:  # fmt: skip
-    """Return the passes of stages with `weights` bytes each. `shares`: share of each stage's backward for weight
-    gradients. `ties`: (stages, bytes) of shared parameters."""
-    seconds, sums = [], []
+    grid: Grid, option: Option, stages: Sequence[Stage], weights: Sequence[int], shares: Sequence[float]
+) -> list[dict[str, float]]:
+    """Return the seconds of each stage's actions by letter, for one micro-batch, and under `sum` those by which its
+    gradient sum over replicas ends after the last backward.
+
+    `weights`: bytes of each stage. `shares`: share of its backward for weight gradients.
+    """
+    found = []
     sent = (0, *(stage.bytes_out for stage in stages))
     for number, (stage, nbytes, share) in enumerate(zip(stages, weights, shares)):
         position = number % option.positions
@@ -57,33 +39,31 @@ def passes_of(
         # The first stage computes no gradient of its input.
         of_weights = share * backward_s if number else backward_s
         messages_s = grid.message_s(position, sent[number]) + grid.message_s(position, sent[number + 1])
-        seconds.append({
+        last_s = of_weights if option.schedule == "zero-bubble" else backward_s
+        found.append({
             "F": forward_s + messages_s, "B": backward_s + messages_s,
             "W": of_weights, "I": backward_s - of_weights + messages_s,
+            "sum": grid.reduce_s(position, nbytes, last_s) if option.trained and not groups else 0.0,
         })  # fmt: skip
-        last_s = of_weights if option.schedule == "zero-bubble" else backward_s
-        sums.append(grid.reduce_s(position, nbytes, last_s) if option.trained and not groups else 0.0)
-    parts = option.replicas if option.sharded else 1
-    tied = [
-        (on, grid.tie_s([stage % option.positions for stage in on], nbytes / parts))
-        for on, nbytes in (ties if option.trained else ())
-    ]
-    return Passes(seconds, [stage.bytes_out for stage in stages], sums, tied)
+    return found
 
 
-def simulate(passes: Passes, orders: Sequence[Sequence[Action]], ways: Mapping[tuple[int, int], Way]) -> Play:
+def simulate(
+    grid: Grid, option: Option, stages: Sequence[Stage], passes: Sequence[Mapping[str, float]],
+    ties: Sequence[tuple[tuple[int, ...], int]],
+) -> Play:  # fmt: skip
     """Simulate the actions of each process in order; messages use their wires FIFO.
 
     The rest of a stage's gradient sums follows its last backward, overlapping with the process's remaining actions.
+    `passes`: as of `passes_of`. `ties`: (stages, bytes) of shared parameters, whose gradients are summed too.
     """
-    positions, stages = len(orders), len(passes.seconds)
+    positions, last_stage = option.positions, len(stages) - 1
     tasks: list[Task] = []
     clusters: list[Cluster] = []
     values: list[Value] = []
     lanes: dict[str, list[str]] = {f"{at}/{lane}": [] for at in range(positions) for lane in (0, 1)}
     last: dict[int, str] = {}
-    made = {(action.what, action.stage, action.micro_batch) for order in orders for action in order}
-    timed = [{what: (s,) * positions for what, s in of.items()} for of in passes.seconds]
+    timed = [{what: (s,) * positions for what, s in of.items()} for of in passes]
 
     def add(name: str, at: str, seconds: tuple[float, ...], reads: tuple[str, ...], makes: str, nbytes: int,
             after: tuple[str, ...] = ()) -> None:  # fmt: skip
@@ -94,47 +74,34 @@ def simulate(passes: Passes, orders: Sequence[Sequence[Action]], ways: Mapping[t
             values.append(Value(makes, (), "", nbytes, makes))
         lanes[at].append(name)
 
-    for at, order in enumerate(orders):
+    for at, order in enumerate(option.orders()):
         for what, stage, m in order:
             reads: tuple[str, ...] = ()
             makes, nbytes = "", 0
             if what == "F":
                 reads = (f"a{stage - 1}.{m}",) if stage else ()
-                if stage < stages - 1:
-                    makes, nbytes = f"a{stage}.{m}", passes.bytes_out[stage]
+                if stage < last_stage:
+                    makes, nbytes = f"a{stage}.{m}", stages[stage].bytes_out
             elif what in "BI":
-                reads = (f"g{stage + 1}.{m}",) if stage < stages - 1 else ()
+                reads = (f"g{stage + 1}.{m}",) if stage < last_stage else ()
                 if stage:
-                    makes, nbytes = f"g{stage}.{m}", passes.bytes_out[stage - 1]
+                    makes, nbytes = f"g{stage}.{m}", stages[stage - 1].bytes_out
             name = f"{stage}{what}{m}"
             add(name, f"{at}/0", timed[stage][what], reads, makes, nbytes)
             last[stage] = name
-    sums = _sums(passes, last) if any(what in "BW" for what, _, _ in made) else []
-    for number, (of, seconds) in enumerate(sums):
+    own = [((stage,), each["sum"]) for stage, each in enumerate(passes)]
+    parts = option.replicas if option.sharded else 1
+    tied = [
+        (of, grid.tie_s([stage % positions for stage in of], nbytes / parts))
+        for of, nbytes in (ties if option.trained else ())
+    ]
+    # The last stages end first.
+    for number, (of, seconds) in enumerate(each for each in (*reversed(own), *tied) if each[1] > 0):
         add(f"sum{number}", f"{of[0] % positions}/1", (seconds,) * positions, (), "", 0,
             tuple(last[stage] for stage in of))  # fmt: skip
     graph = Graph("pipeline", tuple(values), tuple(tasks), (), (), ())
-    costed = CostedGraph(graph, _machine(positions, ways), (), tuple(clusters), (), ())
+    costed = CostedGraph(graph, grid.machine, (), tuple(clusters), (), ())
     return Play(Instance(costed), Schedule("pipeline", {lane: tuple(names) for lane, names in lanes.items()}))
-
-
-def _sums(passes: Passes, last: Mapping[int, str]) -> list[tuple[tuple[int, ...], float]]:
-    """Return (stages, seconds) of all gradient sums, by the end of the stages."""
-    own = [((stage,), s) for stage, s in enumerate(passes.reduce_s) if s > 0]
-    return [*reversed(own), *((of, s) for of, s in passes.ties if s > 0 and last)]
-
-
-def _machine(positions: int, ways: Mapping[tuple[int, int], Way]) -> Machine:
-    """Return the processes as the devices of a fully connected machine, though only neighbours send."""
-    devices = tuple(Device(str(at), "emulated", lanes=2) for at in range(positions))
-    other = Way(max((way.latency_s for way in ways.values()), default=0.0), 1.0, "")
-    pairs = [(src, dst) for src in range(positions) for dst in range(positions) if src != dst]
-    links = tuple(
-        Link(str(src), str(dst), way.latency_s, way.bytes_per_s, way.wire or None)
-        for src, dst in pairs
-        for way in (ways.get((src, dst), other),)
-    )
-    return Machine(devices, links, queued=False)
 
 
 def predicted(plan: Distribution) -> Timeline:
@@ -150,8 +117,8 @@ def predicted(plan: Distribution) -> Timeline:
         plan.trained, plan.sharded,
     )  # fmt: skip
     weights = [stage.state_bytes for stage in plan.stages]
-    passes = passes_of(grid, option, plan.stages, weights, [HALF] * len(weights), plan.ties)
-    found = timing(simulate(passes, option.orders(), grid.ways))
+    passes = passes_of(grid, option, plan.stages, weights, [HALF] * len(weights))
+    found = timing(simulate(grid, option, plan.stages, passes, plan.ties))
     names = plan.ranks[0]
     spans = []
     for step in found.placed:
