@@ -14,9 +14,9 @@ from taskfiles import link, randomly
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import place, schedule
 from autopar.planner.formats import described, plain, read, text
-from autopar.planner.model.instance import Instance
+from autopar.planner.model.instance import Hop, Instance
 from autopar.planner.model.toposort import late
-from autopar.planner.throughput import Hop, Loads, Value, balance
+from autopar.planner.throughput import Loads, Net, balance
 from autopar.planner.throughput.loads import Standing, busiest, loads_of, share
 from autopar.planner.throughput.objective import apart, busy, throughput
 
@@ -195,9 +195,9 @@ def test_crossings_are_by_the_definition(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_loads_kept_up_are_those_of_the_placement(seed):
     draw = random.Random(seed)
-    hop = [[(Hop(3 * s + d, (3 + d,), 0.1, 1.0),) if s != d else () for d in range(3)] for s in range(3)]
+    hop = [[(Hop(s, d, -1, 3 + d, 0.1, 1.0),) if s != d else () for d in range(3)] for s in range(3)]
     values = [
-        Value(draw.uniform(0, 2), draw.randrange(-1, 6), draw.randrange(3),
+        Net(draw.uniform(0, 2), draw.randrange(-1, 6), draw.randrange(3),
               tuple(draw.randrange(6) for _ in range(3)), (draw.randrange(3),))
         for _ in range(8)
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Throughput of successive calls: the placement with the smallest period."""
 
 from .balance import balance
-from .loads import Hop, Loads, Standing, Value, loads_of
+from .loads import Loads, Net, Standing, loads_of
 
-__all__ = ["Hop", "Loads", "Standing", "Value", "balance", "loads_of"]
+__all__ = ["Loads", "Net", "Standing", "balance", "loads_of"]

@@ -8,13 +8,13 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from ..bounds.critical_path import Floats
-from ..model.instance import Instance
+from ..model.instance import Hop, Instance
 from ..model.toposort import late
 
 Part = tuple[float, int]
@@ -26,17 +26,7 @@ busy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
-    """One link of a route, by number, and its seconds on some resources: `latency_s` + bytes × `s_per_byte` each."""
-
-    number: int
-    resources: tuple[int, ...]
-    latency_s: float
-    s_per_byte: float
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
+class Net:
     """A value of `nbytes` made by group `maker`, or given on device `home` (maker -1), with its reading groups, each
     once for each reader, and devices that it must reach."""
 
@@ -47,56 +37,49 @@ class Value:
     deliver: tuple[int, ...] = ()
 
 
+@dataclass
 class Loads:
     """A load balancing problem: groups of tasks, each to be placed on one device, and the values between them.
 
     seconds[g][d]: lane seconds of group g on device d; inf: cannot run there.
     lanes[d]: lanes of device d, which is resource d.
-    resources: number of devices and wires.
+    routes[s][d]: hops, whose `lane` and `wire` are resources here; None without a route.
+    resources: number of devices, wires and queues.
     held[g][d]: bytes that group g needs there.
     caps[d]: bytes; inf: enough.
-    routes[s][d]: hops; None without a route.
-    fixed[r]: seconds of resource r in any case.
+    position[g]: place in the graph; groups are told apart by it, the first of equals first.
+    fixed[r]: seconds of resource r in any case; by default 0.
     parts[g][d]: (seconds, lanes) of the indivisible tasks of group g on device d; `seconds` counts each for each of
-    its lanes.
+    its lanes. By default, a group is one task.
     touches[g]: values that group g makes or reads, and how often it reads them.
     """
 
-    def __init__(
-        self,
-        seconds: Sequence[Sequence[float]],
-        lanes: Sequence[int],
-        values: Sequence[Value],
-        routes: Sequence[Sequence[tuple[Hop, ...] | None]],
-        resources: int,
-        held: Sequence[Sequence[float]],
-        caps: Sequence[float],
-        position: Sequence[float],
-        fixed: Sequence[float] | None = None,
-        parts: Sequence[Sequence[Sequence[Part]]] | None = None,
-    ) -> None:
-        self.seconds = [tuple(row) for row in seconds]
-        self.groups, self.devices = len(self.seconds), len(lanes)
-        self.lanes = tuple(lanes)
-        self.values = tuple(values)
-        self.routes = routes
-        self.resources = resources
-        self.held = held
-        self.caps = tuple(caps)
-        self.fixed = list(fixed or [0.0] * resources)
-        self.width = [*lanes, *[1] * (resources - len(lanes))]
-        self.parts = parts or [[[(s, 1)] for s in row] for row in self.seconds]
+    seconds: Sequence[Sequence[float]]
+    lanes: Sequence[int]
+    values: Sequence[Net]
+    routes: Sequence[Sequence[tuple[Hop, ...] | None]]
+    resources: int
+    held: Sequence[Sequence[float]]
+    caps: Sequence[float]
+    position: Sequence[float]
+    fixed: Sequence[float] = ()
+    parts: Sequence[Sequence[Sequence[Part]]] = ()
+
+    def __post_init__(self) -> None:
+        self.groups, self.devices = len(self.seconds), len(self.lanes)
+        self.fixed = self.fixed or [0.0] * self.resources
+        self.width = [*self.lanes, *[1] * (self.resources - self.devices)]
+        self.parts = self.parts or [[[(s, 1)] for s in row] for row in self.seconds]
         few = sum(len(row[0]) for row in self.parts) <= FEW
         self.whole = tuple(few and count > 1 for count in self.lanes)
-        # Groups are told apart by where they stand in the graph, the first of equals first.
-        self.order = sorted(range(self.groups), key=lambda g: (position[g], g))
+        self.order = sorted(range(self.groups), key=lambda g: (self.position[g], g))
         self.allowed = [tuple(d for d, s in enumerate(row) if s < math.inf) for row in self.seconds]
         self.touches: list[list[tuple[int, int]]] = [[] for _ in range(self.groups)]
         for v, value in enumerate(self.values):
             times = Counter(value.readers)
             for g in dict.fromkeys((*((value.maker,) if value.maker >= 0 else ()), *value.readers)):
                 self.touches[g].append((v, times[g]))
-        self._ways: dict[tuple[int, int], tuple[Hop, ...] | None] = {}
+        self._uses: dict[tuple[int, int], tuple[tuple[int, float, float], ...] | None] = {}
 
     def within(self, room: float) -> Loads:
         """Return the loads with `room` of the caps, from 0 to 1."""
@@ -104,14 +87,24 @@ class Loads:
         found.caps = tuple(room * cap for cap in self.caps)
         return found
 
-    def ways(self, source: int, targets: int) -> tuple[Hop, ...] | None:
-        """Return the hops from a device to a set of devices (a bit mask), each once; None without a route."""
+    def uses(self, source: int, targets: int) -> tuple[tuple[int, float, float], ...] | None:
+        """Return each resource that a value occupies on its way from a device to a set of devices (a bit mask), with
+        its seconds there: latency, and for each byte; None without a route. Each hop counts once."""
         key = source, targets
-        if key not in self._ways:
+        if key not in self._uses:
             routes = [self.routes[source][d] for d in range(self.devices) if targets >> d & 1]
-            found = {hop.number: hop for hops in routes for hop in hops or ()}
-            self._ways[key] = None if None in routes else tuple(found.values())
-        return self._ways[key]
+            hops = dict.fromkeys(hop for hops in routes for hop in hops or ())
+            self._uses[key] = (
+                None
+                if None in routes
+                else tuple(
+                    (resource, hop.latency_s, hop.s_per_byte)
+                    for hop in hops
+                    for resource in (hop.lane, hop.wire)
+                    if resource >= 0
+                )
+            )
+        return self._uses[key]
 
     @cached_property
     def area(self) -> Floats:
@@ -193,14 +186,13 @@ class Standing:
                 targets |= 1 << d
         if not targets:
             return
-        hops = self.loads.ways(source, targets)
-        if hops is None:
+        uses = self.loads.uses(source, targets)
+        if uses is None:
             self.lost += sign
             return
-        for hop in hops:
-            seconds = sign * (hop.latency_s + value.nbytes * hop.s_per_byte)
-            for resource in hop.resources:
-                self.load[resource] += seconds / self.loads.width[resource]
+        for resource, latency_s, s_per_byte in uses:
+            seconds = sign * (latency_s + value.nbytes * s_per_byte)
+            self.load[resource] += seconds / self.loads.width[resource]
 
 
 def share(parts: Sequence[Part], lanes: int) -> list[tuple[int, ...]]:
@@ -232,35 +224,26 @@ def busiest(parts: Sequence[tuple[float, int]], lanes: int) -> float:
 
 def loads_of(instance: Instance) -> tuple[Loads, list[list[int]]]:
     """Return the problem as loads, and the clusters of each group."""
-    devices = len(instance.devices)
-    of = [-1] * instance.clusters
-    groups: list[list[int]] = []
-    for r in range(instance.clusters):
-        if of[r] < 0:
-            members = instance.members[instance.group[r]] if instance.group[r] >= 0 else [r]
-            for member in members:
-                of[member] = len(groups)
-            groups.append(list(members))
+    devices = range(len(instance.devices))
+    together = map(instance.together, range(instance.clusters))
+    groups = [[*members] for r, members in enumerate(together) if members[0] == r]
+    of = {r: g for g, members in enumerate(groups) for r in members}
     seconds, held, parts = [], [], []
     for members in groups:
-        row = [0.0] * devices
-        tasks: list[list[Part]] = [[] for _ in range(devices)]
-        kept: dict[str, int] = {}
-        made = 0
+        row = [0.0] * len(devices)
+        tasks: list[list[Part]] = [[] for _ in devices]
         for r in members:
-            kept.update(instance.kept[r])
-            made += sum(instance.bytes[v] for v in instance.makes[r])
-            for d in range(devices):
-                ways = instance.modes.get((r, d), ((1, instance.seconds[r][d]),))
-                able = d in instance.able[r]
-                lanes, took = ways[0]
-                row[d] += lanes * took if able else math.inf
+            for d in devices:
+                lanes, took = instance.modes.get((r, d), ((1, instance.seconds[r][d]),))[0]
+                row[d] += lanes * took
                 tasks[d].append((took, lanes))
         seconds.append(row)
         parts.append(tasks)
-        given = instance.given
+        kept = {storage: nbytes for r in members for storage, nbytes in instance.kept[r]}
+        made = sum(instance.bytes[v] for r in members for v in instance.makes[r])
         held.append([
-            made + sum(nbytes for storage, nbytes in kept.items() if storage not in given[d]) for d in range(devices)
+            made + sum(nbytes for storage, nbytes in kept.items() if storage not in given)
+            for given in instance.given
         ])  # fmt: skip
     scratch = max(instance.workspace, default=0)
     caps = [
@@ -269,29 +252,19 @@ def loads_of(instance: Instance) -> tuple[Loads, list[list[int]]]:
     ]
     values = []
     for v, readers in enumerate(instance.readers):
-        maker = instance.maker[v]
-        group = of[maker] if maker >= 0 else -1
-        apart = instance.values[v] not in instance.holders
-        if apart and (instance.deliver[v] or any(of[r] != group for r in readers)):
-            reads = tuple(of[r] for r in readers)
-            values.append(
-                Value(instance.bytes[v], group, instance.home[v], reads, tuple(instance.deliver[v]))
-            )
-    queues = devices + instance.wires
+        group, reads = of.get(instance.maker[v], -1), tuple(of[r] for r in readers)
+        apart = instance.deliver[v] or any(g != group for g in reads)
+        if apart and instance.values[v] not in instance.holders:
+            values.append(Net(instance.bytes[v], group, instance.home[v], reads, tuple(instance.deliver[v])))
+    queues = len(devices) + instance.wires
     last = queues + len(instance.copy_lanes)
-    numbers: dict[tuple[int, int], int] = {}
-    routes: list[list[tuple[Hop, ...] | None]] = []
-    for ways_from in instance.route:
-        found: list[tuple[Hop, ...] | None] = []
-        for hops in ways_from:
-            way = []
-            for hop in hops or ():
-                number = numbers.setdefault((hop.src, hop.dst), len(numbers))
-                taken = [queues + hop.lane] if hop.lane >= 0 else []
-                taken += [devices + hop.wire] if hop.wire >= 0 else []
-                way.append(Hop(number, tuple(taken), hop.latency_s, hop.s_per_byte))
-            found.append(None if hops is None else tuple(way))
-        routes.append(found)
+
+    def used(hop: Hop) -> Hop:
+        lane = queues + hop.lane if hop.lane >= 0 else -1
+        wire = len(devices) + hop.wire if hop.wire >= 0 else -1
+        return replace(hop, lane=lane, wire=wire)
+
+    routes = [[None if hops is None else tuple(map(used, hops)) for hops in row] for row in instance.route]
     widths = [len(names) for names in instance.lane_names]
     fixed = [0.0] * last + [sum(instance.dispatch)]
     rank = {r: place for place, r in enumerate(late(instance.before))}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from autopar.planner.model.instance import Hop
 from autopar.planner.model.toposort import late
-from autopar.planner.throughput import Hop, Loads, Value
+from autopar.planner.throughput import Loads, Net
 
 from .graph import classes, outputs
 from .partitioning import Partitioning
@@ -32,8 +33,8 @@ def strict_loads(graph: Partitioning) -> Loads:
         seconds.append([on_core] * cores + [on_accelerator] * accelerators)
         held.append([0] * cores + [nbytes] * accelerators)
     devices = cores + accelerators
-    out = [Hop(2 * d, (d,), 0.0, 1.0) for d in range(devices)]
-    into = [Hop(2 * d + 1, (d,), 0.0, 1.0) for d in range(devices)]
+    out = [Hop(d, -1, d, -1, 0.0, 1.0) for d in range(devices)]
+    into = [Hop(-1, d, d, -1, 0.0, 1.0) for d in range(devices)]
     routes: list[list[tuple[Hop, ...] | None]] = [
         [(*((out[s],) if s >= cores else ()), *((into[d],) if d >= cores else ())) for d in range(devices)]
         for s in range(devices)
@@ -41,7 +42,7 @@ def strict_loads(graph: Partitioning) -> Loads:
     values = []
     for v, (readers, cost) in enumerate(outputs(graph)):
         if any(group[w] != group[v] for w in readers):
-            values.append(Value(cost, group[v], -1, tuple(group[w] for w in readers)))
+            values.append(Net(cost, group[v], -1, tuple(group[w] for w in readers)))
     caps = [math.inf] * cores + [float(graph.cap)] * accelerators
     return Loads(seconds, [1] * devices, values, routes, devices, held, caps, position)
 

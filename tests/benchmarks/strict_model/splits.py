@@ -80,10 +80,10 @@ def _link(loads: Loads, device: int) -> tuple[float, float, bool]:
     if not ways:
         return 0.0, 0.0, False
     way = min(ways, key=lambda hops: (sum(h.s_per_byte for h in hops), sum(h.latency_s for h in hops)))
-    own = [hop for hop in way if device in hop.resources]
+    own = [hop for hop in way if device in (hop.lane, hop.wire)]
     if own:
         return own[0].latency_s, own[0].s_per_byte, True
-    if any(hop.resources for hop in way):
+    if any(hop.lane >= 0 or hop.wire >= 0 for hop in way):
         return way[0].latency_s, way[0].s_per_byte, False
     return 0.0, 0.0, False
 
