@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from dataclasses import dataclass, replace
@@ -94,15 +95,9 @@ class Race:
             served = freed.makespan
             if not play.makespan * (1 + SHORTER) < served <= play.makespan * KEPT:
                 schedule, play = plain, freed
-        if not self.instance.tight:
-            return Entry(schedule, play, served, ())
-        used = memory(self.instance, play)
-        return Entry(
-            schedule,
-            play,
-            served,
-            tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap),
-        )
+        used = memory(self.instance, play) if self.instance.tight else ()
+        over = tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap)
+        return Entry(schedule, play, served, over)
 
     def enter(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule and enter it if it is feasible."""
@@ -110,8 +105,7 @@ class Race:
         if entry:
             self.admit(entry)
         else:
-            split = self.instance.costed.graph.split
-            self.candidates.append(Candidate(schedule.policy, split, None, str(self.errors[-1])))
+            self._note(schedule, None, str(self.errors[-1]))
         return entry
 
     def admit(self, entry: Entry) -> None:
@@ -120,36 +114,33 @@ class Race:
         note = ", ".join(
             f"{device} would need {size(peak)} of its {size(cap)}" for device, peak, cap in entry.over
         )
-        makespan = None if entry.over else entry.makespan
-        split = self.instance.costed.graph.split
-        self.candidates.append(Candidate(entry.schedule.policy, split, makespan, note))
+        self._note(entry.schedule, None if entry.over else entry.makespan, note)
 
-    def leading(self) -> Entry | None:
-        """Return the shortest entry that fits, or else the one with the least excess; None if there is none."""
-        try:
-            return self.best()
-        except PlanError:
-            return min(self.entries, key=lambda entry: entry.excess, default=None)
+    def _note(self, schedule: Schedule, makespan: float | None, note: str) -> None:
+        split = self.instance.costed.graph.split
+        self.candidates.append(Candidate(schedule.policy, split, makespan, note))
+
+    def leading(self, entries: list[Entry] | None = None) -> Entry | None:
+        """Return the shortest entry that fits, among equals the one with the least makespan on FIFO wires, then the
+        first; or else the one with the least excess; None if there is none."""
+        tried = self.entries if entries is None else entries
+        fitting = [entry for entry in tried if not entry.over]
+        least = min((entry.makespan for entry in fitting), default=0.0) * (1 + SHORTER)
+        chosen: Entry | None = None
+        for entry in fitting:
+            if entry.makespan <= least and (chosen is None or entry.served < chosen.served * (1 - SHORTER)):
+                chosen = entry
+        return chosen or min(tried, key=lambda entry: entry.excess, default=None)
 
     def best(self, entries: list[Entry] | None = None) -> Entry:
-        """Return the shortest entry that fits; among equals the one with the least makespan on FIFO wires, then the
-        first.
-
-        Raises MemoryCapError, or the first error if none is feasible.
-        """
-        tried = self.entries if entries is None else entries
-        least = min((entry.makespan for entry in tried if not entry.over), default=0.0) * (1 + SHORTER)
-        chosen: Entry | None = None
-        for entry in tried:
-            if entry.over or entry.makespan > least:
-                continue
-            if chosen is None or entry.served < chosen.served * (1 - SHORTER):
-                chosen = entry
-        if chosen:
-            return chosen
-        if not tried:
+        """Return the leading entry. Raises MemoryCapError if it does not fit, and the first error if none is
+        feasible."""
+        leader = self.leading(entries)
+        if leader is None:
             raise self.errors[0]
-        raise _too_small(self.instance, min(tried, key=lambda entry: entry.excess))
+        if leader.over:
+            raise _too_small(self.instance, leader)
+        return leader
 
 
 def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
@@ -168,10 +159,8 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
             for task in cluster.tasks
             for name in graph.task[task].outputs
         }
-        largest = sorted(
-            ((nbytes, name) for name, nbytes in (held | made).items()), key=lambda pair: -pair[0]
-        )[:3]
-        names = ", ".join(f"{graph.value[name].path or name} {size(nbytes)}" for nbytes, name in largest)
+        largest = heapq.nlargest(3, (held | made).items(), key=lambda pair: pair[1])
+        names = ", ".join(f"{graph.value[name].path or name} {size(nbytes)}" for name, nbytes in largest)
         parts.append(
             f"{device} would need {size(peak)} but is capped at {size(cap)} "
             f"({size(sum(held.values()))} of it inputs and state; largest: {names})"
