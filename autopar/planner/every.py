@@ -41,18 +41,13 @@ def every(race: Race) -> None:
     bounds = _Bounds(instance)
     best: Schedule | None = None
     left = STEPS
-    for chosen in _placements(instance, bounds, longest):
-        if bounds.placed(chosen) >= longest:
-            continue
-        for schedule in _orders(instance, chosen):
-            for play, tried in _plays(instance, schedule):
-                left -= len(play.end)
-                if play.makespan < longest and fits(instance, play):
-                    longest, best = play.makespan * (1 - SHORTER), tried
-                if left <= 0 or longest <= bound:
-                    break
-            if left <= 0 or longest <= bound:
-                break
+    # Lazily, since `longest` falls with each shorter schedule.
+    hopeful = (chosen for chosen in _placements(instance, bounds, longest) if bounds.placed(chosen) < longest)
+    schedules = (schedule for chosen in hopeful for schedule in _orders(instance, chosen))
+    for play, tried in (each for schedule in schedules for each in _plays(instance, schedule)):
+        left -= len(play.end)
+        if play.makespan < longest and fits(instance, play):
+            longest, best = play.makespan * (1 - SHORTER), tried
         if left <= 0 or longest <= bound:
             break
     if best:
@@ -143,16 +138,10 @@ def _turned(
         for turn in permutations(tied) if len(tied) > 1 else ():
             if [*turn] == tied:
                 continue
-            turned = _replaced(order, tied, turn)
-            moves = [play.moves[step - first] for step in turned]
+            instead = dict(zip(tied, turn))
+            moves = [play.moves[instead.get(step, step) - first] for step in order]
             copies = in_order(instance, "", (), moves).copies
             tried = Schedule(schedule.policy, schedule.lanes, copies, first_come=True)
             other = Play(instance, tried)
             yield other, tried
             yield from _turned(instance, tried, other, key)
-
-
-def _replaced(order: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:
-    """Return an order with steps `old` replaced by `new`."""
-    instead = dict(zip(old, new))
-    return [instead.get(step, step) for step in order]
