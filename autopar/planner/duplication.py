@@ -12,7 +12,7 @@ from ..ir.costed import Cluster, CostedGraph, TaskCost, repeatable
 from ..ir.graph import Task, replace_refs
 from .candidates import SHORTER, Entry, Race
 from .model.instance import Instance
-from .model.simulator import Schedule
+from .model.simulator import in_order
 from .native import searches
 from .search.anneal import CHAINS, TOGETHER, winners
 from .search.core import COPIES, Timed, capped
@@ -80,15 +80,11 @@ def scheduled(timed: Timed) -> Entry | None:
     names, devices = instance.names, instance.devices
     more = [(names[r], devices[d]) for r, d in zip(timed.of, timed.device[first:])]
     costed, called = again(instance, dict(zip(names, (devices[d] for d in timed.device))), more)
-    number = {cluster.name: i for i, cluster in enumerate(costed.clusters)}
+    copied = Instance(costed)
     steps = [*enumerate(names), *enumerate((called[key] for key in more), first)]
-    lanes: dict[str, list[str]] = {lane: [] for own in instance.lane_names for lane in own}
-    for i, name in sorted(
-        steps, key=lambda step: (timed.start[step[0]], timed.end[step[0]], number[step[1]])
-    ):
-        lanes[instance.lane_names[timed.device[i]][timed.lane[i]]].append(name)
-    orders = {lane: tuple(own) for lane, own in lanes.items()}
-    return Race(Instance(costed)).trial(Schedule(POLICY, orders))
+    numbered = [(timed.start[i], timed.end[i], copied.number[name], i) for i, name in steps]
+    placed = [(r, timed.device[i], (timed.lane[i],)) for _, _, r, i in sorted(numbered)]
+    return Race(copied).trial(in_order(copied, POLICY, placed))
 
 
 def again(

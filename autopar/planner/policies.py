@@ -13,7 +13,7 @@ from .lists.identical import is_single
 from .lists.memory_first import fill, follow
 from .lists.ranking import urgent_first
 from .model.instance import Instance
-from .model.simulator import Schedule
+from .model.simulator import Schedule, in_order
 
 Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
 """`auto`, a policy's name, or a function that returns a schedule, or the device of some clusters or tasks by name."""
@@ -24,25 +24,15 @@ def round_robin(instance: Instance, room: float = 1.0) -> Schedule:
 
     It causes the most transfers, to test a runtime with. `room` is ignored.
     """
-    queues = [(d, lane) for d, lanes in enumerate(instance.lane_names) for lane in lanes]
-    lanes: dict[str, list[str]] = {lane: [] for _, lane in queues}
-    chosen: dict[int, int] = {}
-    turn = 0
+    queues = [(d, lane) for d, lanes in enumerate(instance.lane_names) for lane in range(len(lanes))]
+    chosen: dict[int, tuple[int, int]] = {}
     for r in range(instance.clusters):
-        group = instance.group[r]
-        if group >= 0 and group in chosen:
-            at = chosen[group]
-        else:
-            at = next(
-                k % len(queues)
-                for k in range(turn, turn + len(queues))
-                if queues[k % len(queues)][0] in instance.allowed[r]
-            )
-            turn = at + 1
-            if group >= 0:
-                chosen[group] = at
-        lanes[queues[at][1]].append(instance.names[r])
-    return Schedule("round_robin", {lane: tuple(names) for lane, names in lanes.items()})
+        if r not in chosen:
+            at = next(k for k, (d, _) in enumerate(queues) if d in instance.allowed[r])
+            chosen |= dict.fromkeys(instance.together(r), queues[at])
+            queues = [*queues[at + 1 :], *queues[: at + 1]]
+    placed = ((r, d, (lane,)) for r, (d, lane) in sorted(chosen.items()))
+    return in_order(instance, "round_robin", placed)
 
 
 POLICIES: dict[str, Callable[..., Schedule]] = {
