@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,7 +76,7 @@ def promising(plan: Plan, most: int) -> list[_Option]:
     changes to devices of one kind, the best of each kind before the second best of any."""
     machine, gain = plan.costed.machine, _gains(plan)
     kind_of = {device.name: device.kind for device in machine.devices}
-    found = options(plan.costed)
+    found = [*options(plan.costed)]
 
     def gained(i: int) -> float:
         # A second device takes work over as another lane does.
@@ -95,30 +96,26 @@ def _gains(plan: Plan) -> dict[tuple[str, str], float]:
     """Return the seconds of the critical path that each (kind of change, device or wire) affects."""
     machine, found = plan.costed.machine, plan.critical
     name_of = {(link.src, link.dst): name for name, links in wires(machine).items() for link in links}
-    gain: dict[tuple[str, str], float] = {}
-
-    def add(kind: str, of: str, seconds: float) -> None:
-        gain[kind, of] = gain.get((kind, of), 0.0) + seconds
-
+    gain: dict[tuple[str, str], float] = defaultdict(float)
     for number in found.path:
         step, binding = found.steps[number], found.last[number]
         took = step.end - step.start
         if isinstance(step, Placed):
-            add("compute", step.device, took / 2)
+            gain["compute", step.device] += took / 2
             if binding and binding.kind == "lane":
-                add("lanes", step.device, min(took, step.start - found.ready(number)))
+                gain["lanes", step.device] += min(took, step.start - found.ready(number))
         else:
             wire = name_of[step.src, step.dst]
             latency = machine.link[step.src, step.dst].latency_s
-            add("latency", wire, latency)
-            add("bytes", wire, (took - latency) / 2)
+            gain["latency", wire] += latency
+            gain["bytes", wire] += (took - latency) / 2
     used = {step.device for step in plan.placed}
     for device in machine.devices:
         # What keeps all work away leaves a device as empty as one that nobody wants.
         if device.memory_bytes is not None and (
             device.name not in used or plan.peaks.get(device.name, 0) * 2 > device.memory_bytes
         ):
-            add("memory", device.name, plan.makespan)
+            gain["memory", device.name] += plan.makespan
     return gain
 
 
@@ -208,35 +205,30 @@ class _Option:
     apply: Callable[[CostedGraph], CostedGraph]
 
 
-def options(costed: CostedGraph) -> list[_Option]:
-    """Return all single changes: a device or wire twice as fast, no latency, one more lane or device, no cap.
+def options(costed: CostedGraph) -> Iterator[_Option]:
+    """Yield all single changes: a device or wire twice as fast, no latency, one more lane or device, no cap.
 
     Lanes are added to devices that have several, to CPUs, and to all devices of a graph file; CPUs only to a graph
     file.
     """
     machine = costed.machine
-    found: list[_Option] = []
-
-    def add(
-        what: str, kind: str, of: str, apply: Callable[..., CostedGraph], *which: Any, **how: Any
-    ) -> None:
-        found.append(_Option(what, kind, of, lambda costed: apply(costed, *which, **how)))
-
     for d, device in enumerate(machine.devices):
         name = device.name
-        add(f"{name} twice as fast", "compute", name, _quicker, d)
+        yield _Option(f"{name} twice as fast", "compute", name, partial(_quicker, d=d))
         if device.lanes > 1 or device.traits.host or not machine.queued:
-            add(f"one more lane of {name}", "lanes", name, _device, d, lanes=device.lanes + 1)
+            more = partial(_device, d=d, lanes=device.lanes + 1)
+            yield _Option(f"one more lane of {name}", "lanes", name, more)
         if not device.traits.host or not machine.queued:
-            add(f"one more device like {name}", "device", name, _another, d)
+            yield _Option(f"one more device like {name}", "device", name, partial(_another, d=d))
         if device.memory_bytes is not None:
-            add(f"no memory cap on {name}", "memory", name, _device, d, memory_bytes=None)
+            uncapped = partial(_device, d=d, memory_bytes=None)
+            yield _Option(f"no memory cap on {name}", "memory", name, uncapped)
     for name, links in wires(machine).items():
         called = name if " → " in name else f"wire {name}"
-        add(f"{called} twice as fast", "bytes", name, _links, links, rate=FASTER)
+        yield _Option(f"{called} twice as fast", "bytes", name, partial(_links, changed=links, rate=FASTER))
         if any(link.latency_s for link in links):
-            add(f"{called} without latency", "latency", name, _links, links, wait=0.0)
-    return found
+            instant = partial(_links, changed=links, wait=0.0)
+            yield _Option(f"{called} without latency", "latency", name, instant)
 
 
 def wires(machine: Machine) -> dict[str, list[Link]]:
@@ -248,19 +240,21 @@ def wires(machine: Machine) -> dict[str, list[Link]]:
 
 
 def _quicker(costed: CostedGraph, d: int) -> CostedGraph:
-    clusters = tuple(_quick(cluster, d) for cluster in costed.clusters)
-    return replace(costed, clusters=clusters)
+    """Speed up the clusters on a device, except for the host's part."""
 
+    def quick(cluster: Cluster, e: int, seconds: float) -> float:
+        own = min(seconds, cluster.dispatch_s + (seconds - cluster.dispatch_s) / FASTER)
+        return own if e == d else seconds
 
-def _quick(cluster: Cluster, d: int) -> Cluster:
-    """Speed up a cluster except for the host's part."""
-
-    def less(seconds: float) -> float:
-        return min(seconds, cluster.dispatch_s + (seconds - cluster.dispatch_s) / FASTER)
-
-    seconds = tuple(less(s) if s is not None and e == d else s for e, s in enumerate(cluster.seconds))
-    modes = tuple((e, lanes, less(s) if e == d else s) for e, lanes, s in cluster.modes)
-    return replace(cluster, seconds=seconds, modes=modes)
+    clusters = (
+        replace(
+            cluster,
+            seconds=tuple(s if s is None else quick(cluster, e, s) for e, s in enumerate(cluster.seconds)),
+            modes=tuple((e, lanes, quick(cluster, e, s)) for e, lanes, s in cluster.modes),
+        )
+        for cluster in costed.clusters
+    )
+    return replace(costed, clusters=tuple(clusters))
 
 
 def _device(costed: CostedGraph, d: int, **changed: Any) -> CostedGraph:
