@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 """Share of the makespan by which an inserted step may exceed its gap."""
 
 
-class Lazily(Sequence[Reason]):
+class LazyReasons(Sequence[Reason]):
     """Reasons of the `clusters`, in order, each computed on first access by the function of its number that `begin`
     returns."""
 
@@ -51,7 +51,7 @@ class Lazily(Sequence[Reason]):
         return repr(tuple(self))
 
 
-def reasons(costed: CostedGraph, timing: Timing, policy: str, shortest: bool, others: str) -> Lazily:
+def reasons(costed: CostedGraph, timing: Timing, policy: str, shortest: bool, others: str) -> LazyReasons:
     """Return a reason for each cluster of a plan for one call.
 
     Each `Choice` leaves the rest of the plan unchanged: see `_Elsewhere`. `shortest`: no tried plan is shorter.
@@ -61,7 +61,7 @@ def reasons(costed: CostedGraph, timing: Timing, policy: str, shortest: bool, ot
     def begin() -> Callable[[int], Reason]:
         return _Elsewhere(Instance(costed), timing, policy, shortest, others).reason
 
-    return Lazily((cluster.name for cluster in costed.clusters), begin)
+    return LazyReasons((cluster.name for cluster in costed.clusters), begin)
 
 
 class _Elsewhere:
@@ -148,10 +148,8 @@ class _Elsewhere:
     def _unable(self, r: int, d: int) -> int | None:
         """Return the cluster that cannot run on device number `d`: `r`, or one that must be with it; None if all
         can."""
-        instance = self.instance
-        together = instance.members[instance.group[r]] if instance.group[r] >= 0 else ()
-        clusters = instance.costed.clusters
-        return next((m for m in (r, *together) if clusters[m].seconds[d] is None), None)
+        clusters = self.instance.costed.clusters
+        return next((m for m in (r, *self.instance.together(r)) if clusters[m].seconds[d] is None), None)
 
     def _lacks(self, r: int, d: int, start: float, end: float) -> str:
         """Return a clause on the memory that a device lacks for a cluster, beside what it holds in any case; "" if
@@ -186,19 +184,16 @@ class _Elsewhere:
             return f"It can only run on {own.device}: {self._bound(r)}."
         if len({*self.device}) == 1 and self.others:
             return f"Everything is on {own.device}: {self.others}."
-        if instance.group[r] >= 0 and len(instance.members[instance.group[r]]) > 1:
-            together = f" It shares {own.device} with the rest of its group."
-        else:
-            together = ""
+        grouped = len(instance.together(r)) > 1
+        together = f" It shares {own.device} with the rest of its group." if grouped else ""
         rivals = [
             (choice.end, d)
             for d, choice in enumerate(choices)
             if choice.end is not None and choice.device != own.device
         ]
         if not rivals:
-            why = next(
-                (choice.why for choice in choices if choice.end is None and choice.why.startswith("no ")), ""
-            )
+            lacks = (choice.why for choice in choices if choice.end is None)
+            why = next((why for why in lacks if why.startswith("no ")), "")
             return f"It can only be on {own.device}: {why}.{together}"
         end, d = min(rivals)
         rival = instance.devices[d]

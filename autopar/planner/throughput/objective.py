@@ -21,7 +21,7 @@ from ..bounds.traffic import traffic
 from ..exact import left
 from ..model.instance import Instance
 from ..portfolio import place, replan
-from ..reasons import Lazily
+from ..reasons import LazyReasons
 from .balance import balance
 from .loads import Loads, Standing, busiest, loads_of, share
 
@@ -112,12 +112,12 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     return replace(plan, period=plan.makespan, lower_bound=proven)
 
 
-def _reasons(instance: Instance, loads: Loads, groups: list[list[int]], at: list[int]) -> Lazily:
+def _reasons(instance: Instance, loads: Loads, groups: list[list[int]], at: list[int]) -> LazyReasons:
     group = {r: g for g, members in enumerate(groups) for r in members}
     queues = [name if " → " in name else f"wire {name}" for name in instance.copy_lanes]
     called = [*instance.devices, *["a wire"] * instance.wires, *queues, "the host's dispatch"]
     of = [group[r] for r in range(instance.clusters)]
-    return Lazily(instance.names, partial(reason_by_period, instance.names, of, loads, at, called))
+    return LazyReasons(instance.names, partial(reason_by_period, instance.names, of, loads, at, called))
 
 
 def reason_by_period(

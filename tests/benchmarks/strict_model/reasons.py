@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autopar.ir.plan import Reason
-from autopar.planner.reasons import Lazily
+from autopar.planner.reasons import LazyReasons
 from autopar.planner.throughput import balance
 from autopar.planner.throughput.loads import Standing
 from autopar.planner.throughput.objective import listed, reason_by_period
@@ -27,7 +27,7 @@ FINAL = 2
 """Changes whose loads are balanced anew: those of which most is to be hoped."""
 
 
-class StrictReasons(Lazily):
+class StrictReasons(LazyReasons):
     """A reason for each node (`runs` is the order of the plan's runs): the latency with its class on each other part,
     all else where it is. `at` is the part of each class."""
 
@@ -67,7 +67,7 @@ class StrictReasons(Lazily):
             yield what, min(was, resplit(Calls.of(changed), self.at))
 
 
-class StrictShares(Lazily):
+class StrictShares(LazyReasons):
     """A reason for each node of a plan for throughput. `at` is the core or accelerator of each class."""
 
     def __init__(
