@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ..ir.costed import Cluster, CostedGraph, TaskCost, repeatable
-from ..ir.graph import Task, replace_refs
+from ..ir.graph import Task
 from .candidates import SHORTER, Entry, Race
 from .model.instance import Instance
 from .model.simulator import in_order
@@ -126,7 +126,7 @@ def again(
             for name in cluster.tasks:
                 task, called = graph.task[name], steps.get((name, copy), name)
                 renamed = tuple(own.get(value, value) for value in task.outputs)
-                tasks.append(replace(_reading(task, own | reads), name=called, outputs=renamed))
+                tasks.append(replace(task.reading(own | reads), name=called, outputs=renamed))
                 costs.append(replace(costed.cost[name], task=called))
             clusters.append(
                 replace(
@@ -170,13 +170,6 @@ def _named(costed: CostedGraph, more: Iterable[tuple[str, str]]) -> tuple[Names,
     return steps, values
 
 
-def _reading(task: Task, of: Mapping[str, str]) -> Task:
-    """Return the task with its inputs renamed by `of`."""
-    args = tuple(replace_refs(argument, of) for argument in task.args)
-    kwargs = tuple((key, replace_refs(argument, of)) for key, argument in task.kwargs)
-    return replace(task, args=args, kwargs=kwargs)
-
-
 def once(costed: CostedGraph) -> CostedGraph:
     """Return the graph without the copies of `again`: readers of a copy read the original. Linear in the graph."""
     if not costed.again:
@@ -190,7 +183,7 @@ def once(costed: CostedGraph) -> CostedGraph:
     graph = replace(
         costed.graph,
         values=tuple(value for value in costed.graph.values if value.name not in of),
-        tasks=tuple(_reading(task, of) for task in costed.graph.tasks if task.name not in of),
+        tasks=tuple(task.reading(of) for task in costed.graph.tasks if task.name not in of),
         outputs=tuple(of.get(value, value) for value in costed.graph.outputs),
     )
     return replace(
