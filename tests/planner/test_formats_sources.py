@@ -123,7 +123,7 @@ def test_networkx_graphs():
         ("a: v", 100),
         ("2 → 3", 0),
     ]
-    assert infeasibilities(plain(graph, on)[1], described(schedule(graph, on))) == []
+    assert infeasibilities({**small(), **plain(graph, on)[1]}, described(schedule(graph, on))) == []
 
 
 def test_numbers_may_be_those_of_numpy():

@@ -338,22 +338,3 @@ def _link(entry: Entry, position: Mapping[str, int], named: Container[str]) -> L
         own += "'"
     wire = None if entry.data.get("wire", own) is None else entry.text("wire", own)
     return Link(src, dst, latency, rate, wire)
-
-
-def machine_lists(on: Machine) -> dict[str, Any]:
-    """Return the lists "devices" and "links" of a graph file for a machine; copy queues become wires.
-
-    Raises PlanError for a machine whose links share wires and have copy queues too, which the format cannot express.
-    """
-    links: list[dict[str, Any]] = []
-    for link in on.links:
-        wire = on.queue(link)
-        if on.queued and link.wire is not None and sum(other.wire == link.wire for other in on.links) > 1:
-            raise PlanError(
-                f"the link {link.src} → {link.dst} shares the wire {link.wire!r} and waits in the copy queue {wire!r} "
-                "too; a graph file has wires alone: make the machine with queued=False"
-            )
-        links.append({"src": link.src, "dst": link.dst, "latency_s": link.latency_s,
-                      "bytes_per_s": link.bytes_per_s, "wire": wire})  # fmt: skip
-    devices = [{"name": d.name, "lanes": d.lanes, "memory_bytes": d.memory_bytes} for d in on.devices]
-    return {"devices": devices, "links": links}

@@ -16,7 +16,7 @@ from ...ir.machine import Machine
 from ...system import jsonfile
 from . import graph_file as own
 from .fields import Entry
-from .graph_file import machine_lists, read_machine
+from .graph_file import read_machine
 from .graph_sets import dnn_partitioning, is_dnn_partitioning, stg
 
 Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str, "os.PathLike[str]"]
@@ -38,7 +38,8 @@ def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
 
 
 def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, Any]:
-    """Return the name and the parsed JSON, in autopar's format, of a source that is not costed yet.
+    """Return the name and the parsed JSON, in autopar's format, of a source that is not costed yet; of a networkx graph
+    for `machine` without the lists of devices and links.
 
     A path that ends in `.stg` is a graph of the Standard Task Graph set, for which `machine` is the number of
     processors; JSON with `nodes` and `edges` is a graph of the dnn-partitioning set.
@@ -98,8 +99,8 @@ def _networkx(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any
     A node has the attribute `seconds`, a number for every device or {device: seconds} (or {device: {lanes: seconds}}),
     and optionally `state_bytes`, `workspace_bytes`, `colocate` and `pin`. An edge may have `bytes` (default 0) and
     `value`: edges of one node with the same `value` are one value, sent once to each device; without it each edge is
-    its own value. The machine is the given one, else the attributes `devices` and `links` of the graph. Raises
-    PlanError for an invalid graph.
+    its own value. Without a machine, the lists of devices and links are the attributes `devices` and `links` of the
+    graph. Raises PlanError for an invalid graph.
     """
     if not graph.is_directed():
         raise PlanError(
@@ -110,10 +111,8 @@ def _networkx(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any
             "a networkx graph says nothing of devices; give a machine, or put the lists 'devices' and 'links' into "
             "graph.graph"
         )
-    on = (
-        machine_lists(machine) if machine else {key: graph.graph.get(key, []) for key in ("devices", "links")}
-    )
-    names = [device.name for device in read_machine(Entry(on, "the graph")).devices]
+    on = {} if machine else {key: graph.graph.get(key, []) for key in ("devices", "links")}
+    names = [device.name for device in (machine or read_machine(Entry(on, "the graph"))).devices]
     tasks = []
     for node, given in graph.nodes(data=True):
         if "seconds" not in given:
