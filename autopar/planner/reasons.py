@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from typing import Any
@@ -88,7 +89,7 @@ class _Elsewhere:
             for v in instance.makes[r]:
                 self.there[self.root[v]][self.device[r]] = step.end
         hops = {(hop.src, hop.dst): hop for row in instance.route for way in row for hop in way or ()}
-        self.busy: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        self.busy: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
         self.came: dict[tuple[int, int], tuple[Hop, tuple[float, float]]] = {}
         for t in timing.transfers:
             hop = hops[index[t.src], index[t.dst]]
@@ -96,12 +97,10 @@ class _Elsewhere:
             known[hop.dst] = min(t.end, known.get(hop.dst, math.inf))
             self.came[value[t.value], hop.dst] = hop, (t.start, t.end)
             for key in _keys(hop):
-                self.busy.setdefault(key, []).append((t.start, t.end))
+                self.busy[key].append((t.start, t.end))
         self.rounding = ROUNDING * timing.makespan
         self.shared = {key: Slots(taken) for key, taken in self.busy.items()}
-        lanes: dict[str, list[tuple[float, float]]] = {
-            name: [] for names in instance.lane_names for name in names
-        }
+        lanes: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for step in timing.placed:
             for lane in step.lanes:
                 lanes[lane].append((step.start, step.end))
@@ -241,21 +240,30 @@ class _Elsewhere:
         return "a pin, or what it shares a device with, says so"
 
     def _copied(self, own: Placed) -> str:
-        first, comes = self._instead(own.cluster)
-        text = f"It is {first.cluster} computed again, so that its result need not come from {first.device}"
-        return text + (f", {seconds(comes - own.end)} later." if comes > own.end else ".")
+        """Return the reason of a duplicate: its results could reach its device from the original only later."""
+        instance = self.instance
+        r, first = instance.number[own.cluster], instance.number[self.original[own.cluster]]
+        original = self.own[first]
+        src, dst = self.device[first], self.device[r]
+        travels = (instance.travel(self.root[v], src, dst) for v in instance.makes[r])
+        comes = max((original.end + travel for travel in travels), default=0.0)
+        later = f", {seconds(comes - own.end)} later" if comes > own.end else ""
+        return (
+            f"It is {original.cluster} computed again, so that its result need not come from {original.device}"
+            f"{later}."
+        )
 
     def _shared(self, r: int) -> dict[tuple[str, int], Slots]:
         """Return the queues and wires without the transfers needed only by this cluster where it is."""
         instance, d = self.instance, self.device[r]
-        freed: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        freed: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
         for v in instance.reads[r]:
             others = any(other != r and self.device[other] == d for other in instance.readers[v])
             if (v, d) not in self.came or others or d in instance.deliver[v] or instance.carry[v]:
                 continue
             hop, taken = self.came[v, d]
             for key in _keys(hop):
-                freed.setdefault(key, []).append(taken)
+                freed[key].append(taken)
         left = {
             key: Slots(span for span in self.busy[key] if span not in gone) for key, gone in freed.items()
         }
@@ -305,15 +313,6 @@ class _Elsewhere:
                 if late > worst[1]:
                     worst = reader, late
         return worst
-
-    def _instead(self, copy: str) -> tuple[Placed, float]:
-        """Return the original of a duplicate, and the time at which its results could reach the duplicate's device."""
-        instance = self.instance
-        r = instance.number[copy]
-        first = instance.number[self.original[copy]]
-        values = [self.root[v] for v in instance.makes[r]]
-        comes = [self.own[first].end + instance.travel(v, self.device[first], self.device[r]) for v in values]
-        return self.own[first], max(comes, default=0.0)
 
 
 def _keys(hop: Hop) -> list[tuple[str, int]]:

@@ -122,15 +122,15 @@ def _gains(plan: Plan) -> dict[tuple[str, str], float]:
 def _latency(plan: Plan) -> Iterator[_Change]:
     clusters = max(1, len(plan.costed.clusters))
     tried = []
-    for position, option in enumerate(promising(plan, max(FEWEST, min(MOST, FEWER // clusters)))):
+    for option in promising(plan, max(FEWEST, min(MOST, FEWER // clusters))):
         try:
             race = _raced(plan, option)
             found = min(plan.makespan, _as_it_was(plan, option), race.best().makespan)
         except AutoparError:
             continue
-        tried.append((found, position, option, race))
-    tried.sort(key=lambda each: each[:2])
-    for rank, (found, _, option, race) in enumerate(tried):
+        tried.append((found, option, race))
+    tried.sort(key=lambda each: each[0])
+    for rank, (found, option, race) in enumerate(tried):
         if rank < FINAL and clusters <= LARGE and not plan.costed.machine.queued:
             found = min(found, _searched(plan, race))
         yield _Change(option.what, found)
@@ -140,14 +140,14 @@ def _throughput(plan: Plan) -> Iterator[_Change]:
     """Yield changes with their periods: of the same placement, and for the most promising of a better one."""
     at = {step.cluster: step.device for step in plan.placed}
     hoped = []
-    for position, option in enumerate(options(plan.costed)):
+    for option in options(plan.costed):
         instance = Instance(option.apply(plan.costed))
         loads, groups = loads_of(instance)
         where = [instance.costed.index[at[instance.names[members[0]]]] for members in groups]
         found = min(plan.period or math.inf, Standing(loads, where).period)
-        hoped.append((shared(instance), position, option, loads, where, found))
-    hoped.sort(key=lambda each: each[:2])
-    for rank, (least, _, option, loads, where, found) in enumerate(hoped):
+        hoped.append((shared(instance), option, loads, where, found))
+    hoped.sort(key=lambda each: each[0])
+    for rank, (least, option, loads, where, found) in enumerate(hoped):
         if rank < FINAL and least < found:
             better = balance(loads, starts=[where])[0]
             found = min(found, Standing(loads, better).period) if better is not None else found
