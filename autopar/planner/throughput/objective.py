@@ -288,12 +288,10 @@ def fits(plan: Plan, period: float) -> bool:
             begin = round(start / period * TICKS)
             whole, rest = divmod(max(0, round(end / period * TICKS) - begin), TICKS)
             begin %= TICKS
-            always += whole * (level - base)
-            if begin + rest > TICKS:
-                always += level - base
-                changes += [(begin + rest - TICKS, base - level), (begin, level - base)]
-            else:
-                changes += [(begin, level - base), (begin + rest, base - level)]
+            # What is still held as the next call starts is held from the start of each.
+            wraps = begin + rest > TICKS
+            always += (whole + wraps) * (level - base)
+            changes += [(begin, level - base), (begin + rest - wraps * TICKS, base - level)]
         peak = always
         for _, change in sorted(changes):
             always += change
