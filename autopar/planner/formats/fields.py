@@ -22,7 +22,7 @@ MANY = 1_000_000
 _NEEDED: Any = object()
 
 
-class Entry:
+class JsonObject:
     """An object of a file, `called` so in error messages.
 
     Each method reads one field, which is required unless a default is given; a default is returned as it is.
@@ -110,9 +110,9 @@ class Entry:
             raise PlanError(f"{key!r} of {self.called} is {short(value)}; it must be a list")
         return value
 
-    def entries(self, key: str) -> list[Entry]:
+    def entries(self, key: str) -> list[JsonObject]:
         """Read a list of objects."""
-        return [Entry(item, f"{key}[{index}]") for index, item in enumerate(self.items(key))]
+        return [JsonObject(item, f"{key}[{index}]") for index, item in enumerate(self.items(key))]
 
 
 @lru_cache(maxsize=1024)

@@ -24,7 +24,7 @@ from ...ir.device import Device, Link
 from ...ir.graph import Graph, Ref, Task, Value
 from ...ir.machine import Machine
 from ..model.toposort import topological
-from .fields import LARGEST, SMALLEST, Entry, known, seconds
+from .fields import LARGEST, SMALLEST, JsonObject, known, seconds
 
 TASK = frozenset(("id", "seconds", "state_bytes", "workspace_bytes", "colocate", "pin"))
 """Keys of a task."""
@@ -65,7 +65,7 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
     Unknown keys are ignored, but a near miss of a known key is refused. Raises PlanError with one sentence for the
     first error. Near linear in tasks, values and their consumers.
     """
-    whole = Entry(data, "the graph")
+    whole = JsonObject(data, "the graph")
     # A file may be called what no text can hold.
     name = name.encode(errors="replace").decode()
     entries = _listed(whole, "tasks")
@@ -98,9 +98,9 @@ def _used(on: Machine, rows: Sequence[_Row]) -> Machine:
     return replace(on, devices=tuple(devices))
 
 
-def _task(entry: Entry, position: Mapping[str, int], lanes: Sequence[int]) -> _Row:
+def _task(entry: JsonObject, position: Mapping[str, int], lanes: Sequence[int]) -> _Row:
     name = entry.name("task", TASK)
-    given = Entry(entry.need("seconds"), f"'seconds' of {entry.called}", such='{"cpu": 1.0}').data
+    given = JsonObject(entry.need("seconds"), f"'seconds' of {entry.called}", such='{"cpu": 1.0}').data
     times: list[float | None] = [None] * len(position)
     modes: list[tuple[int, int, float]] = []
     for device, cost in given.items():
@@ -165,7 +165,7 @@ def _share(rows: Sequence[_Row], devices: Sequence[str]) -> None:
 
 
 def _values(
-    entries: Sequence[Entry], rows: Sequence[_Row], tasks: Mapping[str, int], position: Mapping[str, int]
+    entries: Sequence[JsonObject], rows: Sequence[_Row], tasks: Mapping[str, int], position: Mapping[str, int]
 ) -> tuple[list[Value], Ends, Ends]:
     """Return the values of the file, their deliveries, and the homes of those that no task makes."""
     found: dict[str, Value] = {}
@@ -286,7 +286,7 @@ def _assemble(
     )
 
 
-def _listed(data: Entry, key: str) -> list[Entry]:
+def _listed(data: JsonObject, key: str) -> list[JsonObject]:
     """Return the entries of one of the lists of a graph file."""
     if key not in data.data:
         raise PlanError(
@@ -295,7 +295,7 @@ def _listed(data: Entry, key: str) -> list[Entry]:
     return data.entries(key)
 
 
-def read_machine(data: Entry) -> Machine:
+def read_machine(data: JsonObject) -> Machine:
     """Read the machine of a graph file: transfers wait only for wires, and a link without a wire has its own.
 
     Raises PlanError for an invalid machine. A link from a device to itself is ignored.
@@ -323,7 +323,7 @@ def read_machine(data: Entry) -> Machine:
     return Machine(tuple(devices.values()), tuple(links.values()), absent=True, queued=False)
 
 
-def _link(entry: Entry, position: Mapping[str, int], named: Container[str]) -> Link:
+def _link(entry: JsonObject, position: Mapping[str, int], named: Container[str]) -> Link:
     names = [*position]
     src, dst = (names[entry.among(end, position, "device")] for end in ("src", "dst"))
     own = f"{src} → {dst}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import PlanError
-from .fields import Entry, known
+from .fields import JsonObject, known
 
 BYTES_PER_S = 1e-3
 """Bytes per second of a link in the graph file: the set gives transfer costs in time, and these bytes must be
@@ -33,7 +33,7 @@ def dnn_partitioning(data: Mapping[str, Any]) -> dict[str, Any]:
     others. This relaxes the set's own model, in which an accelerator runs its part as one call without overlapping
     transfers.
     """
-    graph = Entry(data, "the graph")
+    graph = JsonObject(data, "the graph")
     count, cpus = (graph.count(key, least=0) for key in ("maxFPGAs", "maxCPUs"))
     accelerators = [f"accelerator:{index}" for index in range(count)]
     tasks: dict[str, dict[str, Any]] = {}

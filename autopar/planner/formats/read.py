@@ -15,7 +15,7 @@ from ...ir.costed import CostedGraph
 from ...ir.machine import Machine
 from ...system import jsonfile
 from . import graph_file as own
-from .fields import Entry
+from .fields import JsonObject
 from .graph_file import read_machine
 from .graph_sets import dnn_partitioning, is_dnn_partitioning, stg
 
@@ -112,7 +112,7 @@ def _networkx(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any
             "graph.graph"
         )
     on = {} if machine else {key: graph.graph.get(key, []) for key in ("devices", "links")}
-    names = [device.name for device in (machine or read_machine(Entry(on, "the graph"))).devices]
+    names = [device.name for device in (machine or read_machine(JsonObject(on, "the graph"))).devices]
     tasks = []
     for node, given in graph.nodes(data=True):
         if "seconds" not in given:
