@@ -58,11 +58,8 @@ def reasons(costed: CostedGraph, timing: Timing, policy: str, shortest: bool, ot
     Each `Choice` leaves the rest of the plan unchanged: see `_Elsewhere`. `shortest`: no tried plan is shorter.
     `others`: results of the race for single devices.
     """
-
-    def begin() -> Callable[[int], Reason]:
-        return _Elsewhere(Instance(costed), timing, policy, shortest, others).reason
-
-    return LazyReasons((cluster.name for cluster in costed.clusters), begin)
+    names = (cluster.name for cluster in costed.clusters)
+    return LazyReasons(names, lambda: _Elsewhere(Instance(costed), timing, policy, shortest, others).reason)
 
 
 class _Elsewhere:

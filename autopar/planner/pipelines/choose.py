@@ -115,7 +115,10 @@ class _Search:
             if bound >= self._limit * (1 - 1e-9):
                 break
             if isinstance(item, Priced):
-                self._simulate(item)
+                step = item.step_s(self._period)
+                self.tried.append((str(item.setup.option), step))
+                if step < self._limit:
+                    self.best = step, item
                 continue
             for found in self._cut(item):
                 least = self._least(found) if isinstance(found, Setup) else found.bound_s(self._period)
@@ -127,12 +130,6 @@ class _Search:
                 )
             raise self._short(self.nearest)
         return self._result(*self.best)
-
-    def _simulate(self, priced: Priced) -> None:
-        step = priced.step_s(self._period)
-        self.tried.append((str(priced.setup.option), step))
-        if step < self._limit:
-            self.best = step, priced
 
     @property
     def _limit(self) -> float:
