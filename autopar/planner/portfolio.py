@@ -54,7 +54,7 @@ def _small(race: Race) -> bool:
 
 
 def _searched(race: Race) -> list[Entry]:
-    """Enter schedules found by annealing; return the entries."""
+    """Return the entries that annealing has found."""
     return [entry for entry in race.entries if entry.schedule.policy == POLICY]
 
 

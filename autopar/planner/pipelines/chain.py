@@ -141,23 +141,22 @@ class Chain:
             for word, own in costs.items()
         }
 
-    def upto(self, what: str, kind: int, rows: float) -> Numbers:
-        """Return the seconds of all units before each position; `what` is `forward`, `backward`, or `weight` (the
-        weight gradients in the backward)."""
-        key = what, kind, rows
+    def upto(self, what: str, kind: int, rows: float, micro_batches: int = 1) -> Numbers:
+        """Return the mean seconds of a micro-batch in all units before each position; `what` is `forward`, `backward`,
+        or `weight` (the weight gradients in the backward). All micro-batches but the first add their weight gradients
+        to those of earlier ones."""
+        key = what, kind, rows, micro_batches
         if key not in self._known:
             sums = self._costs[what][kind]
-            self._known[key] = sums[:, 0] + sums[:, 1] * rows
+            found = sums[:, 0] + sums[:, 1] * rows
+            if what != "forward" and micro_batches > 1:
+                rate = self.added_bytes_per_s[min(kind, len(self.added_bytes_per_s) - 1)]
+                found += self.weights / rate * (1 - 1 / micro_batches)
+            self._known[key] = found
         return self._known[key]
 
-    def adding(self, kind: int) -> Numbers:
-        """Return the seconds to add the weight gradients of all units before each position to those of earlier
-        micro-batches."""
-        found: Numbers = self.weights / self.added_bytes_per_s[min(kind, len(self.added_bytes_per_s) - 1)]
-        return found
-
     @cached_property
-    def _known(self) -> dict[tuple[str, int, float], Numbers]:
+    def _known(self) -> dict[tuple[str, int, float, int], Numbers]:
         return {}
 
     @cached_property

@@ -144,18 +144,14 @@ def options(asked: Asked, members: int, most: int) -> Iterator[Option]:
 def _shapes(asked: Asked, members: int, units: int) -> Iterator[tuple[int, int]]:
     """Yield (processes of a replica, replicas)."""
     few = members <= ALL_UP_TO
+    counts = [asked.replicas] if asked.replicas else _divisors(asked.batch)
     for positions in range(1, min(members, units) + 1):
         if asked.stages and asked.stages % positions:
             continue
         if not few and members % positions:
             continue
-        most = members // positions
-        if asked.replicas:
-            counts = [asked.replicas] if asked.replicas <= most else []
-        else:
-            counts = [count for count in _divisors(asked.batch) if count <= most]
-            counts = counts if few else counts[-1:]
-        for replicas in counts:
+        fitting = [count for count in counts if count <= members // positions]
+        for replicas in fitting if few else fitting[-1:]:
             yield positions, replicas
     if not few and not asked.replicas and asked.stages in (None, 1):
         yield 1, 1

@@ -61,12 +61,8 @@ class Setup:
         return spent + self.upto("backward", kind) if self.option.trained else spent
 
     def upto(self, what: str, kind: int) -> Numbers:
-        """Return the seconds of a micro-batch in all units before each position, as `Chain.upto`. All micro-batches but
-        the first add their weight gradients to those of earlier ones."""
-        found = self.chain.upto(what, kind, self.option.rows)
-        if what == "forward":
-            return found
-        return found + self.chain.adding(kind) * (1 - 1 / self.option.micro_batches)
+        """Return the seconds of a micro-batch in all units before each position, as `Chain.upto`."""
+        return self.chain.upto(what, kind, self.option.rows, self.option.micro_batches)
 
     @property
     def roomy(self) -> bool:
