@@ -142,8 +142,8 @@ def _throughput(plan: Plan) -> Iterator[_Change]:
     hoped = []
     for option in options(plan.costed):
         instance = Instance(option.apply(plan.costed))
-        loads, groups = loads_of(instance)
-        where = [instance.costed.index[at[instance.names[members[0]]]] for members in groups]
+        loads = loads_of(instance)
+        where = [instance.costed.index[at[instance.names[members[0]]]] for members in loads.members]
         found = min(plan.period or math.inf, Standing(loads, where).period)
         hoped.append((shared(instance), option, loads, where, found))
     hoped.sort(key=lambda each: each[0])

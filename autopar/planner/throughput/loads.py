@@ -51,6 +51,7 @@ class Loads:
     fixed[r]: seconds of resource r in any case; by default 0.
     parts[g][d]: (seconds, lanes) of the indivisible tasks of group g on device d; `seconds` counts each for each of
     its lanes. By default, a group is one task.
+    members[g]: clusters of group g, if it is of an instance.
     touches[g]: values that group g makes or reads, and how often it reads them.
     """
 
@@ -64,6 +65,7 @@ class Loads:
     position: Sequence[float]
     fixed: Sequence[float] = ()
     parts: Sequence[Sequence[Sequence[Part]]] = ()
+    members: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
         self.groups, self.devices = len(self.seconds), len(self.lanes)
@@ -222,8 +224,8 @@ def busiest(parts: Sequence[tuple[float, int]], lanes: int) -> float:
     return max(busy)
 
 
-def loads_of(instance: Instance) -> tuple[Loads, list[list[int]]]:
-    """Return the problem as loads, and the clusters of each group."""
+def loads_of(instance: Instance) -> Loads:
+    """Return the problem as loads of its colocate groups and of its other clusters."""
     devices = range(len(instance.devices))
     together = map(instance.together, range(instance.clusters))
     groups = [[*members] for r, members in enumerate(together) if members[0] == r]
@@ -269,4 +271,4 @@ def loads_of(instance: Instance) -> tuple[Loads, list[list[int]]]:
     fixed = [0.0] * last + [sum(instance.dispatch)]
     rank = {r: place for place, r in enumerate(late(instance.before))}
     position = [float(min(rank[r] for r in members)) for members in groups]
-    return Loads(seconds, widths, values, routes, last + 1, held, caps, position, fixed, parts), groups
+    return Loads(seconds, widths, values, routes, last + 1, held, caps, position, fixed, parts, groups)

@@ -63,7 +63,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     if options[0].clusters == options[1].clusters:
         del options[1]
     problems = [Instance(option) for option in options]
-    weighed = [(instance, *loads_of(instance)) for instance in problems]
+    weighed = [(instance, loads_of(instance)) for instance in problems]
     proven = max(
         shared(problems[0]),
         evenly(problems[0]),
@@ -74,16 +74,16 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     shortest, best = math.inf, None
     for room in ROOM if not costed.graph.carried else ():
         found = []
-        for instance, loads, groups in weighed:
+        for instance, loads in weighed:
             at, timed = balance(loads.within(room), until)
             cut = cut or timed
             if at is not None:
-                found.append((Standing(loads, at).period, instance, loads, groups, at))
+                found.append((Standing(loads, at).period, instance, loads, at))
         if not found:
             break
-        _, instance, loads, groups, at = min(found, key=lambda one: one[0])
+        _, instance, loads, at = min(found, key=lambda one: one[0])
         where = {
-            instance.names[r]: instance.devices[at[g]] for g, members in enumerate(groups) for r in members
+            instance.names[r]: instance.devices[d] for d, members in zip(at, loads.members) for r in members
         }
         try:
             plan = _shared_out(place(instance.costed, _given(where), left(until)), until)
@@ -98,7 +98,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
                 policy=POLICY,
                 candidates=(),
                 period=period,
-                reasons=_reasons(instance, loads, groups, at),
+                reasons=_reasons(instance, loads, at),
                 lower_bound=proven,
                 stopped="time" if cut else "",
             )
@@ -112,8 +112,8 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     return replace(plan, period=plan.makespan, lower_bound=proven)
 
 
-def _reasons(instance: Instance, loads: Loads, groups: list[list[int]], at: list[int]) -> LazyReasons:
-    group = {r: g for g, members in enumerate(groups) for r in members}
+def _reasons(instance: Instance, loads: Loads, at: list[int]) -> LazyReasons:
+    group = {r: g for g, members in enumerate(loads.members) for r in members}
     queues = [name if " → " in name else f"wire {name}" for name in instance.copy_lanes]
     called = [*instance.devices, *["a wire"] * instance.wires, *queues, "the host's dispatch"]
     of = [group[r] for r in range(instance.clusters)]
