@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
 from ..errors import PlanError
-from .bounds.critical_path import Network, ways
+from .bounds.critical_path import ways
 from .candidates import SHORTER, Race
 from .model.instance import Instance
 from .model.memory import fits
@@ -38,11 +38,13 @@ def every(race: Race) -> None:
     """
     instance, bound, leader = race.instance, race.bound, race.leading()
     longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
-    bounds = _Bounds(instance)
+    way = ways(instance, once=True)
+    head, tail = way.head.tolist(), way.tail.tolist()
+    placements = _placements(instance, (way.head + way.seconds + way.tail).tolist(), longest)
     best: Schedule | None = None
     left = STEPS
     # Lazily, since `longest` falls with each shorter schedule.
-    hopeful = (chosen for chosen in _placements(instance, bounds, longest) if bounds.placed(chosen) < longest)
+    hopeful = (chosen for chosen in placements if _bound(instance, head, tail, chosen) < longest)
     schedules = (schedule for chosen in hopeful for schedule in _orders(instance, chosen))
     for play, tried in (each for schedule in schedules for each in _plays(instance, schedule)):
         left -= len(play.end)
@@ -54,44 +56,35 @@ def every(race: Race) -> None:
         race.enter(best)
 
 
-class _Bounds:
-    """Lower bounds in seconds on schedules without duplicates. `through[r][d]`: with cluster r on device d."""
-
-    def __init__(self, instance: Instance) -> None:
-        way, net = ways(instance, once=True), Network(instance)
-        self.instance = instance
-        self.through = (way.head + way.seconds + way.tail).tolist()
-        self._head, self._tail = way.head.tolist(), way.tail.tolist()
-        self._latency, self._s_per_byte = net.latency.tolist(), net.s_per_byte.tolist()
-
-    def placed(self, chosen: Sequence[Place]) -> float:
-        """Return the bound with each cluster on its lane: the longest path, and for each lane all its work between the
-        least head and the least tail."""
-        instance, longest = self.instance, 0.0
-        ends: list[float] = []
-        lanes: dict[Place, tuple[float, float, float]] = {}
-        for r, place in enumerate(chosen):
-            d = place[0]
-            start, own, tail = self._head[r][d], instance.seconds[r][d], self._tail[r][d]
-            for v in instance.reads[r]:
-                maker = instance.maker[v]
-                if 0 <= maker < r:
-                    e = chosen[maker][0]
-                    start = max(
-                        start, ends[maker] + self._latency[e][d] + instance.bytes[v] * self._s_per_byte[e][d]
-                    )
-            ends.append(start + own)
-            longest = max(longest, ends[-1] + tail)
-            first, work, last = lanes.get(place, (math.inf, 0.0, math.inf))
-            lanes[place] = min(first, start), work + own, min(last, tail)
-        return max(longest, max(map(sum, lanes.values())))
+def _bound(
+    instance: Instance, heads: list[list[float]], tails: list[list[float]], chosen: Sequence[Place]
+) -> float:
+    """Return a lower bound in seconds with each cluster on its lane: the longest path, and for each lane all its work
+    between the least head and the least tail."""
+    longest, ends = 0.0, list[float]()
+    lanes: dict[Place, tuple[float, float, float]] = {}
+    for r, place in enumerate(chosen):
+        d = place[0]
+        start, own, tail = heads[r][d], instance.seconds[r][d], tails[r][d]
+        for v in instance.reads[r]:
+            maker = instance.maker[v]
+            if 0 <= maker < r:
+                start = max(start, ends[maker] + instance.travel(v, chosen[maker][0], d))
+        ends.append(start + own)
+        longest = max(longest, ends[-1] + tail)
+        first, work, last = lanes.get(place, (math.inf, 0.0, math.inf))
+        lanes[place] = min(first, start), work + own, min(last, tail)
+    return max(longest, max(map(sum, lanes.values())))
 
 
-def _placements(instance: Instance, bounds: _Bounds, longest: float) -> Iterator[tuple[Place, ...]]:
-    """Yield the lane of each cluster, in all ways that may take less than `longest` seconds."""
+def _placements(
+    instance: Instance, through: list[list[float]], longest: float
+) -> Iterator[tuple[Place, ...]]:
+    """Yield the lane of each cluster, in all ways that may take less than `longest` seconds. `through`: lower bounds
+    with each cluster on each device."""
     lanes = [(d, lane) for d, names in enumerate(instance.lane_names) for lane in range(len(names))]
     options = [
-        [place for place in lanes if place[0] in allowed and bounds.through[r][place[0]] < longest]
+        [place for place in lanes if place[0] in allowed and through[r][place[0]] < longest]
         for r, allowed in enumerate(instance.allowed)
     ]
     for chosen in product(*options):
