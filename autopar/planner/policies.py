@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from ..errors import PlanError
@@ -125,8 +126,4 @@ def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callabl
             allowed[member] = (d,)
             by[member] = placed
     order = urgent_first(instance, allowed)
-
-    def rest(instance: Instance, room: float = 1.0) -> Schedule:
-        return list_schedule(instance, name, order, allowed=allowed, room=room)
-
-    return rest
+    return partial(list_schedule, policy=name, order=order, allowed=allowed)
