@@ -15,7 +15,7 @@ from autopar.ir.hosts import Hosts
 from autopar.planner.pipelines import Chain, RowCost, Unit, distribution, processes
 from autopar.planner.pipelines.grid import CORE_BYTES_PER_S, CORE_S, SUMMED_BYTES_PER_S, grids
 from autopar.planner.pipelines.options import Option
-from autopar.planner.pipelines.pricing import Priced, Setup
+from autopar.planner.pipelines.pricing import Partition, Setup
 
 UNITS = st.lists(
     st.builds(
@@ -88,7 +88,7 @@ def test_no_plan_is_longer_than_the_even_split_by_hand(units, count, batch):
     plan = distribution(chain, on, batch, micro_batches=batch, replicas=1, stages=count, schedules=["1f1b"])
     option = Option(1, count, 1, batch, "1f1b", 1, True)
     setup = Setup(chain, grids(on, processes(on), 1, count)[0], option, 4.0)
-    hand = Priced(setup, tuple(s * len(units) // count for s in range(count + 1)))
+    hand = Partition(setup, tuple(s * len(units) // count for s in range(count + 1)))
     assert plan.step_s <= hand.step_s(False) * (1 + 1e-9)
     assert hand.bound_s(False) <= hand.step_s(False) * (1 + 1e-9)
 
@@ -117,7 +117,7 @@ def test_nothing_is_refused_that_fits_with_other_cuts(units, count, cap):
     fixed = {"micro_batches": 4, "replicas": 1, "stages": count, "schedules": ["1f1b"]}
     setup = Setup(chain, grids(on, processes(on), 1, count)[0], Option(1, count, 1, 4, "1f1b", 1, True), 4.0)
     inner = itertools.combinations(range(1, len(units)), count - 1)
-    least = min(max(Priced(setup, (0, *cuts, len(units))).memory) for cuts in inner)
+    least = min(max(Partition(setup, (0, *cuts, len(units))).memory) for cuts in inner)
     try:
         assert max(distribution(chain, on, 4, memory=cap * 20_000, **fixed).memory) <= cap * 20_000
     except MemoryCapError:
@@ -218,7 +218,7 @@ def test_messages_take_time_of_the_cores_that_compute():
 def test_the_first_stage_has_only_gradients_of_weights():
     chain, (grid,) = even_chain(4), grids(hosts(2), processes(hosts(2)), 1, 2)
     option = Option(1, 2, 1, 4, "zero-bubble", 1, trained=True)
-    first, last = Priced(Setup(chain, grid, option, 2.0), (0, 2, 4)).passes
+    first, last = Partition(Setup(chain, grid, option, 2.0), (0, 2, 4)).passes
     assert first["I"] == 0 and first["W"] == pytest.approx(4e-3)
     assert last["I"] > 0 and last["I"] + last["W"] == pytest.approx(4e-3)
 

@@ -17,8 +17,8 @@ from ...system.process import uncollected
 from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
 from .grid import Process, grids, processes
-from .options import Asked, options
-from .pricing import Priced, Setup
+from .options import Request, options
+from .pricing import Partition, Setup
 
 TRIES = 4
 """Limit on cuts under caps for one setup, each with less memory, until they fit."""
@@ -69,15 +69,17 @@ def distribution(  # noqa: PLR0913 - what users may fix
     if memory is not None:
         cap = parse_bytes(memory)
         found = [replace(process, memory_bytes=cap) for process in found]
-    asked = Asked(batch, objective, tuple(schedules), micro_batches, replicas, stages, rows, shard_replicas)
-    asked.check(len(found), len(chain.check().units))
+    request = Request(
+        batch, objective, tuple(schedules), micro_batches, replicas, stages, rows, shard_replicas
+    )
+    request.check(len(found), len(chain.check().units))
     total = {
         kind: sum(float(chain.upto(word, chain.kind(kind), 1.0)[-1]) for word in ("forward", "backward"))
         for kind in {process.kind for process in found}
     }
     fast_first = sorted(found, key=lambda process: total[process.kind])
-    state = 2 + optimizer_bytes if asked.trained else 1.0
-    return _Search(chain, hosts, asked, fast_first, state, math.inf if below is None else below).run()
+    state = 2 + optimizer_bytes if request.trained else 1.0
+    return _Search(chain, hosts, request, fast_first, state, math.inf if below is None else below).run()
 
 
 @dataclass
@@ -86,13 +88,13 @@ class _Search:
 
     chain: Chain
     hosts: Hosts
-    asked: Asked
+    request: Request
     members: Sequence[Process]
     state: float
     """Bytes for each byte of trained weights, itself included."""
     below: float
-    best: tuple[float, Priced] | None = None
-    nearest: Priced | None = None
+    best: tuple[float, Partition] | None = None
+    nearest: Partition | None = None
     """Of those that do not fit, the one with the least excess."""
     tried: list[tuple[str, float | None]] = field(default_factory=list)
 
@@ -101,10 +103,10 @@ class _Search:
         grids_of = cache(partial(grids, self.hosts, self.members))
         setups = (
             Setup(self.chain, grid, option, self.state)
-            for option in options(self.asked, len(self.members), self.chain.most_stages)
+            for option in options(self.request, len(self.members), self.chain.most_stages)
             for grid in grids_of(option.replicas, option.positions)
         )
-        queue: list[tuple[float, int, Setup | Priced]] = [
+        queue: list[tuple[float, int, Setup | Partition]] = [
             (self._least(setup), next(number), setup) for setup in setups
         ]
         if not queue:
@@ -114,7 +116,7 @@ class _Search:
             bound, _, item = heapq.heappop(queue)
             if bound >= self._limit * (1 - 1e-9):
                 break
-            if isinstance(item, Priced):
+            if isinstance(item, Partition):
                 step = item.step_s(self._period)
                 self.tried.append((str(item.setup.option), step))
                 if step < self._limit:
@@ -138,7 +140,7 @@ class _Search:
 
     @property
     def _period(self) -> bool:
-        return self.asked.objective == "throughput"
+        return self.request.objective == "throughput"
 
     def _least(self, setup: Setup) -> float:
         """Return a lower bound on the step before any cut: of v seconds, stage s gets at most a share 1/m of what the
@@ -153,18 +155,18 @@ class _Search:
             return total / (1 - (1 - 1 / m) ** p)
         return max(total if option.schedule != "zero-bubble" else 0.0, m * total / p)
 
-    def _cut(self, setup: Setup) -> Iterator[Priced | Setup]:
+    def _cut(self, setup: Setup) -> Iterator[Partition | Setup]:
         """Yield the setup with the cuts to simulate: those that fit and whose slowest stage is fast enough. If some do
         not fit, also yield the setup with sharded replicas, if allowed."""
         if not setup.roomy:
             if not self.best:
-                self._fits(Priced(setup, self._plain(setup)))
+                self._fits(Partition(setup, self._plain(setup)))
             self.tried.append((str(setup.option), None))
             yield from self._sharded(setup)
             return
         found = dict.fromkeys([*self._even(setup), self._plain(setup)])
-        quick = [Priced(setup, cuts) for cuts in found if not self._slow(setup, cuts)]
-        fitting = [priced for priced in quick if self._fits(priced)]
+        quick = [Partition(setup, cuts) for cuts in found if not self._slow(setup, cuts)]
+        fitting = [partition for partition in quick if self._fits(partition)]
         yield from fitting
         if len(fitting) < len(quick):
             yield from self._sharded(setup)
@@ -173,7 +175,7 @@ class _Search:
 
     def _sharded(self, setup: Setup) -> Iterator[Setup]:
         option = setup.option
-        if self.asked.shard_replicas == "auto" and option.shardable and not option.sharded:
+        if self.request.shard_replicas == "auto" and option.shardable and not option.sharded:
             yield replace(setup, option=replace(option, sharded=True))
 
     def _even(self, setup: Setup) -> Iterator[tuple[int, ...]]:
@@ -188,11 +190,13 @@ class _Search:
             if cuts is None or self._slow(setup, cuts):
                 return
             yield tuple(cuts)
-            priced = Priced(setup, tuple(cuts))
-            if priced.over[0] <= 0:
+            partition = Partition(setup, tuple(cuts))
+            if partition.over[0] <= 0:
                 return
             # What only whole stages show: messages, and chunks that are not full at one moment.
-            over = [max(0, nbytes - (cap or nbytes)) for nbytes, cap in zip(priced.memory, setup.grid.caps)]
+            over = [
+                max(0, nbytes - (cap or nbytes)) for nbytes, cap in zip(partition.memory, setup.grid.caps)
+            ]
             chunks = setup.option.chunks
             cutting = cutting.less([nbytes / chunks for nbytes in over] * chunks)
 
@@ -202,10 +206,10 @@ class _Search:
             return False
         return setup.option.micro_batches * setup.cutting.bottleneck(cuts) >= self.best[0]
 
-    def _fits(self, priced: Priced) -> bool:
-        over = priced.over[0]
+    def _fits(self, partition: Partition) -> bool:
+        over = partition.over[0]
         if over > 0 and (self.nearest is None or over < self.nearest.over[0]):
-            self.nearest = priced
+            self.nearest = partition
         return over <= 0
 
     def _plain(self, setup: Setup) -> tuple[int, ...]:
@@ -213,37 +217,37 @@ class _Search:
         units, stages = len(self.chain.units), setup.option.stages
         return tuple(s * units // stages for s in range(stages + 1))
 
-    def _result(self, step: float, priced: Priced) -> Distribution:
-        option, grid = priced.setup.option, priced.setup.grid
+    def _result(self, step: float, partition: Partition) -> Distribution:
+        option, grid = partition.setup.option, partition.setup.grid
         chosen = str(option)
         others = [row for row in self.tried if row[0] != chosen and row[1] is not None]
         others.sort(key=lambda row: row[1] or 0.0)
         refused = [row for row in self.tried if row[1] is None]
         return Distribution(
-            self.chain.name, tuple(unit.name for unit in self.chain.units), self.hosts, priced.stages,
+            self.chain.name, tuple(unit.name for unit in self.chain.units), self.hosts, partition.stages,
             tuple(tuple(process.host for process in row) for row in grid.rows), option.micro_batches,
-            option.schedule, self.asked.batch, step, priced.ideal_s, priced.memory, option.trained,
-            (*others, *refused)[:SHOWN], priced.ties, self._period,
+            option.schedule, self.request.batch, step, partition.ideal_s, partition.memory, option.trained,
+            (*others, *refused)[:SHOWN], partition.ties, self._period,
         ).check()  # fmt: skip
 
     def _nothing(self) -> str:
-        asked = self.asked
+        request = self.request
         fixed = ", ".join(
             f"{word}={number}"
             for word in ("replicas", "stages", "micro_batches", "rows")
-            if (number := getattr(asked, word)) is not None
+            if (number := getattr(request, word)) is not None
         )
         return (
             f"no way to run {len(self.chain.units)} units on {len(self.members)} processes has {fixed or 'these'} "
-            f"with {' or '.join(asked.schedules)}; give other numbers, or leave one out"
+            f"with {' or '.join(request.schedules)}; give other numbers, or leave one out"
         )
 
-    def _short(self, priced: Priced) -> MemoryCapError:
-        over, position = priced.over
-        process, cap = priced.setup.grid.rows[0][position], priced.setup.grid.caps[position] or 0
+    def _short(self, partition: Partition) -> MemoryCapError:
+        over, position = partition.over
+        process, cap = partition.setup.grid.rows[0][position], partition.setup.grid.caps[position] or 0
         return MemoryCapError(
-            f"nothing that was tried fits in memory: the nearest, {priced.setup.option}, needs "
-            f"{size(priced.memory[position])} on {process.name}, where {size(cap)} are",
+            f"nothing that was tried fits in memory: the nearest, {partition.setup.option}, needs "
+            f"{size(partition.memory[position])} on {process.name}, where {size(cap)} are",
             f"raise it with memory={cap + over}, add hosts, or give a smaller batch, or an optimizer with less state"
-            + ", or shard_replicas='auto'" * (self.asked.trained and self.asked.shard_replicas is False),
+            + ", or shard_replicas='auto'" * (self.request.trained and self.request.shard_replicas is False),
         )

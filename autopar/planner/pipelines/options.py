@@ -58,7 +58,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Request:
     """Numbers fixed by the user; None: to be chosen."""
 
     batch: int
@@ -75,7 +75,7 @@ class Asked:
         """True for a training step."""
         return self.objective == "training"
 
-    def check(self, members: int, units: int) -> Asked:
+    def check(self, members: int, units: int) -> Request:
         """Return self, or raise PlanError with the number that is impossible for this many processes and units."""
         if self.objective not in OBJECTIVES:
             raise PlanError(f"objective={self.objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
@@ -119,59 +119,59 @@ class Asked:
                 )
 
 
-def options(asked: Asked, members: int, most: int) -> Iterator[Option]:
-    """Yield all options to try, simple ones first, with at most `most` stages unless more are asked for.
+def options(request: Request, members: int, most: int) -> Iterator[Option]:
+    """Yield all options to try, simple ones first, with at most `most` stages unless more are requested.
 
     A batch is divided evenly by replicas and by micro-batches.
     """
-    units = max(most, asked.stages or 0)
-    for positions, replicas in _shapes(asked, members, units):
-        each = asked.batch // replicas
-        for micro_batches in [asked.micro_batches] if asked.micro_batches else _divisors(each):
-            if each % micro_batches or asked.rows not in (None, each // micro_batches):
+    units = max(most, request.stages or 0)
+    for positions, replicas in _shapes(request, members, units):
+        each = request.batch // replicas
+        for micro_batches in [request.micro_batches] if request.micro_batches else _divisors(each):
+            if each % micro_batches or request.rows not in (None, each // micro_batches):
                 continue
-            for schedule, chunks in _schedules(asked, positions, units):
-                if asked.trained and refusal(schedule, positions, chunks, micro_batches):
+            for schedule, chunks in _schedules(request, positions, units):
+                if request.trained and refusal(schedule, positions, chunks, micro_batches):
                     continue
                 rows = each // micro_batches
-                option = Option(replicas, positions, chunks, micro_batches, schedule, rows, asked.trained)
-                if asked.shard_replicas is not True or replicas == 1:
+                option = Option(replicas, positions, chunks, micro_batches, schedule, rows, request.trained)
+                if request.shard_replicas is not True or replicas == 1:
                     yield option
                 elif option.shardable:
                     yield replace(option, sharded=True)
 
 
-def _shapes(asked: Asked, members: int, units: int) -> Iterator[tuple[int, int]]:
+def _shapes(request: Request, members: int, units: int) -> Iterator[tuple[int, int]]:
     """Yield (processes of a replica, replicas)."""
     few = members <= ALL_UP_TO
-    counts = [asked.replicas] if asked.replicas else _divisors(asked.batch)
+    counts = [request.replicas] if request.replicas else _divisors(request.batch)
     for positions in range(1, min(members, units) + 1):
-        if asked.stages and asked.stages % positions:
+        if request.stages and request.stages % positions:
             continue
         if not few and members % positions:
             continue
         fitting = [count for count in counts if count <= members // positions]
         for replicas in fitting if few else fitting[-1:]:
             yield positions, replicas
-    if not few and not asked.replicas and asked.stages in (None, 1):
+    if not few and not request.replicas and request.stages in (None, 1):
         yield 1, 1
 
 
-def _schedules(asked: Asked, positions: int, units: int) -> Iterator[tuple[str, int]]:
+def _schedules(request: Request, positions: int, units: int) -> Iterator[tuple[str, int]]:
     """Yield (schedule, stages of a process)."""
-    wanted = sorted(asked.schedules, key=("1f1b", "gpipe", "interleaved", "zero-bubble").index)
-    if not asked.trained or positions == 1:
+    wanted = sorted(request.schedules, key=("1f1b", "gpipe", "interleaved", "zero-bubble").index)
+    if not request.trained or positions == 1:
         # Without a backward, or other processes to wait for, there is nothing to interleave.
-        if asked.stages in (None, positions):
-            yield ("1f1b" if "1f1b" in wanted and asked.trained else "gpipe"), 1
+        if request.stages in (None, positions):
+            yield ("1f1b" if "1f1b" in wanted and request.trained else "gpipe"), 1
         return
     for schedule in wanted:
         several = schedule in ("interleaved", "zero-bubble")
-        counts = (asked.stages // positions,) if asked.stages else (1, *CHUNKS)
+        counts = (request.stages // positions,) if request.stages else (1, *CHUNKS)
         for chunks in counts if several else (1,):
             if schedule == "interleaved" and chunks == 1:
                 continue
-            if positions * chunks <= units and asked.stages in (None, positions * chunks):
+            if positions * chunks <= units and request.stages in (None, positions * chunks):
                 yield schedule, chunks
 
 

@@ -105,7 +105,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Priced:
+class Partition:
     """A setup with its cuts, from 0 to the number of units."""
 
     setup: Setup
