@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..model.instance import Instance
+from ..model.toposort import inverse
 from .critical_path import Floats, Ints, Network, Ways, levels
 from .load import areas
 
@@ -142,10 +143,7 @@ def crowded(
     each cluster; results are rounded up to whole `unit`s unless that is 0. With predecessors as `after` and heads as
     `rest`: bounds on the starts. Vectorised; O(R²).
     """
-    before: list[list[int]] = [[] for _ in after]
-    for r, later in enumerate(after):
-        for follower in later:
-            before[follower].append(r)
+    before = inverse(after)
     above = _above(before)
     left, found = [len(later) for later in after], rest.copy()
     much = np.zeros(len(after))

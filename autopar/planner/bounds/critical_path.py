@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.instance import Instance
+from ..model.toposort import inverse
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -122,11 +123,10 @@ def _heads(instance: Instance, net: Network, seconds: Floats) -> tuple[Floats, f
     head = np.zeros((clusters, net.devices))
     first_end = np.zeros(clusters + 1)
     order, bounds = levels(instance.before)
-    waits = ordered(instance)
     reads, read_at = ragged([instance.reads[r] for r in order], values)
-    before, before_at = ragged([waits[r] for r in order], clusters)
+    before, before_at = ragged([instance.sooner[r] for r in order], clusters)
     makes, make_at = ragged([instance.makes[r] for r in order], values)
-    waiting = any(waits)
+    waiting = any(instance.sooner)
     sorted_seconds = seconds[order]
     numbers = np.array(order)
     for first, last in pairwise(bounds):
@@ -160,10 +160,7 @@ def _tails(instance: Instance, net: Network, seconds: Floats, once: bool) -> Flo
     makes, readers = instance.makes, instance.readers
     read, read_at = ragged([[v for v in makes[r] for _ in readers[v]] for r in order], values)
     by, _ = ragged([[later for v in makes[r] for later in readers[v]] for r in order], clusters)
-    waits: list[list[int]] = [[] for _ in range(clusters)]
-    for r, earlier in enumerate(ordered(instance)):
-        for p in earlier:
-            waits[p].append(r)
+    waits = inverse(instance.sooner)
     after, after_at = ragged([waits[r] for r in order], clusters)
     waiting = any(waits)
     delivered = {r for v, devices in enumerate(instance.deliver) if devices and (r := instance.maker[v]) >= 0}
@@ -203,15 +200,6 @@ def repeats(instance: Instance, r: int) -> bool:
     """Return True if a cluster may be duplicated: it waits only for values and is bound to no other cluster."""
     cluster = instance.costed.clusters[r]
     return len(instance.able[r]) > 1 and not cluster.after and cluster.colocate is None
-
-
-def ordered(instance: Instance) -> list[list[int]]:
-    """Return the clusters that each cluster waits for without reading from them."""
-    number = instance.number
-    return [
-        [number[name] for name in cluster.after if name != cluster.name]
-        for cluster in instance.costed.clusters
-    ]
 
 
 def _largest(table: Floats, entries: Ints, at: Ints, first: int, last: int) -> Floats:

@@ -22,6 +22,7 @@ from ..bounds.ancestors import LARGEST, crowded
 from ..candidates import Race
 from ..model.instance import Instance
 from ..model.simulator import Schedule, in_order
+from ..model.toposort import inverse
 from .heft import list_schedule
 from .ranking import urgent_first
 
@@ -42,10 +43,7 @@ class _Way:
         self, seconds: list[float], before: Sequence[Sequence[int]], lanes: int, back: bool = False
     ) -> None:
         self.seconds, self.before, self.lanes, self.back = seconds, before, lanes, back
-        self.after: list[list[int]] = [[] for _ in before]
-        for r, earlier in enumerate(before):
-            for p in earlier:
-                self.after[p].append(r)
+        self.after = inverse(before)
 
     def levels(self, crowds: bool) -> list[float]:
         """Return lower bounds on the seconds from the start of each cluster to the end; with `crowds`, resources

@@ -13,7 +13,7 @@ from typing import cast
 
 from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph
-from ...ir.graph import Value
+from .toposort import inverse
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Instance:
         workspace[r]: int, bytes while it runs
         reads[r], makes[r]: its inputs and outputs
         before[r], after[r]: its predecessors and successors
+        sooner[r]: predecessors whose values it does not read
         able[r]: devices that can run it, those of its colocate group
         allowed[r]: those with routes for its values
         group[r]: int, -1 for none; members[g] are the clusters of group g
@@ -60,7 +61,6 @@ class Instance:
         carry[v]: clusters to whose devices it must come too: it is the new value of carried state that they read
         stays[v]: bool, whether its copies are kept for the next call
         views[name]: name of the value of whose storage it is a view
-        changes[v]: (position, cluster) of tasks that change it in place
 
     Of devices s and d:
         caps[d]: int, bytes, or None
@@ -74,7 +74,7 @@ class Instance:
 
     def __init__(self, costed: CostedGraph) -> None:
         self.costed = costed
-        graph, machine, index = costed.graph, costed.machine, costed.index
+        graph, machine, index, resident = costed.graph, costed.machine, costed.index, costed.resident
         self.devices = tuple(device.name for device in machine.devices)
         self.lane_names = tuple(device.compute_lanes for device in machine.devices)
         self.caps = tuple(device.memory_bytes for device in machine.devices)
@@ -86,42 +86,59 @@ class Instance:
         self.dispatch = [cluster.dispatch_s for cluster in costed.clusters]
         self.workspace = [cluster.workspace_bytes for cluster in costed.clusters]
 
-        self.values = [name for cluster in costed.clusters for name in cluster.makes]
+        # Those that clusters make come first.
+        made = (name for cluster in costed.clusters for name in cluster.makes)
+        given = (name for cluster in costed.clusters for name in cluster.reads if name not in resident)
+        self.values = [*dict.fromkeys((*made, *given, *(name for name, _ in costed.deliver)))]
         self.value = {name: v for v, name in enumerate(self.values)}
         self.bytes = [graph.value[name].bytes for name in self.values]
-        self.maker = [r for r, cluster in enumerate(costed.clusters) for _ in cluster.makes]
-        self.home = [-1] * len(self.values)
+        self.makes = [tuple(self.value[name] for name in cluster.makes) for cluster in costed.clusters]
+        self.maker = [-1] * len(self.values)
+        self.home = [index.get(costed.home.get(name, machine.host), 0) for name in self.values]
+        for r, makes in enumerate(self.makes):
+            for v in makes:
+                self.maker[v], self.home[v] = r, -1
         self.readers: list[list[int]] = [[] for _ in self.values]
         self.deliver: list[list[int]] = [[] for _ in self.values]
         self.carry: list[list[int]] = [[] for _ in self.values]
         self.stays = [name in graph.kept for name in self.values]
         self.holders: dict[str, list[int]] = {}
-        self.makes = [tuple(self.value[name] for name in cluster.makes) for cluster in costed.clusters]
         self.reads: list[tuple[int, ...]] = []
         self.kept: list[tuple[tuple[str, int], ...]] = []
-        resident = costed.resident
         for r, cluster in enumerate(costed.clusters):
-            reads: list[int] = []
+            self.reads.append(tuple(self.value[name] for name in cluster.reads if name not in resident))
+            for v in self.reads[r]:
+                self.readers[v].append(r)
             kept: dict[str, int] = {}
             for name in cluster.reads:
                 if name in resident:
                     storage, nbytes = graph.copies[name]
                     kept[storage] = max(kept.get(storage, 0), nbytes)
                     self.holders.setdefault(name, []).append(r)
-                else:
-                    reads.append(self.value[name] if name in self.value else self._given(name))
-            self.reads.append(tuple(reads))
             self.kept.append(tuple(kept.items()))
-            for v in reads:
-                self.readers[v].append(r)
         for name, device in costed.deliver:
-            v = self._given(name)
-            if device and index[device] not in self.deliver[v]:
-                self.deliver[v].append(index[device])
+            wanted = self.deliver[self.value[name]]
+            if device and index[device] not in wanted:
+                wanted.append(index[device])
         for name, target in graph.updates:
-            if target in graph.carried and target in costed.resident:
+            if target in graph.carried and target in resident:
                 self.carry[self.value[name]] += self.holders.get(target, ())
 
+        self.before: list[tuple[int, ...]] = []
+        self.sooner: list[tuple[int, ...]] = []
+        for r, cluster in enumerate(costed.clusters):
+            makers = dict.fromkeys(self.maker[v] for v in self.reads[r] if self.maker[v] >= 0)
+            others = dict.fromkeys(self.number[name] for name in cluster.after)
+            self.sooner.append(tuple(p for p in others if p != r and p not in makers))
+            self.before.append((*(p for p in makers if p != r), *self.sooner[r]))
+        self.after = [tuple(later) for later in inverse(self.before)]
+        self._memory()
+        self._modes()
+        self._group()
+        self._routes()
+
+    def _memory(self) -> None:
+        costed, graph = self.costed, self.costed.graph
         self.views: dict[str, str] = {}
         for value in graph.values:
             if value.storage != value.name and value.name in graph.producer:
@@ -129,44 +146,18 @@ class Instance:
                 up = next((read for read in inputs if graph.value[read].storage == value.storage), None)
                 if up is not None:
                     self.views[value.name] = up
-        self.before = [self._before(r) for r in range(self.clusters)]
-        waiting: list[list[int]] = [[] for _ in self.names]
-        for r, earlier in enumerate(self.before):
-            for p in earlier:
-                waiting[p].append(r)
-        self.after = [tuple(later) for later in waiting]
         self.given: list[dict[str, int]] = [{} for _ in self.devices]
         for name in (*graph.inputs, *graph.state):
-            if home := costed.home.get(name, machine.host):
-                _enter(self.given[index.get(home, 0)], graph.value[name])
+            if home := costed.home.get(name, costed.machine.host):
+                here, value = self.given[costed.index.get(home, 0)], graph.value[name]
+                here[value.storage] = max(here.get(value.storage, 0), value.bytes)
+                if value.slice:
+                    # The copy that other devices have lies in that memory here.
+                    here[name] = 0
         # More than all there is can take on one device: with room for that, no plan can be too large.
         copied = sum(dict(graph.copies.values()).values())
         everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace) + copied
         self.tight = any(cap is not None and cap < everything for cap in self.caps)
-        self._modes()
-        self._group()
-        self._routes()
-
-    def _given(self, name: str) -> int:
-        """Return a new number for a value that no cluster makes, or its existing one."""
-        if name not in self.value:
-            costed = self.costed
-            self.value[name] = len(self.values)
-            self.values.append(name)
-            self.bytes.append(costed.graph.value[name].bytes)
-            self.maker.append(-1)
-            self.home.append(costed.index.get(costed.home.get(name, costed.machine.host), 0))
-            self.readers.append([])
-            self.deliver.append([])
-            self.carry.append([])
-            self.stays.append(name in costed.graph.kept)
-        return self.value[name]
-
-    def _before(self, r: int) -> tuple[int, ...]:
-        found = dict.fromkeys([self.maker[v] for v in self.reads[r] if self.maker[v] >= 0])
-        found.update((self.number[name], None) for name in self.costed.clusters[r].after)
-        found.pop(r, None)
-        return tuple(found)
 
     def _modes(self) -> None:
         for r, cluster in enumerate(self.costed.clusters):
@@ -180,18 +171,15 @@ class Instance:
                 self.seconds[r] = tuple(quickest.get(d, s) for d, s in enumerate(self.seconds[r]))
 
     def _group(self) -> None:
-        groups: dict[str, int] = {}
-        self.members: list[list[int]] = []
-        self.group = []
+        groups: dict[str, list[int]] = {}
         for r, cluster in enumerate(self.costed.clusters):
-            if cluster.colocate is None:
-                self.group.append(-1)
-                continue
-            if cluster.colocate not in groups:
-                groups[cluster.colocate] = len(self.members)
-                self.members.append([])
-            self.group.append(groups[cluster.colocate])
-            self.members[groups[cluster.colocate]].append(r)
+            if cluster.colocate is not None:
+                groups.setdefault(cluster.colocate, []).append(r)
+        self.members = [*groups.values()]
+        self.group = [-1] * self.clusters
+        for g, members in enumerate(self.members):
+            for r in members:
+                self.group[r] = g
         everywhere = tuple(range(len(self.devices)))
         self.able = self.allowed = [
             tuple(d for d in everywhere if row[d] < math.inf) if math.inf in row else everywhere
@@ -204,9 +192,9 @@ class Instance:
                     f"cluster {self.names[r]!r} can run on no device of {', '.join(self.devices)}: {where}; "
                     "take a pin back or add a device that can run it"
                 )
-        for name, g in groups.items():
-            shared, narrowest = tuple(everywhere), self.members[g][0]
-            for r in self.members[g]:
+        for name, members in groups.items():
+            shared, narrowest = everywhere, members[0]
+            for r in members:
                 left = tuple(d for d in shared if d in self.allowed[r])
                 if not left:
                     where = " or ".join(self.devices[d] for d in shared)
@@ -215,7 +203,7 @@ class Instance:
                         f"but are pinned to {where} and {self.where(r)}; pin both to one device"
                     )
                 shared, narrowest = left, narrowest if left == shared else r
-            for r in self.members[g]:
+            for r in members:
                 self.allowed[r] = shared
 
     @cached_property
@@ -277,15 +265,12 @@ class Instance:
         if not machine.queued and any(None in row for row in self.route):
             self.allowed = _narrow(self)
         self.wires = len(wires)
-        self.latency = [[self._sum(hops, 0) for hops in row] for row in self.route]
-        self.s_per_byte = [[self._sum(hops, 1) for hops in row] for row in self.route]
-
-    @staticmethod
-    def _sum(hops: tuple[Hop, ...] | None, part: int) -> float:
         # Without a way the latency alone is infinite: no bytes at an infinite time each would be no number.
-        if hops is None:
-            return 0.0 if part else math.inf
-        return sum((hop.latency_s, hop.s_per_byte)[part] for hop in hops)
+        self.latency = [
+            [math.inf if hops is None else sum(hop.latency_s for hop in hops) for hops in row]
+            for row in self.route
+        ]
+        self.s_per_byte = [[sum(hop.s_per_byte for hop in hops or ()) for hops in row] for row in self.route]
 
     def travel(self, value: int, src: int, dst: int) -> float:
         """Return the seconds of a value from `src` to `dst` on idle wires; inf without a route."""
@@ -357,11 +342,3 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
     for devices in left:
         known.setdefault(devices, tuple(d for d in every if devices >> d & 1))
     return [known[left[own]] for own in leader]
-
-
-def _enter(here: dict[str, int], value: Value) -> None:
-    """Record what is at home before a call, by storage."""
-    here[value.storage] = max(here.get(value.storage, 0), value.bytes)
-    if value.slice:
-        # The copy that other devices have lies in that memory here.
-        here[value.name] = 0

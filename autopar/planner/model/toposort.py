@@ -1,12 +1,22 @@
-"""Topological orders: depth first, which keeps the inputs of a task together, and by smallest number."""
+"""Topological orders: depth first, which keeps the inputs of a task together, and by smallest number; and the edges of
+a graph the other way."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Any)
+
+
+def inverse(before: Sequence[Iterable[int]]) -> list[list[int]]:
+    """Return the successors of each number, in rising order, from its predecessors (or vice versa)."""
+    after: list[list[int]] = [[] for _ in before]
+    for r, earlier in enumerate(before):
+        for p in earlier:
+            after[p].append(r)
+    return after
 
 
 def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
