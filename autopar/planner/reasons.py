@@ -10,12 +10,11 @@ from functools import cache, cached_property
 from typing import Any
 
 from ..ir.costed import CostedGraph
-from ..ir.plan import Choice, Reason
+from ..ir.plan import Choice, Plan, Reason
 from ..ir.timeline import Placed
 from ..system.text import seconds, size
 from .model.instance import Hop, Instance
 from .model.slots import Slots, together
-from .model.timing import Timing
 
 NEGLIGIBLE = 1e-9
 """Difference in seconds that is too small for a reason."""
@@ -52,7 +51,7 @@ class LazyReasons(Sequence[Reason]):
         return repr(tuple(self))
 
 
-def reasons(costed: CostedGraph, timing: Timing, policy: str, shortest: bool, others: str) -> LazyReasons:
+def reasons(costed: CostedGraph, timing: Plan, policy: str, shortest: bool, others: str) -> LazyReasons:
     """Return a reason for each cluster of a plan for one call.
 
     Each `Choice` leaves the rest of the plan unchanged: see `_Elsewhere`. `shortest`: no tried plan is shorter.
@@ -71,7 +70,7 @@ class _Elsewhere:
     as are fastest. The host's dispatch and memory are ignored.
     """
 
-    def __init__(self, instance: Instance, timing: Timing, policy: str, shortest: bool, others: str) -> None:
+    def __init__(self, instance: Instance, timing: Plan, policy: str, shortest: bool, others: str) -> None:
         self.instance, self.memory = instance, timing.memory
         self.policy, self.shortest, self.others = policy, shortest, others
         index, value = instance.costed.index, instance.value

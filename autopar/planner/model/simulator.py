@@ -93,7 +93,7 @@ class Play:
     """
 
     def __init__(self, instance: Instance, schedule: Schedule) -> None:
-        self.instance = instance
+        self.instance, self.policy = instance, schedule.policy
         self.device = [-1] * instance.clusters
         self.lane = [""] * instance.clusters
         self.more: dict[int, list[str]] = {}

@@ -1,40 +1,26 @@
-"""The times of a schedule: `simulate`."""
+"""A schedule with its times: `simulate`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...ir.costed import CostedGraph
-from ...ir.timeline import Memory, Placed, Transfer
+from ...ir.plan import Plan
+from ...ir.timeline import Placed, Transfer
 from .instance import Instance
 from .memory import memory
 from .simulator import Play, Schedule
 
 
-@dataclass(frozen=True)
-class Timing:
-    """A schedule with times in seconds from the start of the call, sorted by start as in `Plan`; simultaneous steps by
-    turn."""
-
-    placed: tuple[Placed, ...]
-    transfers: tuple[Transfer, ...]
-    resident: tuple[tuple[str, str], ...]
-    memory: tuple[Memory, ...]
-    makespan: float
-
-
-def simulate(costed: CostedGraph, schedule: Schedule, instance: Instance | None = None) -> Timing:
+def simulate(costed: CostedGraph, schedule: Schedule, instance: Instance | None = None) -> Plan:
     """Simulate a schedule: start everything as early as the orders allow.
 
     `instance` avoids building it again. Raises PlanError for a cluster that is missing, listed twice, unknown or on a
     device where it cannot run, for a transfer without a route, and for a deadlock.
     """
-    play = Play(instance or Instance(costed), schedule)
-    return timing(play)
+    return timing(Play(instance or Instance(costed), schedule))
 
 
-def timing(play: Play) -> Timing:
-    """Return the result of a simulation by names of clusters, values, devices and lanes."""
+def timing(play: Play) -> Plan:
+    """Return the result of a simulation as a plan without bound and reasons; simultaneous steps by turn."""
     instance, first = play.instance, play.instance.clusters
     placed = [
         Placed(
@@ -59,11 +45,18 @@ def timing(play: Play) -> Timing:
         transfers.append(
             Transfer(instance.values[v], *ends, lanes[hop.src, hop.dst], *times, instance.bytes[v])
         )
-    resident = residency(instance, play.device)
-    return Timing(tuple(placed), tuple(transfers), resident, memory(instance, play), play.makespan)
+    return Plan(
+        instance.costed,
+        play.policy,
+        tuple(placed),
+        tuple(transfers),
+        _residency(instance, play.device),
+        memory(instance, play),
+        play.makespan,
+    )
 
 
-def residency(instance: Instance, device: list[int]) -> tuple[tuple[str, str], ...]:
+def _residency(instance: Instance, device: list[int]) -> tuple[tuple[str, str], ...]:
     """Return (state, device) for each device with resident state, its home included, in graph order."""
     costed = instance.costed
     found: dict[str, dict[int, None]] = {name: {} for name in costed.graph.state if name in costed.resident}
