@@ -20,9 +20,9 @@ from autopar.planner.model.simulator import Play, Schedule
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
-from autopar.planner.exact.model import Model, Units, solver  # noqa: E402
+from autopar.planner.exact.model import Model, TimeUnits, solver  # noqa: E402
 from autopar.planner.exact.proof import proofs  # noqa: E402
-from autopar.planner.exact.transfers import Transfers, cap  # noqa: E402
+from autopar.planner.exact.transfers import cap, transfer  # noqa: E402
 
 UNITS = 10_000
 
@@ -33,18 +33,18 @@ def fits(instance, play):
 
 def solution(instance, best, play):
     """The solver's verdict on a simulated schedule, all of which is given, where no more than `best` is asked for."""
-    units, around = Units(best.makespan, UNITS), ways(instance, once=True)
+    units, around = TimeUnits(best.makespan, UNITS), ways(instance, once=True)
     model = Model(instance, units, best, around, units.floor(best.makespan))
-    transfers = Transfers(model)
+    transfer(model)
     model.limit()
-    cap(model, transfers)
+    cap(model)
     for r, d in enumerate(play.device):
         model.cp.add_bool_or(model.on[r].get(d, False))
         model.cp.add(model.start[r] == units.floor(play.start[r]))
         taken = 1 + len(play.more.get(r, ()))
         model.cp.add_bool_or(when for lanes, _, when in model.modes[r, d] if lanes == taken)
     for step, (v, hop) in enumerate(play.moves, instance.clusters):
-        model.cp.add(transfers.start[v, hop.dst] == units.floor(play.start[step]))
+        model.cp.add(model.sent[v, hop.dst] == units.floor(play.start[step]))
     model.cp.add(model.makespan <= units.floor(play.makespan))
     own = solver(1.0, math.inf)
     return own.status_name(own.solve(model.cp))

@@ -41,14 +41,7 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> Load:
     idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
     wires = crossings(instance)
     held = _state(instance)
-    room = np.array(
-        [
-            np.inf if cap is None else cap - sum(given.values())
-            for cap, given in zip(instance.caps, instance.given)
-        ]
-    )
-    if instance.costed.consumed:
-        room = np.array([np.inf if cap is None else float(cap) for cap in instance.caps])
+    room = np.array(instance.room, dtype=float)
     capped = np.isfinite(room) if held.any() else np.zeros(devices, dtype=bool)
     used = np.isfinite(work).any(axis=0)
     every = np.arange(clusters)

@@ -17,7 +17,7 @@ Literal = Any
 """True, False, a Boolean variable or its negation."""
 
 
-class Units:
+class TimeUnits:
     """Time discretised into units of `unit` seconds; every duration is rounded down.
 
     A schedule in seconds, its starts rounded down too, is then a schedule in units that satisfies every constraint and
@@ -113,12 +113,14 @@ class Model:
     start[r], end[r]: times of cluster r.
     modes[r, d]: (lanes, units, literal) of the ways to run it there.
     uses: uses of each resource.
+    sent[v, d]: start of the last hop of value v to device d, if there is one; then one of
+    brings[v, d]: (literal, source of the hop or -1, copy queue, units) holds. `transfers` adds both.
     """
 
     def __init__(
         self,
         instance: Instance,
-        units: Units,
+        units: TimeUnits,
         best: Play,
         ways: Ways,
         aim: int,
@@ -140,6 +142,8 @@ class Model:
         self.makespan = self.cp.new_int_var(min(self.floor, aim), aim, "makespan")
         self.cp.minimize(self.makespan)
         self.uses: dict[tuple[str, int], list[_Use]] = {}
+        self.sent: dict[tuple[int, int], Any] = {}
+        self.brings: dict[tuple[int, int], list[tuple[Literal, int, int, int]]] = {}
         self.on: list[dict[int, Literal]] = []
         self.modes: dict[tuple[int, int], list[tuple[int, int, Literal]]] = {}
         self.start: list[Any] = [None] * instance.clusters
@@ -228,6 +232,13 @@ class Model:
         """Add a use of a resource (`_Use`); `limit` constrains all of them."""
         if size > 0 and when is not False:
             self.uses.setdefault(resource, []).append(_Use(start, size, when, amount, head, tail))
+
+    def enforce(self, constraint: Any, *literals: Literal) -> None:
+        """Enforce a constraint if all literals hold."""
+        if False not in [literal for literal in literals if isinstance(literal, bool)]:
+            self.cp.add(constraint).only_enforce_if(
+                [literal for literal in literals if not isinstance(literal, bool)]
+            )
 
     def limit(self) -> None:
         """Constrain each resource to its capacity, and the schedule to at least its work."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -24,9 +24,9 @@ from ..bounds.critical_path import Ways, ways
 from ..bounds.load import load
 from ..model.instance import Instance
 from ..model.memory import fits
-from ..model.simulator import Move, Play, Schedule
-from .model import Model, Units, solver
-from .transfers import Transfers, cap
+from ..model.simulator import Play, Schedule, in_order
+from .model import Model, TimeUnits, solver
+from .transfers import cap, transfer
 
 EFFORT = 6.0
 """Default budget of a proof in the solver's deterministic time, each unit about 10 s of a core."""
@@ -112,7 +112,7 @@ class _Proof:
             if not self.going or self.spent >= until:
                 return
             count, share = stage
-            if self._solved(Units(self.best.makespan, count), (until - self.spent) * share):
+            if self._solved(TimeUnits(self.best.makespan, count), (until - self.spent) * share):
                 self._stages.remove(stage)
 
     def narrow(self, effort: float) -> None:
@@ -122,15 +122,15 @@ class _Proof:
         self.spent += spent
         self._raise(self.ways.length)
 
-    def _solved(self, units: Units, effort: float) -> bool:
+    def _solved(self, units: TimeUnits, effort: float) -> bool:
         """Return True if one call of the solver completes the proof in this resolution. Deterministic except for the
         time limit."""
         instance, aim = self.instance, units.floor(self._below)
         model = Model(instance, units, self.best, replace(self.ways, length=self.bound), aim)
-        transfers = Transfers(model)
+        transfer(model)
         model.limit()
         if instance.tight:
-            cap(model, transfers)
+            cap(model)
         own = solver(effort, self._until)
         status = own.solve(model.cp)
         self.spent += own.response_proto.deterministic_time
@@ -139,7 +139,7 @@ class _Proof:
             return True
         self._raise(units.seconds(min(max(model.floor, round(own.best_objective_bound)), aim + 1)))
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            schedule = _read(model, transfers, own)
+            schedule = _read(model, own)
             play = Play(instance, schedule)
             if play.makespan < self.best.makespan and fits(instance, play):
                 self.schedule, self.best = schedule, play
@@ -155,39 +155,33 @@ class _Proof:
         self.bound = sound(max(self.bound, bound), self.best.makespan)
 
 
-def _read(model: Model, transfers: Transfers, solver: cp_model.CpSolver) -> Schedule:
+def _read(model: Model, solver: cp_model.CpSolver) -> Schedule:
     """Return the orders of all queues; simultaneous steps of zero length come first, then in graph order."""
     instance = model.instance
-    lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}
-    free = dict.fromkeys(lanes, 0)
     device = [next(d for d, here in row.items() if solver.boolean_value(here)) for row in model.on]
     start = [solver.value(start) for start in model.start]
     end = [solver.value(end) for end in model.end]
+    free = [[0] * len(names) for names in instance.lane_names]
+    placed = []
     for r in sorted(range(instance.clusters), key=lambda r: (start[r], end[r], r)):
-        d = device[r]
+        d, lanes = device[r], free[device[r]]
         wide = next(n for n, _, when in model.modes[r, d] if solver.boolean_value(when))
         # The lane that has been free for the shortest time; one that is taken is so for a rounding error.
-        own = sorted(instance.lane_names[d], key=lambda lane: (free[lane] > start[r], -free[lane]))
-        for lane in own[:wide]:
-            lanes[lane].append(instance.names[r])
-            free[lane] = end[r]
-    moves: dict[str, list[tuple[int, int, int, Move]]] = {}
-    for (v, target), brings in transfers.brings.items():
+        own = sorted(range(len(lanes)), key=lambda lane: (lanes[lane] > start[r], -lanes[lane]))[:wide]
+        placed.append((r, d, tuple(own)))
+        for lane in own:
+            lanes[lane] = end[r]
+    hops = {(hop.src, hop.dst): hop for row in instance.route for way in row for hop in way or ()}
+    moves = []
+    for (v, target), brings in model.brings.items():
         for when, via, queue, size in brings:
             if queue >= 0 and solver.boolean_value(when):
                 maker = instance.maker[v]
                 source = via if via >= 0 else device[maker] if maker >= 0 else instance.home[v]
-                begin = solver.value(transfers.start[v, target])
-                move = instance.values[v], instance.devices[source], instance.devices[target]
-                moves.setdefault(instance.copy_lanes[queue], []).append((begin, begin + size, maker, move))
-    return Schedule(
-        "exact",
-        {lane: tuple(names) for lane, names in lanes.items()},
-        {
-            queue: tuple(move for *_, move in sorted(entries, key=lambda entry: entry[:3]))
-            for queue, entries in moves.items()
-        },
-    )
+                begin = solver.value(model.sent[v, target])
+                moves.append(((begin, begin + size, maker), (v, hops[source, target])))
+    moves.sort(key=lambda move: move[0])
+    return in_order(instance, "exact", placed, [move for _, move in moves])
 
 
 UNITS = 100_000
@@ -209,22 +203,24 @@ def narrowed(
     A `length` above `below` proves that there are none. Deterministic unless `until`, a time of the monotonic clock,
     is reached.
     """
-    search = _Windows(instance, best, ways, below, effort, until)
+    units = TimeUnits(best.makespan, UNITS)
+    search = _Windows(instance, best, units, units.floor(below), until, ways, effort)
     search.sweep(forward=True, least=effort / 2)
     search.sweep(forward=False, least=0.0)
     return search.ways, effort - search.left
 
 
+@dataclass
 class _Windows:
-    """`ways` as known so far, and `left` of the effort."""
+    """`ways` as known so far, for schedules of at most `aim` units, and `left` of the effort."""
 
-    def __init__(
-        self, instance: Instance, best: Play, ways: Ways, below: float, effort: float, until: float
-    ) -> None:
-        self.instance, self.best, self.ways = instance, best, ways
-        self.units = Units(best.makespan, UNITS)
-        self.aim = self.units.floor(below)
-        self.left, self.until = effort, until
+    instance: Instance
+    best: Play
+    units: TimeUnits
+    aim: int
+    until: float
+    ways: Ways
+    left: float
 
     def sweep(self, forward: bool, least: float) -> None:
         """Lengthen heads of all clusters with several inputs, or tails of those with several readers, until only the
@@ -260,7 +256,7 @@ class _Windows:
             offered[q] = instance.allowed[q]
         offered[r] = (d,)
         model = Model(instance, units, self.best, around, limit, offered)
-        Transfers(model)
+        transfer(model)
         model.limit()
         own = solver(min(EACH, self.left), self.until)
         # What takes long on the whole model to save much later does not pay on a part.

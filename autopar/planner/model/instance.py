@@ -225,6 +225,13 @@ class Instance:
                 return []
         return found
 
+    @property
+    def room(self) -> list[float]:
+        """Return the bytes that each device has for values made in the call, and for inputs if these are consumed;
+        inf without a cap."""
+        held = [0 if self.costed.consumed else sum(given.values()) for given in self.given]
+        return [math.inf if cap is None else cap - own for cap, own in zip(self.caps, held)]
+
     def together(self, cluster: int) -> Sequence[int]:
         """Return the clusters of its colocate group, or it alone."""
         return self.members[self.group[cluster]] if self.group[cluster] >= 0 else (cluster,)

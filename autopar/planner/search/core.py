@@ -114,7 +114,6 @@ def _arrays(instance: Instance) -> _Arrays:
         stored[storages[name]] = np.maximum(stored[storages[name]], nbytes)
     for d, given in enumerate(instance.given):
         stored[[at for name, at in storages.items() if name in given], d] = 0.0
-    held = [0 if instance.costed.consumed else sum(given.values()) for given in instance.given]
     return _Arrays(
         clusters=instance.clusters,
         devices=len(instance.devices),
@@ -154,7 +153,7 @@ def _arrays(instance: Instance) -> _Arrays:
         given_up=instance.costed.consumed,
         keeps=[[storages[name] for name, _ in own] for own in instance.kept],
         stays=instance.stays,
-        room=[math.inf if cap is None else cap - own for cap, own in zip(instance.caps, held)],
+        room=instance.room,
         stored=stored,
         size=[0 if name in instance.views else own for name, own in zip(instance.values, instance.bytes)],
         scratch=instance.workspace,
