@@ -9,8 +9,8 @@ import numpy as np
 
 from ..model.instance import Instance
 from .ancestors import LARGEST, crowded, local
-from .critical_path import Ways, ways
-from .load import Load, evenly, load
+from .critical_path import Floats, Ways, ways
+from .load import evenly, load
 from .traffic import traffic
 
 __all__ = ["lower_bound", "worth"]
@@ -18,7 +18,8 @@ __all__ = ["lower_bound", "worth"]
 MORE = 2
 """Ratio of the load bound to the critical path below which `local` is tried."""
 
-_LOADS: weakref.WeakKeyDictionary[Instance, tuple[Load, float]] = weakref.WeakKeyDictionary()
+_LOADS: weakref.WeakKeyDictionary[Instance, tuple[float, Floats, float]] = weakref.WeakKeyDictionary()
+"""The load bound of each instance, the prices that prove it, and the critical path in seconds."""
 
 
 def lower_bound(instance: Instance, enough: float = math.inf) -> float:
@@ -37,15 +38,17 @@ def lower_bound(instance: Instance, enough: float = math.inf) -> float:
     simple = max(way.length, evenly(instance), sum(instance.dispatch))
     if not instance.tight and (simple >= enough or sum(map(len, instance.lane_names)) == 1):
         return simple
-    shared = load(instance, way, math.inf if instance.tight else enough)
-    _LOADS[instance] = shared, way.length
-    if shared.seconds == math.inf or shared.seconds >= enough:
-        return shared.seconds
-    if way.length * MORE > shared.seconds:
+    shared, price = load(instance, way, math.inf if instance.tight else enough)
+    _LOADS[instance] = shared, price, way.length
+    if shared == math.inf or shared >= enough:
+        return shared
+    if way.length * MORE > shared:
         way = local(instance, way)
     unit = _unit(instance)
-    bound = max(way.length, shared.seconds, simple)
-    return _up(max(traffic(instance, way, shared, bound), _crowded(instance, way, shared, unit)), unit)
+    bound = traffic(instance, way, (shared, price), max(way.length, shared, simple))
+    bound = max(bound, _crowded(instance, way, price, unit))
+    # Every makespan is a whole number of units.
+    return max(bound, unit * math.ceil(bound / unit * (1 - 1e-9))) if unit else bound
 
 
 def worth(instance: Instance) -> tuple[list[float], float]:
@@ -54,31 +57,26 @@ def worth(instance: Instance) -> tuple[list[float], float]:
     if instance not in _LOADS:
         lower_bound(instance)
     lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
-    shared, length = _LOADS.get(instance, (Load(0.0, 0.0 * lanes), math.inf))
-    whole = float(shared.price @ lanes)
+    shared, price, length = _LOADS.get(instance, (0.0, 0.0 * lanes, math.inf))
+    whole = float(price @ lanes)
     # Where wires alone are scarce nothing is said of devices.
-    price = shared.price * lanes.sum() / whole if whole > 0 else np.ones(len(lanes))
-    return price.tolist(), shared.seconds / length if length > 0 else math.inf
+    price = price * lanes.sum() / whole if whole > 0 else np.ones(len(lanes))
+    return price.tolist(), shared / length if length > 0 else math.inf
 
 
-def _crowded(instance: Instance, way: Ways, shared: Load, unit: float) -> float:
+def _crowded(instance: Instance, way: Ways, price: Floats, unit: float) -> float:
     """Return the critical path in seconds, with the work that shares the machine before and after each cluster."""
     lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
-    whole = float(shared.price @ lanes)
+    whole = float(price @ lanes)
     if instance.clusters > LARGEST or not whole > 0:
         return 0.0
     able = np.isfinite(way.seconds)
-    share = np.where(able, np.where(able, way.seconds, 0.0) * shared.price, np.inf).min(axis=1) / whole
+    share = np.where(able, np.where(able, way.seconds, 0.0) * price, np.inf).min(axis=1) / whole
     quickest = way.seconds.min(axis=1)
     head = crowded(instance.before, quickest, share, way.head.min(axis=1), unit)
     tail = crowded(instance.after, quickest, share, way.tail.min(axis=1), unit)
     with_all = np.maximum(way.head, head[:, None]) + way.seconds + np.maximum(way.tail, tail[:, None])
     return float(with_all.min(axis=1).max())
-
-
-def _up(bound: float, unit: float) -> float:
-    """Round the bound up to whole units."""
-    return max(bound, unit * math.ceil(bound / unit * (1 - 1e-9))) if unit else bound
 
 
 def _unit(instance: Instance) -> float:

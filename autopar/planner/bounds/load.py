@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,19 +18,12 @@ HOPELESS = 1_000.0
 until it overflows."""
 
 
-@dataclass(frozen=True)
-class Load:
-    """A lower bound in seconds, inf if nothing fits in memory, and the device prices that prove it: weighted by lanes,
-    and with those of the wires, they sum to 1."""
-
-    seconds: float
-    price: Floats
-
-
-def load(instance: Instance, ways: Ways, enough: float = math.inf) -> Load:
+def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[float, Floats]:
     """Solve the dual of the load balancing linear program with divisible clusters (Lenstra, Shmoys and Tardos,
     Mathematical Programming 46, 1990), wires and memories included.
 
+    Returns a lower bound in seconds, inf if nothing fits in memory, and the device prices that prove it: weighted by
+    lanes, and with those of the wires, they sum to 1.
     A device in use is idle for the least of its heads and the least of its tails. Prices are found by multiplicative
     weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995), until the bound is `enough`.
     """
@@ -46,7 +38,7 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> Load:
     used = np.isfinite(work).any(axis=0)
     every = np.arange(clusters)
     most = _one_by_one(instance, work, idle)
-    best = Load(0.0, np.zeros(devices))
+    bound, best = 0.0, np.zeros(devices)
 
     def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
         """Return the bound that some prices prove, and the cheapest device of each cluster."""
@@ -70,12 +62,12 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> Load:
     rounds = max(10, min(ROUNDS, STEPS // work.size)) if used.sum() + wires.busy.sum() > 1 else 1
     for step in range(rounds):
         total, at = weigh(prices[:devices], prices[devices:], rent)
-        if total > best.seconds:
-            best = Load(total, prices[:devices])
+        if total > bound:
+            bound, best = total, prices[:devices]
             if total >= enough:
-                return best
+                return bound, best
         if total > HOPELESS * most:
-            return Load(math.inf, prices[:devices])
+            return math.inf, prices[:devices]
         busy = np.bincount(at, weights=work[every, at], minlength=devices)
         finish = np.concatenate([np.where(used, idle + busy / lanes, 0.0), wires.fixed + wires.carried(at)])
         longest = float(finish.max())
@@ -92,15 +84,13 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> Load:
             with np.errstate(over="ignore"):
                 # What is clipped below may be as much too large as there are numbers.
                 over = np.divide(taken - room, room, out=np.zeros(devices), where=capped & (room > 0))
-            rent = np.maximum(
-                0.0, rent + rate * best.seconds / np.maximum(room, 1.0) * np.clip(over, -1.0, 1.0)
-            )
+            rent = np.maximum(0.0, rent + rate * bound / np.maximum(room, 1.0) * np.clip(over, -1.0, 1.0))
     if weight:
         # Prices that swing about the best ones are nearest to them on average.
         total, _ = weigh(mean[:devices] / weight, mean[devices:] / weight, mean_rent / weight)
-        if total > best.seconds:
-            best = Load(total, mean[:devices] / weight)
-    return best
+        if total > bound:
+            bound, best = total, mean[:devices] / weight
+    return bound, best
 
 
 def areas(instance: Instance, ways: Ways) -> Floats:

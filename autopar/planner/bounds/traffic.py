@@ -6,7 +6,7 @@ import numpy as np
 
 from ..model.instance import Instance
 from .critical_path import Floats, Ways
-from .load import Crossings, Load, areas, crossings
+from .load import Crossings, areas, crossings
 
 ROUNDS = 100
 """Rounds of the search for prices: any prices give a valid bound."""
@@ -18,7 +18,7 @@ ROUNDING = 1e-12
 """Relative rounding error allowed between what readers pay and makers receive."""
 
 
-def traffic(instance: Instance, ways: Ways, load: Load, bound: float) -> float:
+def traffic(instance: Instance, ways: Ways, load: tuple[float, Floats], bound: float) -> float:
     """Return a lower bound in seconds, at least the valid bound `bound`.
 
     That is `bound` if the wires have enough time for the load of `load`, or if all clusters may be everywhere in part
@@ -37,7 +37,7 @@ def traffic(instance: Instance, ways: Ways, load: Load, bound: float) -> float:
     if trips.devices < 2 or rounds < FEWEST or not trips.reader.size:
         return bound
     market = _Market(instance, ways, wires, trips)
-    if market.spread() > bound and market.crowded(load):
+    if market.spread() > bound and market.crowded(*load):
         bound = max(bound, *(market.turn(step / rounds) for step in range(rounds)))
     return bound
 
@@ -113,14 +113,14 @@ class _Market:
         """Return the seconds if each cluster is divided evenly over its possible devices, so that nothing crosses."""
         return float((self.idle + (self.work * self.at).sum(axis=0) / self.lanes).max())
 
-    def crowded(self, load: Load) -> bool:
-        """Return True if wires are overloaded with each cluster where `load` has it cheapest."""
-        at = np.where(self.able, self.work * load.price, np.inf).argmin(axis=1)
+    def crowded(self, seconds: float, price: Floats) -> bool:
+        """Return True if wires have more than these seconds of transfers, with each cluster where it is cheapest."""
+        at = np.where(self.able, self.work * price, np.inf).argmin(axis=1)
         there = np.zeros_like(self.work)
         there[np.arange(len(at)), at] = 1.0
         into = (self._crossing(there) * self.trips.seconds).sum(axis=0)
         carried = self.trips.carried(into, np.zeros(len(self.wires.fixed)))
-        return bool(carried.sum() > load.seconds * np.count_nonzero(carried))
+        return bool(carried.sum() > seconds * np.count_nonzero(carried))
 
     def turn(self, done: float) -> float:
         """Return the bound that the prices prove, then update the prices. `done`: share of all rounds, from 0 to 1."""

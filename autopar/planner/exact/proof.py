@@ -81,9 +81,8 @@ class _Proof:
         began = time.monotonic()
         self.instance, self.schedule, self.best = instance, start, Play(instance, start)
         self.ways = ways(instance, once=True)
-        shared = load(instance, self.ways)
         self.bound = 0.0
-        self._raise(max(bound, lower_bound(instance), self.ways.length, shared.seconds))
+        self._raise(max(bound, lower_bound(instance), self.ways.length, load(instance, self.ways)[0]))
         self.effort, self.spent = effort, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
         # What a model takes to be made is not cut short, and takes less than all this.

@@ -254,7 +254,7 @@ def shared(instance: Instance) -> float:
     none = np.zeros_like(seconds)
     ways = Ways(none, none, seconds, 0.0)
     shared = load(instance, ways)
-    return traffic(instance, ways, shared, shared.seconds)
+    return traffic(instance, ways, shared, shared[0])
 
 
 def apart(plan: Plan, least: float) -> float:
