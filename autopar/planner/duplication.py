@@ -15,7 +15,7 @@ from .model.instance import Instance
 from .model.simulator import in_order
 from .native import searches
 from .search.anneal import CHAINS, TOGETHER, winners
-from .search.core import COPIES, Timed, capped
+from .search.core import COPIES, Listed, capped, non_delay
 
 EACH = 4_500
 STEPS = 225_000
@@ -47,8 +47,9 @@ def repeated(race: Race, start: Entry) -> Entry:
         return start
     steps = min(STEPS, EACH * instance.clusters) * TOGETHER
     with capped(instance) if instance.tight else nullcontext():
-        begun = Timed(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
-        found = winners(instance, [begun], race.bound, steps, HOT, race.until, TRIED, CHAINS, COPIES)
+        found = winners(
+            instance, [non_delay(start.play)], race.bound, steps, HOT, race.until, TRIED, CHAINS, COPIES
+        )
     entries = [scheduled(timed) for timed in found if timed.makespan < start.makespan]
     fitting = [entry for entry in entries if entry and not entry.over]
     return min([start, *fitting], key=lambda entry: entry.makespan)
@@ -71,7 +72,7 @@ def _promising(instance: Instance) -> bool:
     )
 
 
-def scheduled(timed: Timed) -> Entry | None:
+def scheduled(timed: Listed) -> Entry | None:
     """Simulate the schedule of a list with its copies; None if it deadlocks.
 
     The entry has its own `Instance`. Linear in the graph except for sorting.

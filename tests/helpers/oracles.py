@@ -16,7 +16,7 @@ from autopar.planner.formats import described, read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
 from autopar.planner.model.timing import timing
-from autopar.planner.search.core import Listed, Timed
+from autopar.planner.search.core import Listed, evaluate
 
 needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.TOLD)
 
@@ -27,12 +27,12 @@ def shown(entry: Any) -> dict[str, Any]:
     return {"placed": found.placed, "transfers": found.transfers, "makespan": found.makespan}
 
 
-def played(timed: Timed) -> Play:
+def played(timed: Listed) -> Play:
     """The timing by the simulator of the orders of a timed list without copies."""
     return Play(timed.instance, timed.schedule("test"))
 
 
-def exact(timed: Timed) -> bool:
+def exact(timed: Listed) -> bool:
     """True if the simulator must find the times of a list: not where a way leads through a third device, whose second
     hops are served with the first here, nor where several links share a queue or, beside queues, a wire, nor where the
     orders of several lanes do not say which of two runs starts first."""
@@ -46,18 +46,18 @@ def exact(timed: Timed) -> bool:
     return timed.eager or max(map(len, instance.lane_names)) == 1
 
 
-def timed_again(instance: Instance, kept: Listed) -> Timed:
+def timed_again(instance: Instance, kept: Listed) -> Listed:
     """A list that a chain found, timed from nothing: as long as the chain says, on devices that may have its runs,
     those of a group together."""
     instance = instance
-    timed = Timed(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of)
+    timed = evaluate(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of)
     assert timed.makespan == kept.makespan
     assert all(d in allowed for d, allowed in zip(kept.device, instance.allowed))
     assert all(len({kept.device[r] for r in members}) == 1 for members in instance.members)
     return timed
 
 
-def carried_out(timed: Timed) -> Entry:
+def carried_out(timed: Listed) -> Entry:
     """A list as a plan that the simulator has timed: as long as the list says, where it must be."""
     instance = timed.instance
     entry = scheduled(timed) if timed.of else Race(instance).trial(timed.schedule("test"))

@@ -19,7 +19,7 @@ from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search import anneal as search
 from autopar.planner.search.anneal import CHAINS, FIRST, ROOM, STEPS, anneal, polish
-from autopar.planner.search.core import Chain
+from autopar.planner.search.core import Annealing
 
 pytestmark = needs_native
 
@@ -70,7 +70,7 @@ def test_several_chains_begin_where_there_is_time(roomy):
     asked: dict[int, int] = {}
     placements, starts = set(), []
     found = []
-    begin, cool = Chain.__init__, Chain.cool
+    begin, cool = Annealing.__init__, Annealing.cool
 
     def begun(self, of, start, *more):
         starts.append(start.makespan)
@@ -84,8 +84,8 @@ def test_several_chains_begin_where_there_is_time(roomy):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "AGREED", CHAINS + 1)
-        patch.setattr(Chain, "__init__", begun)
-        patch.setattr(Chain, "cool", cooled)
+        patch.setattr(Annealing, "__init__", begun)
+        patch.setattr(Annealing, "cool", cooled)
         schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.clusters)
     count = CHAINS if roomy else 1
     assert sum(asked.values()) == sum(_chains(count))
@@ -119,9 +119,9 @@ def test_cores_change_no_schedule(near, monkeypatch):
 @pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (CHAINS + 1, len(search.STAGES))])
 def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
     called = []
-    cool = Chain.cool
+    cool = Annealing.cool
     monkeypatch.setattr(search, "AGREED", agreed)
-    monkeypatch.setattr(Chain, "cool", lambda *args: called.append(args) or cool(*args))
+    monkeypatch.setattr(Annealing, "cool", lambda *args: called.append(args) or cool(*args))
     assert anneal(instance(5, tasks=10, ccr=3.0), 0.0)
     assert len(called) == sum(_chains(CHAINS)[:stages])
 
@@ -157,7 +157,7 @@ def test_it_ends_at_the_bound(monkeypatch):
     def cooled(*_):
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(Chain, "cool", cooled)
+    monkeypatch.setattr(Annealing, "cool", cooled)
     assert anneal(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
     with pytest.raises(AssertionError, match="it went on"):
         anneal(made, 0.0)

@@ -15,7 +15,7 @@ from autopar.ir.costed import repeatable
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import core
-from autopar.planner.search.core import Chain, Listed, Timed
+from autopar.planner.search.core import Annealing, Listed, evaluate
 
 pytestmark = needs_native
 
@@ -27,8 +27,8 @@ def drawn(seed: int, changes: int = 6) -> Iterator[tuple[Instance, Listed]]:
     draw = random.Random(seed)
     instance = Instance(read(wanted(seed)))
     device = [draw.choice(own) for own in instance.allowed]
-    start = Timed(instance, device, [*range(instance.clusters)], eager=True)
-    chain = Chain(instance, start, 0.0, seed, copies=10**6)
+    start = evaluate(instance, device, [*range(instance.clusters)], eager=True)
+    chain = Annealing(instance, start, 0.0, seed, copies=10**6)
     for _ in range(changes):
         # So hot that hardly any is turned down; one step is one change.
         chain.cool(1, (1.0, 1.0), math.inf)

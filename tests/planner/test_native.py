@@ -30,25 +30,25 @@ from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import anneal as search
 from autopar.planner.search.anneal import pack
-from autopar.planner.search.core import COPIES, KEEP, Chain, Listed, Timed
+from autopar.planner.search.core import COPIES, KEEP, Annealing, Listed, evaluate
 
 HEATS = ((0.1, 0.03), (0.03, 0.003))
 
 
-def begun(instance: Instance, seed: int, copies: int = 0) -> Chain | None:
+def begun(instance: Instance, seed: int, copies: int = 0) -> Annealing | None:
     """A chain from random devices, None where no way leads to a schedule so."""
     instance, draw = instance, random.Random(seed)
     device = [draw.choice(own) for own in instance.allowed]
     for group in instance.members:
         for r in group:
             device[r] = device[group[0]]
-    start = Timed(instance, device, [*range(instance.clusters)], eager=seed % 2 == 0)
+    start = evaluate(instance, device, [*range(instance.clusters)], eager=seed % 2 == 0)
     if start.makespan == math.inf:
         return None
-    return Chain(instance, start, 0.0, seed, copies)
+    return Annealing(instance, start, 0.0, seed, copies)
 
 
-def cooled(instance: Instance, seed: int, steps: float, copies: int = 0) -> list[Timed]:
+def cooled(instance: Instance, seed: int, steps: float, copies: int = 0) -> list[Listed]:
     """What a chain finds that cools twice, the second time from where the first ended, each timed again."""
     chain = begun(instance, seed, copies=copies)
     for heats in HEATS if chain else ():
@@ -162,7 +162,7 @@ def test_it_ends_when_time_is_up():
 def test_it_ends_at_its_bound():
     instance = Instance(read(planted(0, 20, 2, 1.0)[0]))
     start = begun(instance, 0)
-    chain = Chain(start.instance, start.now, start.makespan, 0)
+    chain = Annealing(start.instance, start.now, start.makespan, 0)
     chain.cool(1e9, (0.1, 0.003), math.inf)
     assert chain.spent == 0 and shown(chain.now) == shown(start.now)
 

@@ -29,7 +29,7 @@ from autopar.planner.model.instance import Instance
 from autopar.planner.model.memory import memory
 from autopar.planner.search import core
 from autopar.planner.search.anneal import pack, stretches
-from autopar.planner.search.core import Chain, Timed, capped
+from autopar.planner.search.core import Annealing, capped, evaluate
 
 
 def short(seed):
@@ -97,7 +97,7 @@ def test_state_is_held_once_on_each_device_and_at_home_in_any_case(placement, he
         on = machine(1, memory={"cpu": cpu, "emulated:0": other})
         instance = Instance(build(tasks, on, nbytes=0, state=state))
         with capped(instance):
-            return Timed(instance, placement, [0.0, 1.0, 2.0]).over
+            return evaluate(instance, placement, [0.0, 1.0, 2.0]).over
 
     much = 10**6
     assert (over(192, much), over(191, much), over(much, held)) == (0, 1, 0)
@@ -109,7 +109,7 @@ def beyond_the_caps(seed: int) -> tuple[float, float] | None:
     times: copies that are asked for together may go in another order."""
     draw = random.Random(seed)
     instance = Instance(read(wanted(seed) if seed % 3 else randomly(draw, tight=True)))
-    timed = Timed(
+    timed = evaluate(
         instance, [draw.choice(own) for own in instance.allowed], range(instance.clusters), eager=True
     )
     entry = Race(instance).trial(timed.schedule("test")) if timed.makespan < math.inf else None
@@ -121,7 +121,7 @@ def beyond_the_caps(seed: int) -> tuple[float, float] | None:
     over = sum(peak - cap for peak, cap in zip(peaks, instance.caps) if cap is not None)
     core._ARRAYS.pop(instance, None)
     with capped(instance):
-        return Timed(instance, timed.device, timed.keys, eager=True).over, over
+        return evaluate(instance, timed.device, timed.keys, eager=True).over, over
 
 
 @needs_native
@@ -145,14 +145,14 @@ def test_chains_go_on_only_to_what_fits():
     race = race_of(short(2))
     instance = race.instance
     start = min((entry for entry in race.entries if not entry.over), key=lambda entry: entry.makespan)
-    listed = Timed(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
+    listed = evaluate(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
     fitting: dict[bool, list[bool]] = {False: [], True: []}
     for keep, seed in product(fitting, range(4)):
         with capped(instance) if keep else nullcontext():
-            chain = Chain(instance, listed, race.bound, seed)
+            chain = Annealing(instance, listed, race.bound, seed)
             chain.cool(60_000, (0.1, 0.003), math.inf)
         for own in chain.best:
-            timed = Timed(instance, own.device, own.keys, eager=own.eager)
+            timed = evaluate(instance, own.device, own.keys, eager=own.eager)
             entry = race.trial(timed.schedule("test"))
             fitting[keep].append(entry is not None and not entry.over)
     assert all(fitting[True]) and not all(fitting[False])

@@ -14,7 +14,7 @@ from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search.anneal import LARGE
-from autopar.planner.search.core import Timed
+from autopar.planner.search.core import evaluate
 from autopar.planner.search.large import crowded
 
 
@@ -27,7 +27,7 @@ def served(instance: Instance) -> Play:
 def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
     instance = Instance(read(instances.small(seed)))
     play = served(instance)
-    busy = Timed(instance, play.device, play.start[: instance.clusters], eager=True)
+    busy = evaluate(instance, play.device, play.start[: instance.clusters], eager=True)
     again = Play(instance, busy.schedule("busy"))
     assert again.device == play.device
     assert again.makespan == pytest.approx(busy.makespan)
@@ -41,7 +41,7 @@ def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
 def test_crowded_wires_cost_less_where_lanes_are_kept_busy() -> None:
     instance = Instance(read(by_direction(instances.planted(0, 300, 4, 1.0)[0])))
     play = served(instance)
-    busy = Timed(instance, play.device, play.start[: instance.clusters], eager=True)
+    busy = evaluate(instance, play.device, play.start[: instance.clusters], eager=True)
     assert busy.makespan < play.makespan
 
 
@@ -61,5 +61,5 @@ def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
 def test_of_what_could_start_the_most_urgent_does() -> None:
     graph = {"tasks": [{"id": name, "seconds": {"p": 1.0}} for name in "abc"], "values": []}
     instance = Instance(read({**graph, "devices": [{"name": "p"}]}))
-    play = Timed(instance, [0, 0, 0], [2.0, 0.0, 1.0], eager=True)
+    play = evaluate(instance, [0, 0, 0], [2.0, 0.0, 1.0], eager=True)
     assert (play.schedule("busy").lanes["p/0"], play.makespan) == (("b", "c", "a"), 3.0)

@@ -22,7 +22,7 @@ from autopar.planner.formats import described, read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.search.anneal import STEPS
-from autopar.planner.search.core import Timed
+from autopar.planner.search.core import evaluate
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def test_copies_for_copies_are_where_they_are_read():
     }
     instance = Instance(read(graph))
     # `a`, `b` and `c` on one device, `d` on the other with a copy of each of what it needs.
-    both = scheduled(Timed(instance, [0, 0, 0, 1, -1, 1, 1], [0, 1, 2, 2, 0, 0, 1], eager=True, of=[0, 1]))
+    both = scheduled(evaluate(instance, [0, 0, 0, 1, -1, 1, 1], [0, 1, 2, 2, 0, 0, 1], eager=True, of=[0, 1]))
     assert both is not None and both.makespan == pytest.approx(3.0) and not both.play.moves
     assert {original for _, original in both.play.instance.costed.again} == {*"abuv"}
 

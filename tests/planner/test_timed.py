@@ -11,7 +11,7 @@ from oracles import exact, needs_native, played
 
 from autopar.planner import native
 from autopar.planner.model.instance import Instance
-from autopar.planner.search.core import Timed
+from autopar.planner.search.core import evaluate
 
 pytestmark = needs_native
 
@@ -44,7 +44,7 @@ def drawn_keys(instance: Instance, draw: random.Random) -> list[float]:
 @settings(max_examples=60, deadline=None)
 def test_times_are_those_of_the_simulation(made, eager):
     instance, device, keys = drawn(*made)
-    timed = Timed(instance, device, keys, eager=eager)
+    timed = evaluate(instance, device, keys, eager=eager)
     play = played(timed)
     if exact(timed):
         assert play.makespan == pytest.approx(timed.makespan, rel=1e-9)
@@ -56,7 +56,7 @@ def test_times_are_those_of_the_simulation(made, eager):
 @settings(max_examples=30, deadline=None)
 def test_lanes_of_eager_devices_idle_only_for_want_of_runs(made):
     instance, device, keys = drawn(*made)
-    timed = Timed(instance, device, keys, eager=True)
+    timed = evaluate(instance, device, keys, eager=True)
     instance, play = instance, played(timed)
     for r, d in enumerate(device):
         if exact(timed) and timed.start[r] > play.ready[r] * (1 + 1e-9):
@@ -72,21 +72,21 @@ def test_lanes_of_eager_devices_idle_only_for_want_of_runs(made):
 @settings(max_examples=30, deadline=None)
 def test_a_list_is_given_up_only_where_it_is_too_long(made, eager):
     instance, device, keys = drawn(*made)
-    whole = Timed(instance, device, keys, eager=eager)
+    whole = evaluate(instance, device, keys, eager=eager)
     assert whole.ended == instance.clusters
-    kept = Timed(instance, device, keys, limit=whole.makespan * (1 + 1e-9), eager=eager)
+    kept = evaluate(instance, device, keys, limit=whole.makespan * (1 + 1e-9), eager=eager)
     assert (kept.makespan, kept.start, kept.lane) == (whole.makespan, whole.start, whole.lane)
-    given_up = Timed(instance, device, keys, limit=whole.makespan * (1 - 1e-6), eager=eager)
+    given_up = evaluate(instance, device, keys, limit=whole.makespan * (1 - 1e-6), eager=eager)
     assert given_up.makespan >= whole.makespan
-    assert Timed(instance, device, keys, limit=0.0, eager=eager).ended == 0
+    assert evaluate(instance, device, keys, limit=0.0, eager=eager).ended == 0
 
 
 def test_what_waits_for_itself_never_ends():
     """Of two clusters of a chain on one device, the second first."""
     instance = Instance(chain(2, machine(1)))
-    assert Timed(instance, [0, 0], [0.0, 1.0]).makespan < math.inf
-    assert Timed(instance, [0, 0], [1.0, 0.0]).makespan == math.inf
-    assert Timed(instance, [0, 1], [1.0, 0.0]).makespan < math.inf
+    assert evaluate(instance, [0, 0], [0.0, 1.0]).makespan < math.inf
+    assert evaluate(instance, [0, 0], [1.0, 0.0]).makespan == math.inf
+    assert evaluate(instance, [0, 1], [1.0, 0.0]).makespan < math.inf
 
 
 def test_it_says_when_there_is_no_memory(monkeypatch):
@@ -97,4 +97,4 @@ def test_it_says_when_there_is_no_memory(monkeypatch):
     instance, device, keys = drawn(1, 5, 1.0)
     monkeypatch.setattr(native, "LIBRARY", Full())
     with pytest.raises(MemoryError, match="5 clusters on"):
-        Timed(instance, device, keys)
+        evaluate(instance, device, keys)

@@ -20,7 +20,7 @@ from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..model.toposort import late
 from ..native import searches
-from .core import CLOSE, KEEP, Chain, Listed, Timed, capped
+from .core import CLOSE, KEEP, Annealing, Listed, capped, evaluate, non_delay
 from .large import WEIGHTS, polished
 
 POLICY = "search"
@@ -97,10 +97,10 @@ def polish(instance: Instance, bound: float, play: Play, steps: int, until: floa
     continue from it (`polished`), or after `until`."""
     if _settled(instance) or not polished(instance) or time.monotonic() > until:
         return []
-    timed = Timed(instance, play.device, play.start[: instance.clusters], eager=True)
-    if timed.makespan == math.inf:
+    start = non_delay(play)
+    if start.makespan == math.inf:
         return []
-    return _annealed(instance, [timed], bound, min(steps, POLISH), until, keep=1)
+    return _annealed(instance, [start], bound, min(steps, POLISH), until, keep=1)
 
 
 def _settled(instance: Instance) -> bool:
@@ -108,7 +108,7 @@ def _settled(instance: Instance) -> bool:
     return instance.clusters < 2 or sum(map(len, instance.lane_names)) < 2 or bool(instance.modes)
 
 
-def _first(instance: Instance) -> list[Timed]:
+def _first(instance: Instance) -> list[Listed]:
     """Return initial solutions: the first lists, each in its own order and non-delay; the shortest of each placement,
     the shortest first."""
     found, tail = [], cost_to_go(instance)
@@ -117,16 +117,16 @@ def _first(instance: Instance) -> list[Timed]:
     for order, ahead, stay in lists:
         to_go = [[ahead * seconds for seconds in row] for row in tail]
         device, start = placed(instance, order, to_go, stay)
-        found += [Timed(instance, device, start, eager=eager) for eager in (False, True)]
-    placements: dict[tuple[int, ...], Timed] = {}
-    for timed in sorted(found, key=lambda timed: timed.makespan):
-        if timed.makespan < math.inf:
-            placements.setdefault(tuple(timed.device), timed)
+        found += [evaluate(instance, device, start, eager=eager) for eager in (False, True)]
+    placements: dict[tuple[int, ...], Listed] = {}
+    for listed in sorted(found, key=lambda listed: listed.makespan):
+        if listed.makespan < math.inf:
+            placements.setdefault(tuple(listed.device), listed)
     return [*placements.values()]
 
 
 def _annealed(
-    instance: Instance, starts: list[Timed], bound: float, steps: float, until: float, keep: int
+    instance: Instance, starts: list[Listed], bound: float, steps: float, until: float, keep: int
 ) -> list[Schedule]:
     """Return the shortest schedules found in about `steps` steps, the shortest first."""
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
@@ -134,7 +134,7 @@ def _annealed(
     steps *= TOGETHER if several else FASTER
     hot = min(HOTTEST, GAIN * above) * min(1.0, steps / instance.clusters / SLOW) ** 2
     found = winners(instance, starts, bound, steps, hot, until, keep, CHAINS if several else 1)
-    return [timed.schedule(POLICY) for timed in found]
+    return [listed.schedule(POLICY) for listed in found]
 
 
 def winners(
@@ -147,18 +147,18 @@ def winners(
     keep: int,
     count: int,
     copies: int = 0,
-) -> list[Timed]:
+) -> list[Listed]:
     """Anneal `count` parallel chains by "go with the winners"; return the `keep` shortest lists, each placement once,
     the shortest first.
 
     About `steps` steps in all; `hot`: initial temperature as a share of the makespan; `copies`: weight of duplication
-    (`Chain`). Since a chain's basin shows long before it is cold, the best continue (Aldous and Vazirani, "Go with the
-    winners algorithms", FOCS 1994): after each of `STAGES` one in `QUARTER`, and others restart from their shortest
-    schedules. Ends at `until` of the monotonic clock, at the bound, or when `AGREED` chains agree.
+    (`Annealing`). Since a chain's basin shows long before it is cold, the best continue (Aldous and Vazirani, "Go with
+    the winners algorithms", FOCS 1994): after each of `STAGES` one in `QUARTER`, and others restart from their
+    shortest schedules. Ends at `until` of the monotonic clock, at the bound, or when `AGREED` chains agree.
     """
     pace = steps / sum(share * max(1, count // among) for share, among in STAGES)
-    begun: list[Chain] = []
-    chains: list[Chain] = []
+    begun: list[Annealing] = []
+    chains: list[Annealing] = []
     cooled = 0.0
     for share, among in STAGES:
         chains = sorted(chains, key=lambda chain: chain.rank)
@@ -168,7 +168,7 @@ def winners(
         best = [chain.best[0] for chain in chains] or starts[:count]
         for i in range(max(1, count // among) - len(chains)):
             start = best[i % len(best)]
-            chains.append(Chain(instance, start, bound, SEED + len(begun), copies))
+            chains.append(Annealing(instance, start, bound, SEED + len(begun), copies))
             begun.append(chains[-1])
         heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
         cooled += share
@@ -178,10 +178,12 @@ def winners(
             break
     found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
     best = sorted(found.values(), key=lambda kept: (kept.over, kept.makespan))[:keep]
-    return [Timed(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
+    return [evaluate(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
 
 
-def _cooled(chains: list[Chain], steps: float, heats: tuple[float, float], until: float) -> list[Chain]:
+def _cooled(
+    chains: list[Annealing], steps: float, heats: tuple[float, float], until: float
+) -> list[Annealing]:
     """Return the chains after this many steps each, up to the first at the bound; chains after that may or may not
     have run, depending on the number of cores."""
 
@@ -196,7 +198,7 @@ def _cooled(chains: list[Chain], steps: float, heats: tuple[float, float], until
     return chains[: next((at for at in numbers if _at_bound(chains[at])), numbers[-1]) + 1]
 
 
-def _at_bound(chain: Chain) -> bool:
+def _at_bound(chain: Annealing) -> bool:
     return chain.makespan <= chain.bound * (1 + CLOSE)
 
 
@@ -232,13 +234,10 @@ def pack(race: Race, steps: int) -> None:
     above = starts[0].makespan / race.bound - 1 if race.bound > 0 else math.inf
     hot = min(HOTTEST, GAIN * above)
     with capped(instance):
-        lists = [
-            Timed(instance, entry.play.device, entry.play.start[:clusters], eager=True) for entry in starts
-        ]
-        lists.sort(key=lambda timed: (timed.over, timed.makespan))
+        lists = sorted((non_delay(entry.play) for entry in starts), key=lambda own: (own.over, own.makespan))
         found = winners(instance, lists, race.bound, steps * TOGETHER, hot, race.until, KEEP, CHAINS)
-    for timed in found:
-        entry = race.trial(timed.schedule("packed"))
+    for listed in found:
+        entry = race.trial(listed.schedule("packed"))
         if entry and not entry.over:
             race.admit(entry)
 

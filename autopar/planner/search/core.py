@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any
 
@@ -20,7 +20,8 @@ from ...ir.costed import repeatable
 from .. import native
 from ..lists.ranking import cost_to_go
 from ..model.instance import Instance
-from ..model.simulator import Schedule, in_order
+from ..model.simulator import Play, Schedule, in_order
+from ..model.toposort import inverse
 
 MOST = 24
 """Limit on duplicates in a list."""
@@ -59,12 +60,12 @@ class _Arrays(ctypes.Structure):
         *((name, Floats) for name in ("room", "stored", "size", "scratch")),
     ]
 
-    def __init__(self, **fields: Any) -> None:
-        """Take numbers and (nested) sequences of numbers by field name."""
+    def __init__(self, instance: Instance, **fields: Any) -> None:
+        """Take numbers and (nested) sequences of numbers by field name, or else from the instance."""
         super().__init__()
         self.held: list[np.ndarray[Any, Any]] = []
         for name, kind, *_ in self._fields_:
-            given = fields.pop(name)
+            given = fields[name] if name in fields else getattr(instance, name)
             if kind is _Lists:
                 at = [0, *accumulate(map(len, given))]
                 setattr(self, name, _Lists(self._array(at, Ints), self._array([*chain(*given)], Ints)))
@@ -101,13 +102,6 @@ def _arrays(instance: Instance) -> _Arrays:
                 hops.append((wire, queue, hop.dst, hop.latency_s, hop.s_per_byte))
             ways.append(hops)
     wires, queues, stops, latency, s_per_byte = [*zip(*chain(*ways))] or [()] * 5
-    # Those that a cluster waits for without reading from them, and those that so wait for it; R is waited for by none.
-    makers = [{instance.maker[v] for v in reads} for reads in instance.reads]
-    sooner = [[p for p in earlier if p not in own] for earlier, own in zip(instance.before, makers)]
-    later: list[list[int]] = [[] for _ in range(instance.clusters + 1)]
-    for r, earlier in enumerate(sooner):
-        for p in earlier:
-            later[p].append(r)
     storages = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in chain(*instance.kept)))}
     stored = np.zeros((len(storages), len(instance.devices)))
     for name, nbytes in chain(*instance.kept):
@@ -115,18 +109,17 @@ def _arrays(instance: Instance) -> _Arrays:
     for d, given in enumerate(instance.given):
         stored[[at for name, at in storages.items() if name in given], d] = 0.0
     return _Arrays(
-        clusters=instance.clusters,
+        instance,
         devices=len(instance.devices),
         wires=none,
         values=len(instance.bytes),
         groups=len(instance.members),
         most_copies=MOST,
+        storages=len(storages),
+        capped=0,
+        given_up=instance.costed.consumed,
         lane_at=[0, *accumulate(map(len, instance.lane_names))],
-        seconds=instance.seconds,
         to_go=cost_to_go(instance),
-        bytes=instance.bytes,
-        latency=instance.latency,
-        s_per_byte=instance.s_per_byte,
         hop_at=[0, *accumulate(map(len, ways))],
         hop_wire=wires,
         hop_queue=queues,
@@ -134,26 +127,12 @@ def _arrays(instance: Instance) -> _Arrays:
         hop_latency=latency,
         hop_s_per_byte=s_per_byte,
         makes=[*instance.makes, [v for v, maker in enumerate(instance.maker) if maker < 0]],
-        readers=instance.readers,
-        deliver=instance.deliver,
-        reads=instance.reads,
-        sooner=sooner,
-        later=later,
-        near=[near(instance, r) for r in range(instance.clusters)],
-        before=instance.before,
-        after=instance.after,
-        allowed=instance.allowed,
-        members=instance.members,
-        waits=[len(reads) + len(own) for reads, own in zip(instance.reads, sooner)],
-        maker=instance.maker,
-        home=instance.home,
+        # No cluster waits for what is there before the call.
+        later=[*inverse(instance.sooner), []],
+        near=[dict.fromkeys((*earlier, *later)) for earlier, later in zip(instance.before, instance.after)],
+        waits=[len(reads) + len(own) for reads, own in zip(instance.reads, instance.sooner)],
         repeatable=[repeatable(instance.costed, cluster) for cluster in instance.costed.clusters],
-        storages=len(storages),
-        capped=0,
-        given_up=instance.costed.consumed,
         keeps=[[storages[name] for name, _ in own] for own in instance.kept],
-        stays=instance.stays,
-        room=instance.room,
         stored=stored,
         size=[0 if name in instance.views else own for name, own in zip(instance.values, instance.bytes)],
         scratch=instance.workspace,
@@ -168,11 +147,6 @@ def capped(instance: Instance) -> Iterator[None]:
         yield
     finally:
         arrays(instance).capped = 0
-
-
-def near(instance: Instance, cluster: int) -> list[int]:
-    """Return the clusters adjacent to one."""
-    return [*dict.fromkeys((*instance.before[cluster], *instance.after[cluster]))]
 
 
 class _List(ctypes.Structure):
@@ -209,62 +183,69 @@ class Listed:
 
     Numbers below R are clusters. With duplicates, R is the maker of given values, and R + 1 + i a copy of cluster
     `of[i]`. `makespan` is in seconds, inf without a route or in a deadlock; `over` is the total bytes above the caps
-    of a list made while the instance is `capped`.
+    of a list made while the instance is `capped`. `evaluate` adds, by number, `start` and `end` in seconds, and `lane`
+    within the device.
     """
 
+    instance: Instance
     device: Sequence[int]
     keys: Sequence[float]
     eager: bool = False
     of: Sequence[int] = ()
     makespan: float = math.inf
     over: float = 0.0
+    start: Sequence[float] = ()
+    end: Sequence[float] = ()
+    lane: Sequence[int] = ()
+    ended: int = 0
+
+    def schedule(self, policy: str) -> Schedule:
+        """Return the orders of the lanes of an evaluated list without duplicates."""
+        clusters = sorted(range(self.instance.clusters), key=lambda r: (self.start[r], self.end[r], r))
+        return in_order(self.instance, policy, ((r, self.device[r], (self.lane[r],)) for r in clusters))
 
 
-class Timed(Listed):
-    """A timed list, by number: `start` and `end` in seconds, and `lane` within the device.
+def evaluate(
+    instance: Instance,
+    device: Sequence[int],
+    keys: Sequence[float],
+    limit: float = math.inf,
+    eager: bool = False,
+    of: Sequence[int] = (),
+) -> Listed:
+    """Return a list with its times.
 
     Aborted, with an infinite makespan, once it must exceed `limit`; `ended` copies and clusters had ended by then.
     Ignores copy orders other than FIFO and dispatch, and requests second hops with the first; otherwise equal to the
     simulator. O(V log V + E). Raises MemoryError if memory runs out.
     """
-
-    def __init__(
-        self,
-        instance: Instance,
-        device: Sequence[int],
-        keys: Sequence[float],
-        limit: float = math.inf,
-        eager: bool = False,
-        of: Sequence[int] = (),
-    ) -> None:
-        assert native.LIBRARY
-        own, count, ended = _List.room(instance), len(device), Int()
-        own.fill(Listed(device, keys, eager, of))
-        starts, ends = (np.empty(instance.clusters + 1 + len(of)) for _ in range(2))
-        lanes = np.empty(len(starts), dtype=np.int32)
-        failed = native.LIBRARY.autopar_time(
-            ctypes.byref(arrays(instance)),
-            ctypes.byref(own),
-            Float(limit),
-            starts.ctypes.data_as(Floats),
-            ends.ctypes.data_as(Floats),
-            lanes.ctypes.data_as(Ints),
-            ctypes.byref(ended),
+    assert native.LIBRARY
+    listed, own, ended = Listed(instance, device, keys, eager, of), _List.room(instance), Int()
+    own.fill(listed)
+    starts, ends = (np.empty(instance.clusters + 1 + len(of)) for _ in range(2))
+    lanes = np.empty(len(starts), dtype=np.int32)
+    failed = native.LIBRARY.autopar_time(
+        ctypes.byref(arrays(instance)),
+        ctypes.byref(own),
+        Float(limit),
+        starts.ctypes.data_as(Floats),
+        ends.ctypes.data_as(Floats),
+        lanes.ctypes.data_as(Ints),
+        ctypes.byref(ended),
+    )
+    if failed:
+        raise MemoryError(
+            f"no memory to time {instance.clusters} clusters on {len(instance.devices)} devices"
         )
-        if failed:
-            raise MemoryError(
-                f"no memory to time {instance.clusters} clusters on {len(instance.devices)} devices"
-            )
-        super().__init__(device, keys, eager, of, own.makespan, own.over)
-        self.instance, self.ended = instance, ended.value
-        self.start: list[float] = starts[:count].tolist()
-        self.end: list[float] = ends[:count].tolist()
-        self.lane: list[int] = lanes[:count].tolist()
+    start, end, lane = (times[: len(device)].tolist() for times in (starts, ends, lanes))
+    return replace(
+        listed, makespan=own.makespan, over=own.over, start=start, end=end, lane=lane, ended=ended.value
+    )
 
-    def schedule(self, policy: str) -> Schedule:
-        """Return the orders of the lanes; only without duplicates."""
-        clusters = sorted(range(self.instance.clusters), key=lambda r: (self.start[r], self.end[r], r))
-        return in_order(self.instance, policy, ((r, self.device[r], (self.lane[r],)) for r in clusters))
+
+def non_delay(play: Play) -> Listed:
+    """Return the non-delay list of a simulated schedule: with its devices, and its starts as keys."""
+    return evaluate(play.instance, play.device, play.start[: play.instance.clusters], eager=True)
 
 
 class _State(ctypes.Structure):
@@ -280,7 +261,7 @@ class _State(ctypes.Structure):
     ]
 
 
-class Chain:
+class Annealing:
     """One annealing chain (`native/anneal.c`), which ends at `bound` seconds. `copies`: weight of duplication; `seed`:
     of its random numbers."""
 
@@ -333,4 +314,5 @@ class Chain:
     def _listed(self, kept: _List) -> Listed:
         count = self.instance.clusters + (1 + kept.copies if kept.copies else 0)
         of = tuple(kept.of[: kept.copies])
-        return Listed(kept.device[:count], kept.keys[:count], bool(kept.eager), of, kept.makespan, kept.over)
+        numbers = kept.device[:count], kept.keys[:count], bool(kept.eager), of
+        return Listed(self.instance, *numbers, kept.makespan, kept.over)

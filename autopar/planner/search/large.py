@@ -22,7 +22,7 @@ from ..lists.ranking import cost_to_go, mean_first
 from ..model.instance import Instance
 from ..model.simulator import Schedule
 from ..native import searches
-from .core import Timed
+from .core import Listed, evaluate
 
 LARGE = 500
 """Least number of clusters of a graph for which these are tried."""
@@ -105,9 +105,10 @@ def _lists(instance: Instance) -> dict[str, Callable[..., Schedule]]:
 def quickest(instance: Instance, until: float, room: float = 1.0) -> Schedule:
     """Return the shortest of all variants with FIFO wires; after `until` of the monotonic clock no other is tried.
     Caps, and `room`, are ignored."""
-    best, name = None, ""
+    best: Listed | None = None
+    name = ""
     for policy, way in _ways(instance).items():
-        timed = Timed(instance, *way(), eager=True)
+        timed = evaluate(instance, *way(), eager=True)
         if timed.makespan < (best.makespan * (1 - SHORTER) if best else math.inf):
             best, name = timed, policy
         if time.monotonic() > until:
@@ -116,7 +117,7 @@ def quickest(instance: Instance, until: float, room: float = 1.0) -> Schedule:
 
 
 def _busy(instance: Instance, room: float = 1.0, *, policy: str, way: Way) -> Schedule:
-    timed = Timed(instance, *way(), eager=True)
+    timed = evaluate(instance, *way(), eager=True)
     # It may have led to where no link leads on.
     return timed.schedule(policy) if timed.makespan < math.inf else heft(instance)
 
