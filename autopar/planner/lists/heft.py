@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..model.instance import Hop, Instance
 from ..model.simulator import Schedule, in_order
 from ..model.slots import Slots, find_both, together
-from .memory_first import Room
+from .memory_first import MemoryUse
 from .ranking import cost_to_go, urgent_first
 
 
@@ -85,7 +85,7 @@ class _Work:
         self.chosen = [-1] * len(instance.members)
         self.device = [-1] * instance.clusters
         self.carries = any(instance.carry)
-        self.room = Room(instance, room) if instance.tight else None
+        self.room = MemoryUse(instance, room) if instance.tight else None
 
     def place(self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None) -> None:
         """Place a cluster on its best device, with the transfers it needs."""

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from ..model.instance import Instance
-from ..model.simulator import Schedule
+from ..model.simulator import Schedule, in_order
 from ..model.toposort import late
 
 
-class Room:
+class MemoryUse:
     """Bytes in use on each device; `share` of each cap may be used."""
 
     def __init__(self, instance: Instance, share: float) -> None:
@@ -69,7 +69,7 @@ def fill(instance: Instance, room: float = 1.0) -> Schedule:
 
     Neighbours stay together, so that few values are copied or alive twice.
     """
-    space = Room(instance, room)
+    space = MemoryUse(instance, room)
     last = _roomiest(space, range(len(instance.devices)))
 
     def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
@@ -88,7 +88,7 @@ def follow(instance: Instance, room: float = 1.0) -> Schedule:
     Ties go to the device of the previous cluster, lest one device run ahead of the others. Clusters that read nothing
     computed fill one device after the other up to `room` of its cap, to leave the rest for later readers.
     """
-    space = Room(instance, 1.0)
+    space = MemoryUse(instance, 1.0)
     last = current = _roomiest(space, range(len(instance.devices)))
 
     def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
@@ -107,11 +107,11 @@ def follow(instance: Instance, room: float = 1.0) -> Schedule:
     return _laid("follow", space, just_in_time(instance), choose)
 
 
-def _laid(policy: str, space: Room, order: Iterable[int], choose: Callable[..., int]) -> Schedule:
+def _laid(policy: str, space: MemoryUse, order: Iterable[int], choose: Callable[..., int]) -> Schedule:
     """Place clusters in this order, each on the first lane of the device that `choose` picks of those with room."""
     instance = space.instance
     there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
-    queues: list[list[str]] = [[] for _ in instance.devices]
+    placed: list[tuple[int, int, tuple[int, ...]]] = []
     chosen: dict[int, int] = {}
     for r in order:
         group = instance.group[r]
@@ -126,11 +126,11 @@ def _laid(policy: str, space: Room, order: Iterable[int], choose: Callable[..., 
         space.settle(r, d, there)
         for v in instance.makes[r]:
             there[v][d] = 0.0
-        queues[d].append(instance.names[r])
-    return Schedule(policy, {lanes[0]: tuple(names) for lanes, names in zip(instance.lane_names, queues)})
+        placed.append((r, d, (0,)))
+    return in_order(instance, policy, placed)
 
 
-def _roomiest(space: Room, devices: Iterable[int]) -> int:
+def _roomiest(space: MemoryUse, devices: Iterable[int]) -> int:
     """Return the first of the devices with most room."""
     return max(devices, key=lambda d: (space.caps[d] - space.used[d], -d))
 
