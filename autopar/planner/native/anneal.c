@@ -177,26 +177,30 @@ static int few(Search *search, double limit, double heat)
     return chosen.count;
 }
 
-static void keep(Chain *chain, const Timed *timed, size_t all)
-{
-    List last = chain->best[chain->keep - 1];
-    memmove(chain->best + 1, chain->best, (chain->keep - 1) * sizeof last);
-    memcpy(last.device, timed->device, all * sizeof *last.device);
-    memcpy(last.keys, timed->keys, all * sizeof *last.keys);
-    memcpy(last.of, timed->of, timed->copies * sizeof *last.of);
-    last.copies = timed->copies;
-    last.eager = timed->eager;
-    last.makespan = timed->makespan;
-    last.over = timed->over;
-    chain->best[0] = last;
-    if (chain->count < chain->keep)
-        chain->count++;
-}
-
 static void copy(size_t all, int *device, double *keys, const int *from_device, const double *from_keys)
 {
     memcpy(device, from_device, all * sizeof *device);
     memcpy(keys, from_keys, all * sizeof *keys);
+}
+
+static void store(const Network *net, List *list, const Timed *timed)
+{
+    copy(net->clusters + 1 + timed->copies, list->device, list->keys, timed->device, timed->keys);
+    memcpy(list->of, timed->of, timed->copies * sizeof *list->of);
+    list->copies = timed->copies;
+    list->eager = timed->eager;
+    list->makespan = timed->makespan;
+    list->over = timed->over;
+}
+
+static void keep(const Network *net, Chain *chain, const Timed *timed)
+{
+    List last = chain->best[chain->keep - 1];
+    memmove(chain->best + 1, chain->best, (chain->keep - 1) * sizeof last);
+    store(net, &last, timed);
+    chain->best[0] = last;
+    if (chain->count < chain->keep)
+        chain->count++;
 }
 
 /* Let what is next be what is at hand, to be changed. */
@@ -254,7 +258,7 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
         chain->spent += net->clusters / 2.0;
         const List *best = chain->best;
         if (next->over < best->over || (next->over == best->over && next->makespan < best->makespan))
-            keep(chain, next, net->clusters + 1 + next->copies);
+            keep(net, chain, next);
     }
 }
 
@@ -319,14 +323,7 @@ PUBLIC int autopar_cool(const Network *net, Chain *chain, double steps, double h
     search.beside.draw = &chain->draw;
     stand(&search.beside, search.timed, &search.bench, search.order);
     go_on(&search, steps, hot, cold, end);
-    const Timed *now = search.beside.now;
-    List *own = &chain->now;
-    copy(net->clusters + 1 + now->copies, own->device, own->keys, now->device, now->keys);
-    memcpy(own->of, now->of, now->copies * sizeof *own->of);
-    own->copies = now->copies;
-    own->eager = now->eager;
-    own->makespan = now->makespan;
-    own->over = now->over;
+    store(net, &chain->now, search.beside.now);
     free(block);
     return 0;
 }

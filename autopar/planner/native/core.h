@@ -113,6 +113,11 @@ static inline int copy_on(const Network *net, const Timed *timed, int cluster, i
     return timed->copied[cluster] ? timed->copy_at[cluster * net->devices + device] : 0;
 }
 
+/* The numbers of all clusters, and then of all copies. */
+#define EACH_NUMBER(number, net, timed) \
+    for (int number = 0; number <= (net)->clusters + (timed)->copies; number++) \
+        if (number != (net)->clusters)
+
 /* A cluster, and then its copies. */
 #define EACH_OF(number, net, timed, cluster) \
     for (int number##_d = -1, number = (cluster); number##_d < ((timed)->copied[cluster] ? (net)->devices : 0); \

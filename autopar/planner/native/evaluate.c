@@ -55,17 +55,9 @@ static void carry(const Network *net, Timed *timed, Bench *bench, int cluster, i
         int wire = net->hop_wire[hop], queue = net->hop_queue[hop], stop = net->hop_stop[hop];
         if (there[stop] < 0) {
             double takes = net->hop_latency[hop] + net->bytes[value] * net->hop_s_per_byte[hop];
-            double came = there[source];
-            if (wire < none) {
-                came = most(came, most(busy[wire], busy[queue]));
-            }
-            double went = came;
-            came += takes;
-            if (wire < none)
-                busy[wire] = came;
-            if (queue < none)
-                busy[queue] = came;
-            there[stop] = came;
+            double went = most(there[source], most(busy[wire], busy[queue])), came = went + takes;
+            there[stop] = busy[wire] = busy[queue] = came;
+            busy[none] = 0.0;
             timed->sent[timed->sendings++] = (Sent){
                 .cluster = cluster, .value = value, .source = source, .stop = stop, .wire = wire, .queue = queue,
                 .takes = takes, .went = went, .came = came, .tail = 0.0,
@@ -92,18 +84,13 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
     memset(bench->busy, 0, (none + 1) * sizeof *bench->busy);
     memset(bench->lane_free, 0, lane_at[devices] * sizeof *bench->lane_free);
     memset(queue_at, 0, (devices + 2) * sizeof *queue_at);
-    for (int r = 0; r < clusters; r++) {
+    for (int i = 0; i < copies; i++)
+        missing[clusters + 1 + i] = net->waits[timed->of[i]];
+    EACH_NUMBER(r, net, timed) {
         ready[r] = 0.0;
         queue_at[device[r] + 2]++;
         if (!missing[r])
             able[ables++] = r;
-    }
-    for (int copy = clusters + 1; copy < all; copy++) {
-        ready[copy] = 0.0;
-        missing[copy] = net->waits[run_of(net, timed, copy)];
-        queue_at[device[copy] + 2]++;
-        if (!missing[copy])
-            able[ables++] = copy;
     }
     for (int d = 0; d < devices; d++) {
         queue_at[d + 2] += queue_at[d + 1];
@@ -236,13 +223,8 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
             bench->touched[d] = 1;
         }
     }
-    if (timed->endings == clusters + copies) {
-        for (int r = 0; r < clusters; r++)
-            last = most(last, end[r]);
-        for (int copy = clusters + 1; copy < all; copy++)
-            last = most(last, end[copy]);
-        timed->makespan = last;
-    }
+    if (timed->endings == clusters + copies)
+        timed->makespan = most(last, now);
 }
 
 void tails(const Network *net, Timed *timed, Bench *bench)
@@ -258,20 +240,15 @@ void tails(const Network *net, Timed *timed, Bench *bench)
         double longest = 0.0;
         for (; number && timed->sent[number - 1].cluster == cluster; number--) {
             Sent *sent = timed->sent + number - 1;
-            double after = onward[sent->value * devices + sent->stop];
+            double after = most(onward[sent->value * devices + sent->stop],
+                                most(waiting[sent->wire], waiting[sent->queue]));
             if (!copy_on(net, timed, cluster, sent->stop))
                 EACH(r, net->readers, sent->value)
                     EACH_OF(reader, net, timed, *r)
                         if (device[reader] == sent->stop)
                             after = most(after, net->seconds[*r * devices + sent->stop] + timed->tail[reader]);
-            if (sent->wire < none) {
-                after = most(after, waiting[sent->wire]);
-                waiting[sent->wire] = after + sent->takes;
-            }
-            if (sent->queue < none) {
-                after = most(after, waiting[sent->queue]);
-                waiting[sent->queue] = waiting[sent->wire] = after + sent->takes;
-            }
+            waiting[sent->wire] = waiting[sent->queue] = after + sent->takes;
+            waiting[none] = 0.0;
             sent->tail = after;
             double *before = sent->source == d ? &longest : onward + sent->value * devices + sent->source;
             *before = most(*before, after + sent->takes);

@@ -35,18 +35,17 @@ static void bring(const Network *net, const Timed *timed, Bench *bench, int v, i
 /* Since when and until when each value is on each device. */
 static void spans(const Network *net, const Timed *timed, Bench *bench)
 {
-    int devices = net->devices, clusters = net->clusters, all = clusters + 1 + timed->copies;
+    int devices = net->devices;
     const int *device = timed->device;
     for (int i = 0; i < net->values * devices; i++) {
         bench->since[i] = NOT_THERE;
         bench->until[i] = 0.0;
     }
-    for (int number = 0; number < all; number++)
-        EACH(v, net->makes, number == clusters ? clusters : run_of(net, timed, number))
-            if (number != clusters)
-                hold(bench, *v * devices + device[number], timed->start[number], timed->end[number]);
-            else if (net->given_up)
-                hold(bench, *v * devices + net->home[*v], 0.0, 0.0);
+    EACH_NUMBER(number, net, timed)
+        EACH(v, net->makes, run_of(net, timed, number))
+            hold(bench, *v * devices + device[number], timed->start[number], timed->end[number]);
+    if (net->given_up)
+        EACH(v, net->makes, net->clusters) hold(bench, *v * devices + net->home[*v], 0.0, 0.0);
     for (int i = 0; i < timed->sendings; i++) {
         const Sent *sent = timed->sent + i;
         hold(bench, sent->value * devices + sent->stop, sent->went,
@@ -69,7 +68,7 @@ static void spans(const Network *net, const Timed *timed, Bench *bench)
 
 static int levels(const Network *net, const Timed *timed, Bench *bench, int d)
 {
-    int devices = net->devices, all = net->clusters + 1 + timed->copies, count = 0;
+    int devices = net->devices, count = 0;
     for (int v = 0; v < net->values; v++) {
         int at = v * devices + d;
         /* What is there before the call and stays is no part of `room`. */
@@ -78,8 +77,8 @@ static int levels(const Network *net, const Timed *timed, Bench *bench, int d)
         bench->levels[count++] = (Level){bench->since[at], net->size[v]};
         bench->levels[count++] = (Level){bench->until[at], -net->size[v]};
     }
-    for (int number = 0; number < all; number++) {
-        double scratch = number == net->clusters ? 0.0 : net->scratch[run_of(net, timed, number)];
+    EACH_NUMBER(number, net, timed) {
+        double scratch = net->scratch[run_of(net, timed, number)];
         if (scratch > 0 && timed->device[number] == d) {
             bench->levels[count++] = (Level){timed->start[number], scratch};
             bench->levels[count++] = (Level){timed->end[number], -scratch};
@@ -90,7 +89,7 @@ static int levels(const Network *net, const Timed *timed, Bench *bench, int d)
 
 double overfull(const Network *net, const Timed *timed, Bench *bench)
 {
-    int devices = net->devices, all = net->clusters + 1 + timed->copies;
+    int devices = net->devices;
     double over = 0.0;
     spans(net, timed, bench);
     for (int d = 0; d < devices; d++) {
@@ -98,8 +97,8 @@ double overfull(const Network *net, const Timed *timed, Bench *bench)
             continue;
         double used = 0.0;
         memset(bench->stored, 0, net->storages);
-        for (int number = 0; number < all; number++)
-            if (number != net->clusters && timed->device[number] == d)
+        EACH_NUMBER(number, net, timed)
+            if (timed->device[number] == d)
                 EACH(storage, net->keeps, run_of(net, timed, number))
                     if (!bench->stored[*storage]) {
                         bench->stored[*storage] = 1;

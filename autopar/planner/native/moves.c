@@ -23,12 +23,13 @@ static const double *reached(Beside *beside, int cluster, int device)
     return found;
 }
 
-static int left_of(const double *sorted, int count, double at)
+/* How many of the sorted numbers are below one, or, if `equal`, not above it. */
+static inline int rank_of(const double *sorted, int count, double at, int equal)
 {
     int low = 0, high = count;
     while (low < high) {
         int middle = (low + high) / 2;
-        if (sorted[middle] < at)
+        if (sorted[middle] < at || (equal && sorted[middle] == at))
             low = middle + 1;
         else
             high = middle;
@@ -36,17 +37,14 @@ static int left_of(const double *sorted, int count, double at)
     return low;
 }
 
+static int left_of(const double *sorted, int count, double at)
+{
+    return rank_of(sorted, count, at, 0);
+}
+
 static int right_of(const double *sorted, int count, double at)
 {
-    int low = 0, high = count;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (at < sorted[middle])
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
+    return rank_of(sorted, count, at, 1);
 }
 
 static int is_allowed(const Network *net, int cluster, int device)
@@ -85,6 +83,14 @@ double inside(Beside *beside, double low, double high)
     return low + (high - low) * (0.01 + 0.98 * drawn(beside->draw));
 }
 
+static void add_critical(Beside *beside, int cluster)
+{
+    if (!beside->mark[cluster]) {
+        beside->mark[cluster] = 1;
+        beside->critical[beside->criticals++] = cluster;
+    }
+}
+
 void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
 {
     const Network *net = beside->net;
@@ -109,10 +115,7 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     int *queue_at = beside->queue_at;
     for (int d = 0; d < devices + 2; d++)
         queue_at[d] = 0;
-    for (int r = 0; r < clusters; r++)
-        queue_at[now->device[r] + 2]++;
-    for (int copy = clusters + 1; copy <= count; copy++)
-        queue_at[now->device[copy] + 2]++;
+    EACH_NUMBER(number, net, now) queue_at[now->device[number] + 2]++;
     for (int d = 0; d < devices; d++)
         queue_at[d + 2] += queue_at[d + 1];
     /* When the last cluster is in its queue, those of d are queue[queue_at[d]] to queue[queue_at[d + 1] - 1]. */
@@ -127,34 +130,21 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     for (int i = 0; i < 2 * clusters * devices; i++)
         beside->reached[i] = -1.0;
     beside->criticals = 0;
-    for (int r = 0; r < clusters; r++)
-        if (now->end[r] + now->tail[r] >= limit) {
-            beside->mark[r] = 1;
-            beside->critical[beside->criticals++] = r;
-        }
-    for (int copy = clusters + 1; copy <= count; copy++) {
-        int r = run_of(net, now, copy);
-        if (now->end[copy] + now->tail[copy] >= limit && !beside->mark[r]) {
-            beside->mark[r] = 1;
-            beside->critical[beside->criticals++] = r;
-        }
-    }
+    EACH_NUMBER(number, net, now)
+        if (now->end[number] + now->tail[number] >= limit)
+            add_critical(beside, run_of(net, now, number));
     for (int i = 0; i < now->sendings; i++) {
         const Sent *sent = now->sent + i;
         if (sent->came + sent->tail < limit)
             continue;
-        if (sent->cluster < clusters && !beside->mark[sent->cluster]) {
-            beside->mark[sent->cluster] = 1;
-            beside->critical[beside->criticals++] = sent->cluster;
-        }
+        if (sent->cluster < clusters)
+            add_critical(beside, sent->cluster);
         if (copy_on(net, now, sent->cluster, sent->stop))
             continue;
         EACH(r, net->readers, sent->value)
             EACH_OF(reader, net, now, *r)
-                if (now->device[reader] == sent->stop && !beside->mark[*r]) {
-                    beside->mark[*r] = 1;
-                    beside->critical[beside->criticals++] = *r;
-                }
+                if (now->device[reader] == sent->stop)
+                    add_critical(beside, *r);
     }
     for (int i = 0; i < beside->criticals; i++)
         beside->mark[beside->critical[i]] = 0;
@@ -340,14 +330,12 @@ void still(const Beside *beside, const Timed *next, double *after)
     const double *keys = next->keys;
     const Timed *now = beside->now;
     double last = -1.0;
-    for (int i = 0, copy = net->clusters + 1; i < now->copies || i < next->copies; i++, copy++) {
-        if (i < now->copies && i < next->copies && now->of[i] == next->of[i] &&
-            now->device[copy] == device[copy] && beside->keys[copy] == keys[copy])
+    for (int i = 0; i < now->copies || i < next->copies; i++) {
+        int copy = net->clusters + 1 + i, was = i < now->copies, is = i < next->copies;
+        if (was && is && now->of[i] == next->of[i] && now->device[copy] == device[copy] &&
+            beside->keys[copy] == keys[copy])
             continue;
-        if (i < now->copies)
-            last = most(last, beside->keys[copy]);
-        if (i < next->copies)
-            last = most(last, keys[copy]);
+        last = most(last, most(was ? beside->keys[copy] : -1.0, is ? keys[copy] : -1.0));
     }
     for (int i = 0; i < next->copies; i++)
         after[net->clusters + 1 + i] = 0.0;
