@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -150,34 +151,22 @@ def evenly(instance: Instance) -> float:
 
 
 class Crossings:
-    """Lower bounds on the seconds of wires: `fixed[w]` on wire w in any case, and `seconds` if cluster r is on device
-    d.
+    """Lower bounds on the seconds of wires: `fixed[w]` on wire w in any case, and `seconds` for each of `rows`: if a
+    cluster is on a device, on a wire.
 
     `uncounted`: the values left out, with both ends open.
     """
 
-    def __init__(self, wires: int, devices: int) -> None:
-        self.devices = devices
-        self.fixed = np.zeros(wires)
-        self.uncounted: list[int] = []
-        self._rows: list[tuple[int, int, int, float]] = []
-
-    def close(self) -> Crossings:
-        """Convert the added entries to arrays."""
+    def __init__(
+        self, fixed: Floats, rows: Sequence[tuple[int, int, int, float]], devices: int, uncounted: list[int]
+    ) -> None:
+        self.fixed, self.devices, self.uncounted = fixed, devices, uncounted
         self.cluster, self.device, self.wire = (
-            np.array([row[k] for row in self._rows], dtype=np.int64) for k in range(3)
+            np.array([row[k] for row in rows], dtype=np.int64) for k in range(3)
         )
-        self.seconds = np.array([row[3] for row in self._rows])
-        self.busy = self.fixed > 0
+        self.seconds = np.array([row[3] for row in rows])
+        self.busy = fixed > 0
         self.busy[self.wire] = True
-        return self
-
-    def add(self, cluster: int, device: int, wire: int, seconds: float) -> None:
-        """Add seconds of a wire for a cluster on a device; cluster -1: in any case."""
-        if cluster < 0:
-            self.fixed[wire] += seconds
-        else:
-            self._rows.append((cluster, device, wire, seconds))
 
     def charge(self, cost: Floats, toll: Floats) -> None:
         """Add the price of its wires to the cost of each cluster on each device."""
@@ -211,9 +200,10 @@ def crossings(instance: Instance) -> Crossings:
     """
     only = [allowed[0] if len(allowed) == 1 else -1 for allowed in instance.able]
     entrances = [_entrances(instance, d) for d in range(len(instance.devices))]
-    number = instance.wires + len(instance.copy_lanes)
-    found = Crossings(number, len(instance.devices))
-    for v, readers in enumerate(instance.readers if number else ()):
+    fixed = np.zeros(instance.wires + len(instance.copy_lanes))
+    rows: list[tuple[int, int, int, float]] = []
+    uncounted = []
+    for v, readers in enumerate(instance.readers if len(fixed) else ()):
         maker = instance.maker[v]
         source = instance.home[v] if maker < 0 else only[maker]
         wanted = dict.fromkeys((*instance.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
@@ -221,20 +211,21 @@ def crossings(instance: Instance) -> Crossings:
             continue
         # A maker that may be repeated may be so wherever its value is wanted.
         if source < 0 and (not wanted or repeats(instance, maker)):
-            found.uncounted.append(v)
+            uncounted.append(v)
             continue
-        pays = [(maker, e) for e in instance.able[maker]] if source < 0 else [(-1, source)]
         for d in wanted:
             for wire, latency, s_per_byte in entrances[d]:
-                for r, e in pays:
-                    if e != d:
-                        found.add(r, e, wire, latency + instance.bytes[v] * s_per_byte)
+                seconds = latency + instance.bytes[v] * s_per_byte
+                if source < 0:
+                    rows += [(maker, e, wire, seconds) for e in instance.able[maker] if e != d]
+                elif source != d:
+                    fixed[wire] += seconds
         free = [r for r in readers if only[r] < 0] if source >= 0 else []
         for r in free:
             for d in instance.able[r]:
                 for wire, latency, s_per_byte in entrances[d] if d != source and d not in wanted else ():
-                    found.add(r, d, wire, (latency + instance.bytes[v] * s_per_byte) / len(free))
-    return found.close()
+                    rows.append((r, d, wire, (latency + instance.bytes[v] * s_per_byte) / len(free)))
+    return Crossings(fixed, rows, len(instance.devices), uncounted)
 
 
 def _entrances(instance: Instance, d: int) -> list[tuple[int, float, float]]:

@@ -60,11 +60,11 @@ class _Way:
         ).tolist()
         return made
 
-    def listed(self, keys: Sequence[float]) -> list[float]:
+    def listed(self, rank: Sequence[float]) -> list[float]:
         """Return the finish in seconds of each cluster under list scheduling on identical lanes: a free lane starts
-        the ready cluster with the least key."""
+        the ready cluster with the highest rank."""
         missing = [len(earlier) for earlier in self.before]
-        ready = [(keys[r], r) for r, count in enumerate(missing) if not count]
+        ready = [(-rank[r], r) for r, count in enumerate(missing) if not count]
         heapq.heapify(ready)
         running: list[tuple[float, int]] = []
         ends, now = [0.0] * len(missing), 0.0
@@ -78,7 +78,7 @@ class _Way:
                 for later in self.after[heapq.heappop(running)[1]]:
                     missing[later] -= 1
                     if not missing[later]:
-                        heapq.heappush(ready, (keys[later], later))
+                        heapq.heappush(ready, (-rank[later], later))
         return ends
 
 
@@ -109,28 +109,26 @@ def identical(race: Race) -> Schedule:
     back = _Way(seconds, forth.after, len(lanes), back=True)
     enough, left = race.bound * (1 + CLOSE), LISTED
     best: list[float] = []
-    for keys in _rules(forth, back):
-        ends = forth.listed(keys)
-        for justified in range(JUSTIFIED + 1):
-            if justified:
-                ends = forth.listed(_last_first(back.listed(_last_first(ends))))
-            if not best or max(ends) < max(best):
-                best = ends
-            left -= 2 * instance.clusters
-            if max(best) <= enough or left < 0 or race.late:
-                return _schedule(instance, forth, lanes, best)
+    for ends in _lists(forth, back):
+        if not best or max(ends) < max(best):
+            best = ends
+        left -= 2 * instance.clusters
+        if max(best) <= enough or left < 0 or race.late:
+            break
     return _schedule(instance, forth, lanes, best)
 
 
-def _rules(forth: _Way, back: _Way) -> Iterator[list[float]]:
-    """Yield keys of the first lists: by tails, and by a schedule made from the end; then both with shared lanes."""
+def _lists(forth: _Way, back: _Way) -> Iterator[list[float]]:
+    """Yield the finish of each cluster in lists by tails, and by a schedule made from the end, each then justified;
+    then in both with shared lanes."""
     for crowds in (False, True) if len(forth.seconds) <= LARGEST else (False,):
-        yield _last_first(forth.levels(crowds))
-        yield _last_first(back.listed(_last_first(back.levels(crowds))))
-
-
-def _last_first(times: Sequence[float]) -> list[float]:
-    return [-seconds for seconds in times]
+        for way in (forth, back):
+            rank = way.levels(crowds)
+            ends = forth.listed(rank if way is forth else back.listed(rank))
+            yield ends
+            for _ in range(JUSTIFIED):
+                ends = forth.listed(back.listed(ends))
+                yield ends
 
 
 def _schedule(instance: Instance, way: _Way, lanes: Sequence[tuple[int, int]], ends: list[float]) -> Schedule:
