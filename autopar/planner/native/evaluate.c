@@ -184,14 +184,10 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                     int r = queue[bench->at[d]], k = 0;
                     if (missing[r])
                         break;
-                    double begin = ready[r];
-                    if (lanes > 1) {
-                        for (int other = 1; other < lanes; other++)
-                            if (lane_free[other] < lane_free[k])
-                                k = other;
-                        begin = most(begin, bench->begun[d]);
-                    }
-                    begin = most(begin, lane_free[k]);
+                    for (int other = 1; other < lanes; other++)
+                        if (lane_free[other] < lane_free[k])
+                            k = other;
+                    double begin = most(most(ready[r], bench->begun[d]), lane_free[k]);
                     double finish = begin + net->seconds[run_of(net, timed, r) * devices + d];
                     if (finish + after[r] > limit)
                         return;
