@@ -57,13 +57,6 @@ class _Literals:
         self._known[variable.index] = hint
         return variable
 
-    def hint(self, literal: Literal) -> bool:
-        """Return the value of a literal in the best known schedule."""
-        if isinstance(literal, bool):
-            return literal
-        index = literal.index
-        return self._known[index] if index >= 0 else not self._known[-index - 1]
-
     def no(self, literal: Literal) -> Literal:
         """Return the negation."""
         return not literal if isinstance(literal, bool) else ~literal
@@ -76,13 +69,14 @@ class _Literals:
                 return True
             if literal is not False:
                 some[literal.index] = literal
-        if any(-index - 1 in some for index in some):
+        if any(-1 - index in some for index in some):
             return True
         if len(some) < 2:
             return next(iter(some.values()), False)
         key = tuple(sorted(some))
         if key not in self._made:
-            found = self.new(name, any(self.hint(literal) for literal in some.values()))
+            # A negation has the index -1 - that of its variable.
+            found = self.new(name, any(self._known[i] if i >= 0 else not self._known[-1 - i] for i in some))
             self.cp.add_bool_or(*some.values(), ~found)
             for literal in some.values():
                 self.cp.add_implication(literal, found)
@@ -256,15 +250,9 @@ class Model:
             else:
                 cp.add_cumulative(intervals, [use.amount for use in uses], capacity)
             work = total([(use.size * use.amount, use.when) for use in uses])
-            cp.add(capacity * self.makespan >= capacity * self.around((kind, number)) + work)
-
-    def around(self, resource: tuple[str, int]) -> int:
-        """Return the units that a resource is idle before its first use plus after its last."""
-        uses = self.uses.get(resource)
-        if not uses:
-            return 0
-        # A resource that is not used at all needs no time before and after it.
-        return min(min(use.head for use in uses) + min(use.tail for use in uses), self.floor)
+            # A resource that is not used at all needs no time before and after it.
+            idle = min(min(use.head for use in uses) + min(use.tail for use in uses), self.floor)
+            cp.add(capacity * self.makespan >= capacity * idle + work)
 
 
 def total(terms: list[tuple[int, Literal]]) -> Any:
