@@ -47,9 +47,7 @@ def repeated(race: Race, start: Entry) -> Entry:
         return start
     steps = min(STEPS, EACH * instance.clusters) * TOGETHER
     with capped(instance) if instance.tight else nullcontext():
-        found = winners(
-            instance, [non_delay(start.play)], race.bound, steps, HOT, race.until, TRIED, CHAINS, COPIES
-        )
+        found = winners([non_delay(start.play)], race.bound, steps, HOT, race.until, TRIED, CHAINS, COPIES)
     entries = [scheduled(timed) for timed in found if timed.makespan < start.makespan]
     fitting = [entry for entry in entries if entry and not entry.over]
     return min([start, *fitting], key=lambda entry: entry.makespan)

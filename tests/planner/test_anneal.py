@@ -72,10 +72,10 @@ def test_several_chains_begin_where_there_is_time(roomy):
     found = []
     begin, cool = Annealing.__init__, Annealing.cool
 
-    def begun(self, of, start, *more):
+    def begun(self, start, *more):
         starts.append(start.makespan)
         placements.add(tuple(start.device))
-        begin(self, of, start, *more)
+        begin(self, start, *more)
 
     def cooled(self, *more):
         asked[id(self)] = asked.get(id(self), 0) + 1

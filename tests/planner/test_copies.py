@@ -28,7 +28,7 @@ def drawn(seed: int, changes: int = 6) -> Iterator[tuple[Instance, Listed]]:
     instance = Instance(read(wanted(seed)))
     device = [draw.choice(own) for own in instance.allowed]
     start = evaluate(instance, device, [*range(instance.clusters)], eager=True)
-    chain = Annealing(instance, start, 0.0, seed, copies=10**6)
+    chain = Annealing(start, 0.0, seed, copies=10**6)
     for _ in range(changes):
         # So hot that hardly any is turned down; one step is one change.
         chain.cool(1, (1.0, 1.0), math.inf)

@@ -45,7 +45,7 @@ def begun(instance: Instance, seed: int, copies: int = 0) -> Annealing | None:
     start = evaluate(instance, device, [*range(instance.clusters)], eager=seed % 2 == 0)
     if start.makespan == math.inf:
         return None
-    return Annealing(instance, start, 0.0, seed, copies)
+    return Annealing(start, 0.0, seed, copies)
 
 
 def cooled(instance: Instance, seed: int, steps: float, copies: int = 0) -> list[Listed]:
@@ -162,7 +162,7 @@ def test_it_ends_when_time_is_up():
 def test_it_ends_at_its_bound():
     instance = Instance(read(planted(0, 20, 2, 1.0)[0]))
     start = begun(instance, 0)
-    chain = Annealing(start.instance, start.now, start.makespan, 0)
+    chain = Annealing(start.now, start.makespan, 0)
     chain.cool(1e9, (0.1, 0.003), math.inf)
     assert chain.spent == 0 and shown(chain.now) == shown(start.now)
 

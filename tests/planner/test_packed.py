@@ -149,7 +149,7 @@ def test_chains_go_on_only_to_what_fits():
     fitting: dict[bool, list[bool]] = {False: [], True: []}
     for keep, seed in product(fitting, range(4)):
         with capped(instance) if keep else nullcontext():
-            chain = Annealing(instance, listed, race.bound, seed)
+            chain = Annealing(listed, race.bound, seed)
             chain.cool(60_000, (0.1, 0.003), math.inf)
         for own in chain.best:
             timed = evaluate(instance, own.device, own.keys, eager=own.eager)

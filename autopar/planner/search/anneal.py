@@ -89,7 +89,7 @@ def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = 
     starts = _first(instance)
     if not starts:
         return []
-    return _annealed(instance, starts, bound, steps - FIRST * clusters, until, KEEP)
+    return _annealed(starts, bound, steps - FIRST * clusters, until, KEEP)
 
 
 def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
@@ -100,7 +100,7 @@ def polish(instance: Instance, bound: float, play: Play, steps: int, until: floa
     start = non_delay(play)
     if start.makespan == math.inf:
         return []
-    return _annealed(instance, [start], bound, min(steps, POLISH), until, keep=1)
+    return _annealed([start], bound, min(steps, POLISH), until, keep=1)
 
 
 def _settled(instance: Instance) -> bool:
@@ -125,20 +125,18 @@ def _first(instance: Instance) -> list[Listed]:
     return [*placements.values()]
 
 
-def _annealed(
-    instance: Instance, starts: list[Listed], bound: float, steps: float, until: float, keep: int
-) -> list[Schedule]:
+def _annealed(starts: list[Listed], bound: float, steps: float, until: float, keep: int) -> list[Schedule]:
     """Return the shortest schedules found in about `steps` steps, the shortest first."""
+    clusters = starts[0].instance.clusters
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
-    several = steps / instance.clusters >= ROOM
+    several = steps / clusters >= ROOM
     steps *= TOGETHER if several else FASTER
-    hot = min(HOTTEST, GAIN * above) * min(1.0, steps / instance.clusters / SLOW) ** 2
-    found = winners(instance, starts, bound, steps, hot, until, keep, CHAINS if several else 1)
+    hot = min(HOTTEST, GAIN * above) * min(1.0, steps / clusters / SLOW) ** 2
+    found = winners(starts, bound, steps, hot, until, keep, CHAINS if several else 1)
     return [listed.schedule(POLICY) for listed in found]
 
 
 def winners(
-    instance: Instance,
     starts: Sequence[Listed],
     bound: float,
     steps: float,
@@ -168,7 +166,7 @@ def winners(
         best = [chain.best[0] for chain in chains] or starts[:count]
         for i in range(max(1, count // among) - len(chains)):
             start = best[i % len(best)]
-            chains.append(Annealing(instance, start, bound, SEED + len(begun), copies))
+            chains.append(Annealing(start, bound, SEED + len(begun), copies))
             begun.append(chains[-1])
         heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
         cooled += share
@@ -178,7 +176,7 @@ def winners(
             break
     found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
     best = sorted(found.values(), key=lambda kept: (kept.over, kept.makespan))[:keep]
-    return [evaluate(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
+    return [evaluate(kept.instance, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
 
 
 def _cooled(
@@ -235,7 +233,7 @@ def pack(race: Race, steps: int) -> None:
     hot = min(HOTTEST, GAIN * above)
     with capped(instance):
         lists = sorted((non_delay(entry.play) for entry in starts), key=lambda own: (own.over, own.makespan))
-        found = winners(instance, lists, race.bound, steps * TOGETHER, hot, race.until, KEEP, CHAINS)
+        found = winners(lists, race.bound, steps * TOGETHER, hot, race.until, KEEP, CHAINS)
     for listed in found:
         entry = race.trial(listed.schedule("packed"))
         if entry and not entry.over:

@@ -163,17 +163,14 @@ class _List(ctypes.Structure):
     ]
 
     @classmethod
-    def room(cls, instance: Instance) -> _List:
-        """Return a structure with room for any list of a problem."""
-        count = instance.clusters + 1 + MOST
-        return cls(device=(Int * count)(), of=(Int * MOST)(), keys=(Float * count)())
-
-    def fill(self, listed: Listed) -> None:
-        """Copy a list into the structure."""
-        for to, numbers in ((self.device, listed.device), (self.keys, listed.keys), (self.of, listed.of)):
+    def holding(cls, listed: Listed) -> _List:
+        """Return a structure with room for any list of a problem that holds this one."""
+        count = listed.instance.clusters + 1 + MOST
+        own = cls((Int * count)(), listed.eager, len(listed.of), (Int * MOST)(), (Float * count)())
+        for to, numbers in ((own.device, listed.device), (own.keys, listed.keys), (own.of, listed.of)):
             np.ctypeslib.as_array(to, (len(numbers),))[:] = numbers
-        self.eager, self.copies = listed.eager, len(listed.of)
-        self.makespan, self.over = listed.makespan, listed.over
+        own.makespan, own.over = listed.makespan, listed.over
+        return own
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,8 +217,8 @@ def evaluate(
     simulator. O(V log V + E). Raises MemoryError if memory runs out.
     """
     assert native.LIBRARY
-    listed, own, ended = Listed(instance, device, keys, eager, of), _List.room(instance), Int()
-    own.fill(listed)
+    listed = Listed(instance, device, keys, eager, of)
+    own, ended = _List.holding(listed), Int()
     starts, ends = (np.empty(instance.clusters + 1 + len(of)) for _ in range(2))
     lanes = np.empty(len(starts), dtype=np.int32)
     failed = native.LIBRARY.autopar_time(
@@ -265,13 +262,11 @@ class Annealing:
     """One annealing chain (`native/anneal.c`), which ends at `bound` seconds. `copies`: weight of duplication; `seed`:
     of its random numbers."""
 
-    def __init__(self, instance: Instance, start: Listed, bound: float, seed: int, copies: int = 0) -> None:
-        self.instance, self.bound = instance, bound
-        self._best = (_List * KEEP)(*(_List.room(instance) for _ in range(KEEP)))
-        self._best[0].fill(start)
+    def __init__(self, start: Listed, bound: float, seed: int, copies: int = 0) -> None:
+        self.instance, self.bound = start.instance, bound
+        self._best = (_List * KEEP)(*(_List.holding(start) for _ in range(KEEP)))
         enough = bound * (1 + CLOSE)
-        self._state = _State(_List.room(instance), self._best, 1, KEEP, copies, enough, 0.0, seed)
-        self._state.now.fill(start)
+        self._state = _State(_List.holding(start), self._best, 1, KEEP, copies, enough, 0.0, seed)
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
         """Continue for about `steps` steps, from one temperature to another, each a share of the shortest makespan, or
