@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 
@@ -60,9 +59,6 @@ FULLEST = 4
 FIRST = 100
 """Initial load of devices, in clusters of typical length, so that no wire counts as full with its first copy."""
 
-Way: TypeAlias = Callable[[], tuple[list[int], list[float]]]
-"""The device of each cluster, and its priority there by earliest start."""
-
 
 def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
     """Return functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer for more
@@ -70,7 +66,7 @@ def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
     found = {} if crowded(instance) else _lists(instance)
     if plain(instance) and (not found or worth(instance)[1] > FILLED):
         for policy, way in _ways(instance).items():
-            found[policy] = partial(_busy, policy=policy, way=way)
+            found[policy] = partial(quickest, until=math.inf, ways={policy: way})
     return found
 
 
@@ -102,28 +98,28 @@ def _lists(instance: Instance) -> dict[str, Callable[..., Schedule]]:
     return found
 
 
-def quickest(instance: Instance, until: float, room: float = 1.0) -> Schedule:
-    """Return the shortest of all variants with FIFO wires; after `until` of the monotonic clock no other is tried.
-    Caps, and `room`, are ignored."""
+def quickest(
+    instance: Instance,
+    until: float,
+    room: float = 1.0,
+    ways: Mapping[str, Callable[[], Listed]] | None = None,
+) -> Schedule:
+    """Return the shortest of all variants with FIFO wires, or of `ways`; after `until` of the monotonic clock no other
+    is tried. Caps, and `room`, are ignored."""
     best: Listed | None = None
     name = ""
-    for policy, way in _ways(instance).items():
-        timed = evaluate(instance, *way(), eager=True)
-        if timed.makespan < (best.makespan * (1 - SHORTER) if best else math.inf):
-            best, name = timed, policy
+    for policy, way in (_ways(instance) if ways is None else ways).items():
+        listed = way()
+        if listed.makespan < (best.makespan * (1 - SHORTER) if best else math.inf):
+            best, name = listed, policy
         if time.monotonic() > until:
             break
+    # All may have led to where no link leads on.
     return best.schedule(name) if best else heft(instance)
 
 
-def _busy(instance: Instance, room: float = 1.0, *, policy: str, way: Way) -> Schedule:
-    timed = evaluate(instance, *way(), eager=True)
-    # It may have led to where no link leads on.
-    return timed.schedule(policy) if timed.makespan < math.inf else heft(instance)
-
-
-def _ways(instance: Instance) -> dict[str, Way]:
-    """Return placements by non-delay lists, in which no lane idles while a cluster of its device is ready (Baker,
+def _ways(instance: Instance) -> dict[str, Callable[[], Listed]]:
+    """Return functions that make non-delay lists, in which no lane idles while a cluster of its device is ready (Baker,
     "Introduction to Sequencing and Scheduling", Wiley, 1974); none without the native search, which times them."""
     if not searches():
         return {}
@@ -137,16 +133,18 @@ def _ways(instance: Instance) -> dict[str, Way]:
     elif filled > FILLED and polished(instance):
         # That comes out as well from prices alone, which are quicker.
         lists.clear()
-    found: dict[str, Way] = {}
-    for ahead, stay, full in lists:
-        to_go = (ahead * tail + full * spent).tolist()
-        name = f"heft, weights {ahead:g} {stay:g} {full:g}, lanes kept busy"
-        found[name] = partial(placed, instance, order, to_go, stay)
 
-    def by_price(steep: float, toll: float) -> tuple[list[int], list[float]]:
+    def by_finish(to_go: list[list[float]], stay: float) -> Listed:
+        return evaluate(instance, *placed(instance, order, to_go, stay), eager=True)
+
+    def by_price(steep: float, toll: float) -> Listed:
         device = priced(instance, price, steep, toll)
-        return device, last_first(instance, device)
+        return evaluate(instance, device, last_first(instance, device), eager=True)
 
+    found: dict[str, Callable[[], Listed]] = {}
+    for ahead, stay, full in lists:
+        name = f"heft, weights {ahead:g} {stay:g} {full:g}, lanes kept busy"
+        found[name] = partial(by_finish, (ahead * tail + full * spent).tolist(), stay)
     for steep, toll in prices:
         found[f"prices, steep {steep:g}, toll {toll:g}, lanes kept busy"] = partial(by_price, steep, toll)
     return found
