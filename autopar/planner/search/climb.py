@@ -60,11 +60,8 @@ def _climbed(race: Race, draw: random.Random, start: Entry, tries: int) -> Entry
         if short or race.late:
             break
         device, changed = [*place], [*keys]
-        r = (
-            _one(draw, _urgent(race, current))
-            if draw.random() < URGENT
-            else _one(draw, range(instance.clusters))
-        )
+        urgent = draw.random() < URGENT
+        r = _one(draw, _urgent(race, current) if urgent else range(instance.clusters))
         if draw.random() < MOVED:
             d = _one(draw, instance.allowed[r])
             for member in instance.together(r):
