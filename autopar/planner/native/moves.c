@@ -160,6 +160,23 @@ int a_run(Beside *beside)
     return below(beside->draw, beside->net->clusters);
 }
 
+/* The longest path through a cluster on a device: behind the one at place `last` of its queue, which ends `sooner` than now,
+   and before that at `next`, which has that much less to follow; if there are several lanes, nobody is in its way. */
+static double through(Beside *beside, int cluster, int d, int last, int next, double sooner, double less)
+{
+    const Network *net = beside->net;
+    const double *found = reached(beside, cluster, d);
+    double ready = found[0], after = found[1];
+    int from = beside->queue_at[d];
+    if (lanes_of(net, d) == 1) {
+        if (last >= 0)
+            ready = most(ready, beside->queue_ends[from + last] - sooner);
+        if (from + next < beside->queue_at[d + 1])
+            after = most(after, -beside->queue_tails[from + next] - less);
+    }
+    return ready + net->seconds[cluster * net->devices + d] + after;
+}
+
 int moved(Beside *beside, int cluster, double limit, Change *change)
 {
     const Network *net = beside->net;
@@ -179,8 +196,8 @@ int moved(Beside *beside, int cluster, double limit, Change *change)
     int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
     const double *keys = beside->queue_keys + from, *ends = beside->queue_ends + from;
     const double *tails_of = beside->queue_tails + from;
-    int first = right_of(keys, count, low), last = left_of(keys, count, high), one = lanes_of(net, d) == 1;
-    if (one) {
+    int first = right_of(keys, count, low), last = left_of(keys, count, high);
+    if (lanes_of(net, d) == 1) {
         int a = right_of(ends, count, ready), b = left_of(tails_of, count, -after);
         int near_ready = a < b ? a : b, near_after = a < b ? b : a;
         int begin = near_ready > first ? near_ready : first, end = near_after > first ? near_after : first;
@@ -188,20 +205,15 @@ int moved(Beside *beside, int cluster, double limit, Change *change)
         last = end < last ? end : last;
     }
     int at = first + below(beside->draw, last - first + 1);
-    if (at) {
+    if (at)
         low = most(low, keys[at - 1]);
-        if (one)
-            ready = most(ready, ends[at - 1]);
-    }
-    if (at < count) {
+    if (at < count)
         high = least(high, keys[at]);
-        if (one)
-            after = most(after, -tails_of[at]);
-    }
-    if (ready + own + after > limit)
+    double length = through(beside, cluster, d, at - 1, at, 0.0, 0.0);
+    if (length > limit)
         return 0;
     *change = (Change){
-        .count = 1, .cluster = {cluster}, .device = {d}, .key = {inside(beside, low, high)}, .length = ready + own + after};
+        .count = 1, .cluster = {cluster}, .device = {d}, .key = {inside(beside, low, high)}, .length = length};
     return 1;
 }
 
@@ -219,15 +231,7 @@ int shifted(Beside *beside, int cluster, double limit, Change *change)
     if ((at && queue[at - 1] == cluster) || (at < count && queue[at] == cluster))
         return 0;
     double own = net->seconds[cluster * net->devices + d];
-    const double *found = reached(beside, cluster, d);
-    double ready = found[0], after = found[1];
-    if (lanes_of(net, d) == 1) {
-        if (at)
-            ready = most(ready, beside->queue_ends[from + at - 1] - (key > was ? own : 0.0));
-        if (at < count)
-            after = most(after, -beside->queue_tails[from + at] - (key < was ? own : 0.0));
-    }
-    double length = ready + own + after;
+    double length = through(beside, cluster, d, at - 1, at, key > was ? own : 0.0, key < was ? own : 0.0);
     if (!(length < least(limit, beside->now->makespan * (1 - NEAR))))
         return 0;
     *change = (Change){.count = 1, .cluster = {cluster}, .device = {d}, .key = {key}, .length = length};
@@ -236,17 +240,9 @@ int shifted(Beside *beside, int cluster, double limit, Change *change)
 
 static double instead(Beside *beside, int cluster, int other, int d)
 {
-    const double *found = reached(beside, cluster, d);
-    double ready = found[0], after = found[1];
-    if (lanes_of(beside->net, d) == 1) {
-        int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
-        int at = left_of(beside->queue_keys + from, count, beside->keys[other]);
-        if (at)
-            ready = most(ready, beside->queue_ends[from + at - 1]);
-        if (at + 1 < count)
-            after = most(after, -beside->queue_tails[from + at + 1]);
-    }
-    return ready + beside->net->seconds[cluster * beside->net->devices + d] + after;
+    int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
+    int at = left_of(beside->queue_keys + from, count, beside->keys[other]);
+    return through(beside, cluster, d, at - 1, at + 1, 0.0, 0.0);
 }
 
 int exchanged(Beside *beside, int cluster, double limit, Change *change)
