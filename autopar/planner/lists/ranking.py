@@ -44,13 +44,13 @@ def upward_rank(instance: Instance, allowed: Sequence[Sequence[int]] | None = No
 
 def urgent_first(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[int]:
     """Return clusters by decreasing rank, ties in graph order, which is a topological order."""
-    if allowed is not None:
-        rank = upward_rank(instance, allowed)
-        return sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
-    if instance not in _ORDERS:
-        rank = upward_rank(instance)
-        _ORDERS[instance] = sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
-    return _ORDERS[instance]
+    if allowed is None and instance in _ORDERS:
+        return _ORDERS[instance]
+    rank = upward_rank(instance, allowed)
+    order = sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
+    if allowed is None:
+        _ORDERS[instance] = order
+    return order
 
 
 def mean_first(instance: Instance, copies: float) -> list[int]:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import cast
 
 from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph
@@ -81,7 +80,9 @@ class Instance:
         self.names = tuple(cluster.name for cluster in costed.clusters)
         self.clusters = len(costed.clusters)
         self.number = {name: r for r, name in enumerate(self.names)}
-        self.seconds = [_numbers(cluster.seconds) for cluster in costed.clusters]
+        self.seconds = [
+            tuple(math.inf if s is None else s for s in cluster.seconds) for cluster in costed.clusters
+        ]
         self.modes: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
         self.dispatch = [cluster.dispatch_s for cluster in costed.clusters]
         self.workspace = [cluster.workspace_bytes for cluster in costed.clusters]
@@ -284,12 +285,6 @@ class Instance:
         if src == dst:
             return 0.0
         return self.latency[src][dst] + self.bytes[value] * self.s_per_byte[src][dst]
-
-
-def _numbers(seconds: tuple[float | None, ...]) -> tuple[float, ...]:
-    if None in seconds:
-        return tuple(math.inf if s is None else s for s in seconds)
-    return cast("tuple[float, ...]", seconds)
 
 
 def _narrow(instance: Instance) -> list[tuple[int, ...]]:
