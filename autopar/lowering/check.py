@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from ..errors import ProgramError
 from ..ir.graph import Graph
-from ..ir.program import Compute, Copy, Piece, Program, Record, Wait, makes, reads
+from ..ir.program import Compute, Copy, Piece, Program, makes, reads
 from ..system.text import size
 from .memory_bound import Peak, footprint
 from .requirements import At, Demand, demands, describe, matches, turns, wrong
-from .vector_clocks import History, Stuck
+from .vector_clocks import History
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,14 @@ def check(program: Program, graph: Graph | None = None) -> Report:
     With `graph`, also prove that it computes that graph: each task once, on its own inputs, and in the order required
     by `Task.after` and random generators. Linear in steps times lanes.
     """
-    _events(program)
     wanted = demands(program)
     if graph is not None:
         wanted += matches(program, graph) + _overwrites(program, graph)
-    try:
-        history = History(program)
-    except Stuck as stuck:
-        raise ProgramError(_deadlock(program, stuck)) from None
+    history = History(program)
     if graph is not None:
         wanted += turns(program, graph, history.order)
     for demand in wanted:
-        if not history.follows(demand.later, demand.earlier):
+        if not history.follows(demand[1], demand[0]):
             raise ProgramError(_race(program, demand, history))
     peaks = footprint(program, history)
     for peak in peaks:
@@ -61,22 +57,6 @@ def check(program: Program, graph: Graph | None = None) -> Report:
                 f"cap of {size(peak.cap)}; something there must wait for a free, or the cap be {peak.bytes}"
             )
     return Report(program, peaks, tuple(wanted), history)
-
-
-def _events(program: Program) -> None:
-    steps = [(at, step) for at, step in program.steps() if isinstance(step, (Record, Wait))]
-    recorded: dict[str, At] = {}
-    for at, step in steps:
-        if isinstance(step, Record):
-            if step.event in recorded:
-                first, second = describe(program, recorded[step.event]), describe(program, at)
-                raise ProgramError(
-                    f"event {step.event!r} is recorded twice, by {first} and {second}; name each apart"
-                )
-            recorded[step.event] = at
-    for at, step in steps:
-        if step.event not in recorded:
-            raise ProgramError(f"{describe(program, at)} waits for an event that no lane records")
 
 
 def _overwrites(program: Program, graph: Graph) -> list[Demand]:
@@ -102,43 +82,24 @@ def _overwrites(program: Program, graph: Graph) -> list[Demand]:
             raise wrong(program, over[memory], f"it overwrites {memory}, which is returned")
     last = set(over.values())
     first = {lane: min(at for at in last if at[0] == lane) for lane, _ in last}
-    found = []
+    found: list[Demand] = []
     for at, step in program.steps():
         if at not in last and isinstance(step, Compute | Copy | Piece):
-            found += [
-                Demand(at, later, "overwrites what was there before the call") for later in first.values()
-            ]
+            found += [(at, later, "overwrites what was there before the call") for later in first.values()]
         for name in reads(step) if last else ():
             memory = program.buffer[name].storage
             if over.get(memory, at) != at:
-                found.append(Demand(at, over[memory], f"overwrites {memory}"))
+                found.append((at, over[memory], f"overwrites {memory}"))
     return found
 
 
-def _deadlock(program: Program, stuck: Stuck) -> str:
-    """Return the cycle of lanes that wait for each other as text."""
-    at = dict(stuck.at)
-    recorder = {step.event: lane for (lane, _), step in program.steps() if isinstance(step, Record)}
-    lane, seen = stuck.at[0][0], []
-    while lane not in seen:
-        seen.append(lane)
-        step = program.lanes[lane].steps[at[lane]]
-        assert isinstance(step, Wait)
-        lane = recorder[step.event]
-    circle = seen[seen.index(lane) :]
-    steps = ", then ".join(describe(program, (index, at[index])) for index in circle)
-    return (
-        f"the program can never end, its lanes wait for each other: {steps}, whose event comes after the "
-        "first of them; record one of these events earlier or take the wait away"
-    )
-
-
 def _race(program: Program, demand: Demand, history: History) -> str:
-    later, earlier = describe(program, demand.later), describe(program, demand.earlier)
-    if history.follows(demand.earlier, demand.later):
-        return f"{later} {demand.why}, but runs before {earlier}"
-    source, target = program.lanes[demand.earlier[0]].name, program.lanes[demand.later[0]].name
+    first, second, why = demand
+    later, earlier = describe(program, second), describe(program, first)
+    if history.follows(first, second):
+        return f"{later} {why}, but runs before {earlier}"
+    source, target = program.lanes[first[0]].name, program.lanes[second[0]].name
     return (
-        f"{later} {demand.why}, but nothing makes it follow {earlier}; record an event in lane {source} "
+        f"{later} {why}, but nothing makes it follow {earlier}; record an event in lane {source} "
         f"after that step and wait for it in lane {target} before this one"
     )

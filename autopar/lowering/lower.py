@@ -10,6 +10,7 @@ memory cap requires it (`Ledger`).
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import MemoryCapError
@@ -69,8 +70,7 @@ class _Lowering:
         # A result that is delivered nowhere stays where it is.
         self.results = [f"{v}@{device or made_on.get(v) or home.get(v)}" for v, device in costed.deliver]
         self.keeps = tuple(self.keeping(home))
-        self.kept = frozenset((*self.results, *(buffer for buffer, _ in self.keeps)))
-        self.inputs = {task.name: task.inputs for task in self.graph.tasks}
+        self.kept = dict.fromkeys((*self.results, *(buffer for buffer, _ in self.keeps)))
         # Where each made buffer and each task was written, and who is still to touch each buffer.
         self.writer: dict[str, tuple[int, int]] = {}
         self.done: dict[str, tuple[int, int]] = {}
@@ -118,31 +118,30 @@ class _Lowering:
 
     def touches(self) -> dict[str, int]:
         """Number of steps that use each buffer: its producer and its readers."""
-        count: dict[str, int] = {}
-        for placed in self.plan.placed:
-            for name in self.plan.costed.cluster[placed.cluster].tasks:
-                for value in (*self.inputs[name], *self.graph.task[name].outputs):
-                    buffer = f"{value}@{placed.device}"
-                    count[buffer] = count.get(buffer, 0) + 1
-        for moved in self.plan.transfers:
-            for buffer in (f"{moved.value}@{moved.src}", f"{moved.value}@{moved.dst}"):
-                count[buffer] = count.get(buffer, 0) + 1
+        count = Counter(
+            f"{value}@{placed.device}"
+            for placed in self.plan.placed
+            for task in map(self.graph.task.__getitem__, self.plan.costed.cluster[placed.cluster].tasks)
+            for value in (*task.inputs, *task.outputs)
+        )
+        count.update(
+            f"{moved.value}@{end}" for moved in self.plan.transfers for end in (moved.src, moved.dst)
+        )
         return count
 
     def program(self) -> Program:
-        there = frozenset(self.buffers)
-        results = tuple(dict.fromkeys((*self.results, *(buffer for buffer, _ in self.keeps))))
-        for lane, item in sequence(self.plan, there, results):
+        for lane, item in sequence(self.plan, frozenset(self.buffers), self.kept):
             tape = self.tapes[lane]
             if isinstance(item, Transfer):
                 self.copy(tape, item)
             else:
                 for name in self.plan.costed.cluster[item.cluster].tasks:
                     self.compute(tape, name)
-        # A view that is freed at the end of one lane lets another lane free what it is a view of.
+        # Each lane frees at its end what it has not freed, after the readers. A view that is freed at the end of one
+        # lane lets another lane free what it is a view of.
         while any(heap for tape in self.tapes for heap in tape.pending.values()):
             for tape in self.tapes:
-                self.finish(tape)
+                self.wait(tape, {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap})
         count = len(self.graph.outputs)
         targets = (target for _, target in self.graph.updates)
         return Program(
@@ -172,11 +171,12 @@ class _Lowering:
         return tuple(found)
 
     def compute(self, tape: Tape, name: str) -> None:
-        task, inputs = self.graph.task[name], self.inputs[name]
-        reads = tuple(f"{value}@{tape.device}" for value in inputs)
+        task = self.graph.task[name]
+        reads = tuple(f"{value}@{tape.device}" for value in task.inputs)
         writes = tuple(f"{value}@{tape.device}" for value in task.outputs)
         roots = {
-            self.graph.value[value].storage: self.buffers[read].storage for value, read in zip(inputs, reads)
+            self.graph.value[value].storage: self.buffers[read].storage
+            for value, read in zip(task.inputs, reads)
         }
         made = []
         for value, write in zip(task.outputs, writes):
@@ -303,11 +303,6 @@ class _Lowering:
         buffer = self.buffers[name]
         return buffer.bytes if buffer.storage == name and name not in self.delivered else 0
 
-    def finish(self, tape: Tape) -> None:
-        """Wait, at the end of a lane, for the readers of the buffers that it has not freed."""
-        wanted = {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap}
-        self.wait(tape, wanted)
-
     def room(
         self, tape: Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
     ) -> dict[int, int]:
@@ -328,17 +323,18 @@ class _Lowering:
         # What is short from here on is freed already, but in lanes this one does not know to have come so
         # far.
         more = dict(wanted)
-        while (short := self.short(tape, ledger, nbytes, clock)) > 0:
+        while (short := ledger.short(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))) > 0:
             lane, position = ledger.behind(tape.index, clock, short)
             more[lane] = position
             clock = self.after(tape, more)
-        more |= self.crossed(tape, ledger, nbytes, clock)
+        more |= ledger.crossed(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))
         for lane in [lane for lane, position in more.items() if wanted.get(lane) != position]:
             less = {other: position for other, position in more.items() if other != lane}
             if lane in wanted:
                 less[lane] = wanted[lane]
             clock = self.after(tape, less)
-            if self.short(tape, ledger, nbytes, clock) <= 0 and not self.crossed(tape, ledger, nbytes, clock):
+            net = nbytes - self.back(tape, ledger.device, clock)
+            if ledger.short(tape.index, clock, net) <= 0 and not ledger.crossed(tape.index, clock, net):
                 more = less
         return more
 
@@ -366,14 +362,6 @@ class _Lowering:
                 if not left[parent] and self.writer[parent][0] == tape.index:
                     freed.append(parent)
         return nbytes
-
-    def short(self, tape: Tape, ledger: Ledger, nbytes: int, clock: Clock) -> int:
-        """Return the possible excess over the cap of `nbytes` more when the lane's clock is `clock`."""
-        return ledger.bound(tape.index, clock) - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
-
-    def crossed(self, tape: Tape, ledger: Ledger, nbytes: int, clock: Clock) -> dict[int, int]:
-        """Return steps of other lanes during which `nbytes` more do not fit."""
-        return ledger.crossed(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))
 
     def reclaim(self, tape: Tape, device: str) -> bool:
         """Make one lane wait for the readers of its oldest buffer on `device`; return False if there is none."""

@@ -7,7 +7,7 @@ lanes (an accelerator's compute and copy-in) every position in the window is rea
 
 During lowering (`Ledger`), take allocations in the order of appending. Of the buffers alive at any moment, the one
 appended last was admitted with all others counted as alive, because none of them is certain to be freed before it. So
-if `Ledger.bound` held at each allocation, no order of the lanes exceeds the cap.
+if `Ledger.short` was never positive at an allocation, no order of the lanes exceeds the cap.
 """
 
 from __future__ import annotations
@@ -171,24 +171,24 @@ class Ledger:
         """Note that the step at `position` frees `nbytes`."""
         self.levels[lane].append((position, self.level(lane) - nbytes))
 
-    def bound(self, lane: int, clock: Clock) -> int:
-        """Return the maximum bytes of the device before the next step of `lane`, whose clock is `clock`."""
+    def short(self, lane: int, clock: Clock, nbytes: int) -> int:
+        """Return the possible excess over the cap of `nbytes` more in the next step of `lane`, whose clock is
+        `clock`."""
         others = sum(self._most(other, known) for other, known in enumerate(clock) if other != lane)
-        return self.base + self.level(lane) + others
+        return self.base + self.level(lane) + others + nbytes - self.cap
 
     def behind(self, lane: int, clock: Clock, short: int) -> tuple[int, int]:
         """Return the (lane, position) to wait for that saves the most bytes, or the fewest that suffice if one
         does."""
-        best: tuple[bool, int, int, int] | None = None
+        ranks = []
         for other, levels in enumerate(self.levels):
             if other != lane and levels:
                 saved = self._most(other, clock[other]) - levels[-1][1]
-                enough = saved >= short
-                rank = (enough, -saved if enough else saved, -other, levels[-1][0])
-                if saved > 0 and (best is None or rank > best):
-                    best = rank
-        assert best is not None
-        return -best[2], best[3]
+                if saved > 0:
+                    enough = saved >= short
+                    ranks.append((enough, -saved if enough else saved, -other, levels[-1][0]))
+        *_, other, position = max(ranks)
+        return -other, position
 
     def crossed(self, lane: int, clock: Clock, nbytes: int) -> dict[int, int]:
         """Return the position of the last allocation of each other lane during which the cap has no room for `nbytes`

@@ -9,11 +9,12 @@ Steps that stay eager (`barrier`) end a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from ..ir.graph import Graph, Task
-from ..ir.program import Buffer, Compute, Free, Lane, Piece, Program, Step, reads
+from ..ir.program import Compute, Free, Lane, Piece, Program, Step, reads
 
 
 def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> Program:
@@ -27,36 +28,30 @@ def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> P
             readers.setdefault(name, set()).add(number)
     kept, number, lanes = frozenset(program.results), 0, []
     stretches: list[_Stretch] = []
+
+    def fusible(step: Step) -> bool:
+        if isinstance(step, Compute):
+            task = graph.task[step.task]
+            return not task.random and not barrier(task)
+        return isinstance(step, Free)
+
     for lane in program.lanes:
         steps: list[Step] = []
-        run: list[Step] = []
+        for fused, group in groupby(lane.steps, fusible):
+            run = list(group)
+            own = range(number, number + len(run))
+            number = own.stop
+            if not fused:
+                steps += run
+                continue
 
-        def close(run: list[Step], end: int, steps: list[Step] = steps) -> None:
-            own = range(end - len(run), end)
-
-            def outside(name: str) -> bool:
+            def outside(name: str, own: range = own) -> bool:
                 return name in kept or any(reader not in own for reader in readers.get(name, ()))
 
             stretches.append(_Stretch(run, graph, program, outside))
             steps.extend(stretches[-1].steps())
-
-        for step in lane.steps:
-            if isinstance(step, Free) or (
-                isinstance(step, Compute) and _inner(graph.task[step.task], barrier)
-            ):
-                run.append(step)
-            else:
-                close(run, number)
-                steps.append(step)
-                run = []
-            number += 1
-        close(run, number)
         lanes.append(replace(lane, steps=tuple(steps)))
     return _rebuilt(program, graph, tuple(lanes), [s for s in stretches if s.core])
-
-
-def _inner(task: Task, barrier: Callable[[Task], bool]) -> bool:
-    return not task.random and not barrier(task)
 
 
 class _Stretch:
@@ -125,15 +120,15 @@ class _Stretch:
 
     def peak(self, scratch: dict[str, int]) -> int:
         """Return the peak bytes of values internal to the piece, in the original order of steps."""
-        buffer, held, most = self.program.buffer, 0, 0
+        buffers = (self.program.buffer[name] for name in self.inner)
+        own = {buffer.name: buffer.bytes for buffer in buffers if buffer.storage == buffer.name}
+        held = most = 0
         for step in self.run:
-            for name in step.writes if isinstance(step, Compute) else ():
-                held += buffer[name].bytes * (name in self.inner and buffer[name].storage == name)
-            most = max(most, held + (scratch.get(step.task, 0) if isinstance(step, Compute) else 0))
-            if isinstance(step, Free):
-                held -= buffer[step.buffer].bytes * (
-                    step.buffer in self.inner and buffer[step.buffer].storage == step.buffer
-                )
+            if isinstance(step, Compute):
+                held += sum(own.get(name, 0) for name in step.writes)
+                most = max(most, held + scratch.get(step.task, 0))
+            elif isinstance(step, Free):
+                held -= own.get(step.buffer, 0)
         return most
 
 
@@ -142,40 +137,38 @@ def _rebuilt(
 ) -> Program:
     """Return the program without buffers internal to pieces. A piece's outputs have memory of their own, and so have
     the roots of its views."""
-    inner: set[str] = {name for stretch in stretches for name in stretch.inner}
+    inner = {name for stretch in stretches for name in stretch.inner}
     written = {name for stretch in stretches for name in stretch.writes}
-    roots: dict[str, str] = {}
-    made: dict[str, Buffer] = {}
+    lender: dict[str, str] = {}
     for lane in lanes:
         for step in lane.steps:
             if isinstance(step, Compute):
                 lent = {graph.value[program.buffer[n].value].storage: n for n in step.reads}
                 for name in step.writes:
-                    roots[name] = lent.get(graph.value[program.buffer[name].value].storage, name)
-    for name in written:
-        roots[name] = name
-    for buffer in program.buffers:
-        if buffer.name not in inner:
-            made[buffer.name] = replace(buffer, storage=_root(buffer.name, roots, program, written))
+                    lender[name] = lent.get(graph.value[program.buffer[name].value].storage, name)
+
+    def root(name: str) -> str:
+        """Return the buffer whose memory contains another one."""
+        while name not in written and program.buffer[name].storage != name:
+            if lender.get(name, name) == name:
+                return program.buffer[name].storage
+            name = lender[name]
+        return name
+
     # The free of what is inside of a piece may be far behind it, where a view of it was freed late.
     lanes = tuple(
         replace(lane, steps=tuple(s for s in lane.steps if not (isinstance(s, Free) and s.buffer in inner)))
         for lane in lanes
     )
-    old = dict(program.workspace)
-    whole = {stretch.core[0].task: stretch.peak(old) for stretch in stretches}
     inside = {step.task for stretch in stretches for step in stretch.core}
-    scratch = {**{task: count for task, count in old.items() if task not in inside}, **whole}
+    scratch = dict(program.workspace)
+    peaks = ((stretch.core[0].task, stretch.peak(scratch)) for stretch in stretches)
     return replace(
-        program, lanes=lanes, buffers=tuple(made.values()), workspace=tuple((t, c) for t, c in scratch.items() if c)
-    )  # fmt: skip
-
-
-def _root(name: str, roots: dict[str, str], program: Program, written: Collection[str]) -> str:
-    """Return the buffer whose memory contains another one."""
-    while name not in written and program.buffer[name].storage != name:
-        step = roots.get(name, name)
-        if step == name:
-            return program.buffer[name].storage
-        name = step
-    return name
+        program,
+        lanes=lanes,
+        buffers=tuple(replace(b, storage=root(b.name)) for b in program.buffers if b.name not in inner),
+        workspace=(
+            *((task, count) for task, count in program.workspace if task not in inside and count),
+            *((task, count) for task, count in peaks if count),
+        ),
+    )

@@ -7,8 +7,8 @@ from the generator of one device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from ..errors import ProgramError
 from ..ir.graph import LOCAL, Graph, Task
@@ -16,57 +16,18 @@ from ..ir.program import Buffer, Compute, Copy, Free, Piece, Program, tasks_of
 
 At: TypeAlias = tuple[int, int]
 """A step: index of its lane in the program, position in the lane."""
-
-
-class Demand(NamedTuple):
-    """Requirement that step `earlier` ends before step `later` starts; `why` is the reason."""
-
-    earlier: At
-    later: At
-    why: str
-
-
-class _Use:
-    """The steps that use one buffer."""
-
-    __slots__ = ("freed", "made", "read", "views")
-
-    def __init__(self) -> None:
-        self.made: At | None = None
-        self.views: list[str] = []
-        self.read: list[At] = []
-        self.freed: At | None = None
+Demand: TypeAlias = tuple[At, At, str]
+"""Requirement that the first step ends before the second one starts, and the reason."""
+_BEFORE = ("given", "resident")
+"""Kinds of buffers that exist before the call."""
 
 
 def demands(program: Program) -> list[Demand]:
     """Return happens-before requirements of the program alone. Raises ProgramError for errors in any order."""
-    _header(program)
-    uses = {buffer.name: _Use() for buffer in program.buffers}
-    tasks: set[str] = set()
-    for at, step in program.steps():
-        if isinstance(step, Compute | Piece):
-            for task in tasks_of(step):
-                if task in tasks:
-                    raise wrong(program, at, f"task {task!r} has run before; each runs once")
-                tasks.add(task)
-            _compute(program, at, step, uses)
-        elif isinstance(step, Copy):
-            _copy(program, at, step, uses)
-        elif isinstance(step, Free):
-            buffer = _known(program, at, step.buffer)
-            if buffer.kind != "made":
-                raise wrong(
-                    program, at, f"buffer {buffer.name} is {buffer.kind}, which a program never frees"
-                )
-            first = uses[buffer.name].freed
-            if first:
-                where = describe(program, first)
-                raise wrong(program, at, f"buffer {buffer.name} is freed twice; {where} has freed it")
-            uses[buffer.name].freed = at
-    found: list[Demand] = []
-    for buffer in program.buffers:
-        found += _lifetime(program, buffer, uses)
-    return found
+    if problem := next(_header(program), None):
+        raise ProgramError(problem)
+    uses = _Uses(program)
+    return [demand for buffer in program.buffers for demand in uses.lifetime(buffer)]
 
 
 def describe(program: Program, at: At) -> str:
@@ -79,149 +40,158 @@ def wrong(program: Program, at: At, text: str) -> ProgramError:
     return ProgramError(f"{describe(program, at)}: {text}")
 
 
-def _header(program: Program) -> None:
+def _header(program: Program) -> Iterator[str]:
+    """Yield what is wrong with the buffers, results and kept copies of a program, whatever its steps do."""
     if len(program.buffer) != len(program.buffers):
-        raise ProgramError("two buffers share a name; each is named value@device")
+        yield "two buffers share a name; each is named value@device"
     if len(program.lane) != len(program.lanes):
-        raise ProgramError("two lanes share a name; give each queue its own")
+        yield "two lanes share a name; give each queue its own"
     for buffer in program.buffers:
         root = program.buffer.get(buffer.storage)
         if root is None:
-            raise ProgramError(
-                f"buffer {buffer.name} shares the storage of {buffer.storage!r}, which is no buffer"
-            )
-        if root.storage != root.name:
-            raise ProgramError(
-                f"buffer {buffer.name} must name {root.storage}, which owns the storage, not {root.name}"
-            )
-        if root.device != buffer.device:
-            raise ProgramError(
-                f"buffer {buffer.name} on {buffer.device} cannot share storage with {root.name}"
-            )
-        if buffer.kind in ("given", "resident") and root.kind in ("made", "result"):
-            raise ProgramError(
-                f"buffer {buffer.name} is there before the call, its storage {root.name} is not"
-            )
+            yield f"buffer {buffer.name} shares the storage of {buffer.storage!r}, which is no buffer"
+        elif root.storage != root.name:
+            yield f"buffer {buffer.name} must name {root.storage}, which owns the storage, not {root.name}"
+        elif root.device != buffer.device:
+            yield f"buffer {buffer.name} on {buffer.device} cannot share storage with {root.name}"
+        elif buffer.kind in _BEFORE and root.kind not in _BEFORE:
+            yield f"buffer {buffer.name} is there before the call, its storage {root.name} is not"
     for name in program.results:
         if name not in program.buffer:
-            raise ProgramError(f"the result {name!r} is no buffer of the program")
-        if program.buffer[name].kind == "made":
-            raise ProgramError(
-                f"the result {name} is of kind made, which is freed; it must be of kind result"
-            )
+            yield f"the result {name!r} is no buffer of the program"
+        elif program.buffer[name].kind == "made":
+            yield f"the result {name} is of kind made, which is freed; it must be of kind result"
     keeps: dict[tuple[str, str], str] = {}
     for name, state in program.keeps:
         buffer = program.buffer[name]
-        if program.buffer[buffer.storage].kind in ("given", "resident"):
-            raise ProgramError(
+        if program.buffer[buffer.storage].kind in _BEFORE:
+            yield (
                 f"{name} is kept as the copy of {state} on {buffer.device}, but it is memory that was there "
                 "before the call; keep a buffer of its own"
             )
         other = keeps.setdefault((state, buffer.device), name)
         if other != name:
-            raise ProgramError(f"both {other} and {name} are kept as the copy of {state} on {buffer.device}")
+            yield f"both {other} and {name} are kept as the copy of {state} on {buffer.device}"
 
 
-def _known(program: Program, at: At, name: str) -> Buffer:
-    if name not in program.buffer:
-        raise wrong(program, at, f"{name!r} is no buffer of the program")
-    return program.buffer[name]
+class _Uses:
+    """The steps that make, read and free each buffer of a program, and the views of each."""
 
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.made: dict[str, At] = {}
+        self.freed: dict[str, At] = {}
+        self.read: dict[str, list[At]] = {buffer.name: [] for buffer in program.buffers}
+        self.views: dict[str, list[str]] = {buffer.name: [] for buffer in program.buffers}
+        tasks: set[str] = set()
+        for at, step in program.steps():
+            if isinstance(step, Compute | Piece):
+                for task in tasks_of(step):
+                    if task in tasks:
+                        raise self.wrong(at, f"task {task!r} has run before; each runs once")
+                    tasks.add(task)
+                self.compute(at, step)
+            elif isinstance(step, Copy):
+                self.copy(at, step)
+            elif isinstance(step, Free):
+                self.free(at, self.known(at, step.buffer))
 
-def _write(program: Program, at: At, buffer: Buffer, uses: dict[str, _Use]) -> None:
-    if buffer.kind in ("given", "resident"):
-        raise wrong(
-            program,
-            at,
-            f"buffer {buffer.name} is {buffer.kind}: it is there before the call and not made in it",
-        )
-    first = uses[buffer.name].made
-    if first:
-        where = describe(program, first)
-        raise wrong(program, at, f"buffer {buffer.name} is made twice; {where} makes it too")
-    uses[buffer.name].made = at
+    def wrong(self, at: At, text: str) -> ProgramError:
+        return wrong(self.program, at, text)
 
+    def known(self, at: At, name: str) -> Buffer:
+        if name not in self.program.buffer:
+            raise self.wrong(at, f"{name!r} is no buffer of the program")
+        return self.program.buffer[name]
 
-def _compute(program: Program, at: At, step: Compute | Piece, uses: dict[str, _Use]) -> None:
-    device = program.lanes[at[0]].device
-    read = [_known(program, at, name) for name in step.reads]
-    written = [_known(program, at, name) for name in step.writes]
-    for buffer in (*read, *written):
-        if buffer.device != device:
-            raise wrong(
-                program,
-                at,
-                f"it runs on {device}, but buffer {buffer.name} is on {buffer.device}; copy it first",
+    def write(self, at: At, buffer: Buffer) -> None:
+        if buffer.kind in _BEFORE:
+            raise self.wrong(
+                at, f"buffer {buffer.name} is {buffer.kind}: it is there before the call and not made in it"
             )
-    for buffer in read:
-        uses[buffer.name].read.append(at)
-    # A kernel of several tasks hands on no memory that it was given.
-    lent = {buffer.storage for buffer in read} if isinstance(step, Compute) else set()
-    storages = lent | {buffer.name for buffer in written}
-    for buffer in written:
-        _write(program, at, buffer, uses)
-        if buffer.storage not in storages:
-            raise wrong(
-                program,
-                at,
-                f"buffer {buffer.name} shares storage with {buffer.storage}, which it does not read",
-            )
-        if buffer.storage != buffer.name:
-            alike = [other.name for other in read if other.storage == buffer.storage]
-            for name in alike or [buffer.storage]:
-                uses[name].views.append(buffer.name)
+        if first := self.made.get(buffer.name):
+            where = describe(self.program, first)
+            raise self.wrong(at, f"buffer {buffer.name} is made twice; {where} makes it too")
+        self.made[buffer.name] = at
 
+    def free(self, at: At, buffer: Buffer) -> None:
+        if buffer.kind != "made":
+            raise self.wrong(at, f"buffer {buffer.name} is {buffer.kind}, which a program never frees")
+        if first := self.freed.get(buffer.name):
+            where = describe(self.program, first)
+            raise self.wrong(at, f"buffer {buffer.name} is freed twice; {where} has freed it")
+        self.freed[buffer.name] = at
 
-def _copy(program: Program, at: At, step: Copy, uses: dict[str, _Use]) -> None:
-    lane = program.lanes[at[0]]
-    src, dst = _known(program, at, step.src), _known(program, at, step.dst)
-    if src.device == dst.device:
-        raise wrong(program, at, f"{src.name} and {dst.name} are on one device; a copy goes between two")
-    if src.value != dst.value:
-        raise wrong(program, at, f"a copy of {src.value!r} cannot be {dst.value!r}")
-    if lane.name not in (f"{dst.device}/in", f"{src.device}/out"):
-        raise wrong(
-            program, at, f"copy {src.name} -> {dst.name} belongs in lane {dst.device}/in or {src.device}/out"
-        )
-    if dst.storage != dst.name:
-        raise wrong(program, at, f"{dst.name} is a copy, so it cannot share storage with {dst.storage}")
-    uses[src.name].read.append(at)
-    _write(program, at, dst, uses)
+    def compute(self, at: At, step: Compute | Piece) -> None:
+        device = self.program.lanes[at[0]].device
+        read = [self.known(at, name) for name in step.reads]
+        written = [self.known(at, name) for name in step.writes]
+        for buffer in (*read, *written):
+            if buffer.device != device:
+                raise self.wrong(
+                    at, f"it runs on {device}, but buffer {buffer.name} is on {buffer.device}; copy it first"
+                )
+        for buffer in read:
+            self.read[buffer.name].append(at)
+        # A kernel of several tasks hands on no memory that it was given.
+        lent = {buffer.storage for buffer in read} if isinstance(step, Compute) else set()
+        storages = lent | {buffer.name for buffer in written}
+        for buffer in written:
+            self.write(at, buffer)
+            if buffer.storage not in storages:
+                raise self.wrong(
+                    at, f"buffer {buffer.name} shares storage with {buffer.storage}, which it does not read"
+                )
+            if buffer.storage != buffer.name:
+                alike = [other.name for other in read if other.storage == buffer.storage]
+                for name in alike or [buffer.storage]:
+                    self.views[name].append(buffer.name)
 
+    def copy(self, at: At, step: Copy) -> None:
+        lane, src, dst = self.program.lanes[at[0]].name, self.known(at, step.src), self.known(at, step.dst)
+        if src.device == dst.device:
+            raise self.wrong(at, f"{src.name} and {dst.name} are on one device; a copy goes between two")
+        if src.value != dst.value:
+            raise self.wrong(at, f"a copy of {src.value!r} cannot be {dst.value!r}")
+        lanes = f"{dst.device}/in", f"{src.device}/out"
+        if lane not in lanes:
+            raise self.wrong(at, f"copy {src.name} -> {dst.name} belongs in lane {' or '.join(lanes)}")
+        if dst.storage != dst.name:
+            raise self.wrong(at, f"{dst.name} is a copy, so it cannot share storage with {dst.storage}")
+        self.read[src.name].append(at)
+        self.write(at, dst)
 
-def _lifetime(program: Program, buffer: Buffer, uses: dict[str, _Use]) -> list[Demand]:
-    """Return requirements of a buffer: reads after its write; free after every use and every free of a view, in its
-    lane.
+    def lifetime(self, buffer: Buffer) -> Iterator[Demand]:
+        """Yield requirements of a buffer: reads after its write; free after every use and every free of a view, in
+        its lane.
 
-    A view may have memory of its own, which the lane that made it allocated. Otherwise the owner of the memory is
-    freed after the view, by a lane that follows all of the view's readers.
-    """
-    use = uses[buffer.name]
-    if buffer.kind in ("given", "resident"):
-        return []
-    if use.made is None:
-        if use.read:
-            raise wrong(
-                program, use.read[0], f"it reads buffer {buffer.name}, which no step makes; a copy is missing"
-            )
-        if use.freed:
-            raise wrong(program, use.freed, f"it frees buffer {buffer.name}, which no step makes")
-        raise ProgramError(f"no step makes buffer {buffer.name} of kind {buffer.kind}")
-    found = [Demand(use.made, at, f"reads {buffer.name}") for at in use.read]
-    if buffer.kind == "result":
-        return found
-    made = program.lanes[use.made[0]].name
-    if use.freed is None:
-        raise ProgramError(f"buffer {buffer.name}, made by step {use.made[1]} of lane {made}, is never freed")
-    if use.made[0] != use.freed[0]:
-        raise wrong(
-            program, use.freed, f"it frees buffer {buffer.name}, which lane {made} made; free it there"
-        )
-    found += [Demand(at, use.freed, f"frees {buffer.name}") for at in (use.made, *use.read)]
-    for name in use.views:
-        if at := uses[name].freed:
-            found.append(Demand(at, use.freed, f"frees {buffer.name}, of which {name} is a view"))
-    return found
+        A view may have memory of its own, which the lane that made it allocated. Otherwise the owner of the memory is
+        freed after the view, by a lane that follows all of the view's readers.
+        """
+        if buffer.kind in _BEFORE:
+            return
+        name, read = buffer.name, self.read[buffer.name]
+        made, freed = self.made.get(name), self.freed.get(name)
+        if made is None:
+            if read:
+                raise self.wrong(read[0], f"it reads buffer {name}, which no step makes; a copy is missing")
+            if freed:
+                raise self.wrong(freed, f"it frees buffer {name}, which no step makes")
+            raise ProgramError(f"no step makes buffer {name} of kind {buffer.kind}")
+        for at in read:
+            yield made, at, f"reads {name}"
+        if buffer.kind == "result":
+            return
+        lane = self.program.lanes[made[0]].name
+        if freed is None:
+            raise ProgramError(f"buffer {name}, made by step {made[1]} of lane {lane}, is never freed")
+        if made[0] != freed[0]:
+            raise self.wrong(freed, f"it frees buffer {name}, which lane {lane} made; free it there")
+        for at in (made, *read):
+            yield at, freed, f"frees {name}"
+        for view in self.views[name]:
+            if view in self.freed:
+                yield self.freed[view], freed, f"frees {name}, of which {view} is a view"
 
 
 # What the graph adds
@@ -235,28 +205,22 @@ def matches(program: Program, graph: Graph) -> list[Demand]:
     for name in at:
         if name not in graph.task:
             raise wrong(program, at[name], f"the graph has no task {name!r}")
-    outputs = tuple(program.buffer[name].value for name in program.outputs)
-    if outputs != graph.outputs:
-        raise ProgramError(f"the program gives {', '.join(outputs)}, the graph {', '.join(graph.outputs)}")
-    updates = tuple((program.buffer[made].value, target) for made, target in program.updates)
-    if updates != graph.updates:
-        raise ProgramError(f"the program writes back {updates}, the graph {graph.updates}")
-    for buffer in program.buffers:
-        _buffer(buffer, graph)
-    _keeps(program, graph)
+    if problem := next(_values(program, graph), None):
+        raise ProgramError(problem)
     found: list[Demand] = []
     for task in graph.tasks:
         if task.name not in at:
             raise ProgramError(f"no lane runs {task.where}")
-        step = program.lanes[at[task.name][0]].steps[at[task.name][1]]
+        here = at[task.name]
+        step, problem = program.lanes[here[0]].steps[here[1]], None
         if isinstance(step, Compute):
-            _task(program, graph, task, at[task.name], step)
+            problem = next(_task(program, graph, task, step), None)
         elif isinstance(step, Piece) and step.tasks[0] == task.name:
-            _piece(program, graph, at[task.name], step)
+            problem = next(_piece(program, graph, step), None)
+        if problem:
+            raise wrong(program, here, problem)
         found += [
-            Demand(at[name], at[task.name], f"must come after task {name!r}")
-            for name in task.after
-            if at[name] != at[task.name]
+            (at[name], here, f"must come after task {name!r}") for name in task.after if at[name] != here
         ]
     return found
 
@@ -272,34 +236,42 @@ def turns(program: Program, graph: Graph, order: Iterable[At]) -> list[Demand]:
         if not isinstance(step, Compute) or graph.task[step.task].random != LOCAL:
             continue
         if lane.device in last:
-            found.append(Demand(last[lane.device], at, f"draws from the generator of {lane.device} next"))
+            found.append((last[lane.device], at, f"draws from the generator of {lane.device} next"))
         last[lane.device] = at
     return found
 
 
-def _buffer(buffer: Buffer, graph: Graph) -> None:
-    value = graph.value.get(buffer.value)
+def _values(program: Program, graph: Graph) -> Iterator[str]:
+    """Yield how results, updates, buffers or kept copies of state differ from those of the graph."""
+    outputs = tuple(program.buffer[name].value for name in program.outputs)
+    if outputs != graph.outputs:
+        yield f"the program gives {', '.join(outputs)}, the graph {', '.join(graph.outputs)}"
+    updates = tuple((program.buffer[made].value, target) for made, target in program.updates)
+    if updates != graph.updates:
+        yield f"the program writes back {updates}, the graph {graph.updates}"
+    for buffer in program.buffers:
+        yield from _buffer(buffer, graph)
+    yield from _keeps(program, graph)
+
+
+def _buffer(buffer: Buffer, graph: Graph) -> Iterator[str]:
+    name, kind, value = buffer.name, buffer.kind, graph.value.get(buffer.value)
     if value is None:
-        raise ProgramError(f"buffer {buffer.name} holds {buffer.value!r}, which is no value of the graph")
-    nbytes = (
-        graph.copies[value.name][1]
-        if buffer.kind == "resident" and value.name in graph.copies
-        else value.bytes
-    )
+        yield f"buffer {name} holds {buffer.value!r}, which is no value of the graph"
+        return
+    copied = kind == "resident" and value.name in graph.copies
+    nbytes = graph.copies[value.name][1] if copied else value.bytes
     if buffer.bytes != nbytes:
-        raise ProgramError(f"buffer {buffer.name} has {buffer.bytes} bytes, its value {nbytes}")
-    if (buffer.kind == "given" and value.kind == "made") or (
-        buffer.kind == "resident" and value.kind != "state"
-    ):
-        raise ProgramError(f"buffer {buffer.name} is {buffer.kind}, but its value is {value.kind}")
-    if buffer.kind == "resident" and value.name not in graph.resident:
-        raise ProgramError(
-            f"buffer {buffer.name} is resident, but {value.name!r} changes in or between calls; copy it instead"
-        )
+        yield f"buffer {name} has {buffer.bytes} bytes, its value {nbytes}"
+    if (kind == "given" and value.kind == "made") or (kind == "resident" and value.kind != "state"):
+        yield f"buffer {name} is {kind}, but its value is {value.kind}"
+    if kind == "resident" and value.name not in graph.resident:
+        yield f"buffer {name} is resident, but {value.name!r} changes in or between calls; copy it instead"
 
 
-def _keeps(program: Program, graph: Graph) -> None:
-    """Require that each copy of state that a call makes outdated is replaced by the new value of the same state."""
+def _keeps(program: Program, graph: Graph) -> Iterator[str]:
+    """Yield copies of state that a call makes outdated and does not replace by the new value of the same state, and
+    those that it keeps for nothing."""
     new = {target: made for made, target in graph.updates if target in graph.carried}
     kept = {(state, program.buffer[name].device) for name, state in program.keeps}
     wanted: set[tuple[str, str]] = set()
@@ -311,7 +283,7 @@ def _keeps(program: Program, graph: Graph) -> None:
         ):
             wanted.add((buffer.value, buffer.device))
             if (buffer.value, buffer.device) not in kept:
-                raise ProgramError(
+                yield (
                     f"{buffer.name} is out of date after the call, but the program keeps no new copy of "
                     f"{buffer.value!r} on {buffer.device}; bring it there and list it in keeps"
                     if buffer.kind == "resident"
@@ -320,59 +292,52 @@ def _keeps(program: Program, graph: Graph) -> None:
     for name, state in program.keeps:
         buffer = program.buffer[name]
         if buffer.value != (state if state in graph.kept else new.get(state)):
-            raise ProgramError(f"{name} is kept as the copy of {state!r}, which it is not a new value of")
+            yield f"{name} is kept as the copy of {state!r}, which it is not a new value of"
         if (state, buffer.device) not in wanted:
-            raise ProgramError(f"{name} is kept as the copy of {state!r}, of which {buffer.device} has none")
+            yield f"{name} is kept as the copy of {state!r}, of which {buffer.device} has none"
 
 
-def _task(program: Program, graph: Graph, task: Task, at: At, step: Compute) -> None:
+def _task(program: Program, graph: Graph, task: Task, step: Compute) -> Iterator[str]:
+    """Yield how a step differs from its task."""
     reads = tuple(program.buffer[name].value for name in step.reads)
     writes = tuple(program.buffer[name].value for name in step.writes)
     if reads != task.inputs:
-        raise wrong(
-            program,
-            at,
-            f"it reads {', '.join(reads) or 'nothing'}, the task {', '.join(task.inputs) or 'nothing'}",
-        )
+        yield f"it reads {_names(reads)}, the task {_names(task.inputs)}"
     if writes != task.outputs:
-        raise wrong(
-            program,
-            at,
-            f"it makes {', '.join(writes) or 'nothing'}, the task {', '.join(task.outputs) or 'nothing'}",
-        )
+        yield f"it makes {_names(writes)}, the task {_names(task.outputs)}"
     roots = {
         graph.value[value].storage: program.buffer[name].storage for value, name in zip(reads, step.reads)
     }
     for value, name in zip(writes, step.writes):
         root = roots.get(graph.value[value].storage)
         if root is not None and program.buffer[name].storage != root:
-            raise wrong(
-                program, at, f"buffer {name} is a view into {root}, but is said to have its own storage"
-            )
+            yield f"buffer {name} is a view into {root}, but is said to have its own storage"
 
 
-def _piece(program: Program, graph: Graph, at: At, step: Piece) -> None:
-    """Require that the tasks of a piece follow their inputs, and that the piece reads what they do not make
-    themselves."""
+def _piece(program: Program, graph: Graph, step: Piece) -> Iterator[str]:
+    """Yield tasks of a piece that do not follow their inputs, and the difference of what the piece reads and makes
+    from what its tasks do."""
     made: set[str] = set()
     read: dict[str, None] = {}
     done: set[str] = set()
     for name in step.tasks:
-        if name not in graph.task:
-            raise wrong(program, at, f"the graph has no task {name!r}")
         task = graph.task[name]
         late = [other for other in task.after if other in step.tasks and other not in done]
         if late or task.random:
             why = f"comes before {late[0]!r}, which it must follow" if late else "draws random numbers"
-            raise wrong(program, at, f"task {name!r} {why}")
+            yield f"task {name!r} {why}"
         read.update(dict.fromkeys(value for value in task.inputs if value not in made))
         made.update(task.outputs)
         done.add(name)
     if early := made & read.keys():
-        raise wrong(program, at, f"{min(early)!r} is read before the task that makes it")
+        yield f"{min(early)!r} is read before the task that makes it"
     reads = tuple(program.buffer[name].value for name in step.reads)
     if set(reads) != read.keys() or len(set(reads)) != len(reads):
-        raise wrong(program, at, f"it reads {', '.join(reads) or 'nothing'}, its tasks {', '.join(read)}")
+        yield f"it reads {_names(reads)}, its tasks {', '.join(read)}"
     for name in step.writes:
         if program.buffer[name].value not in made:
-            raise wrong(program, at, f"none of its tasks makes {program.buffer[name].value!r}")
+            yield f"none of its tasks makes {program.buffer[name].value!r}"
+
+
+def _names(values: Sequence[str]) -> str:
+    return ", ".join(values) or "nothing"

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from ..errors import ProgramError
 from ..ir.program import Program, Record, Step, Wait
 
 Clock: TypeAlias = tuple[int, ...]
@@ -79,18 +80,10 @@ class Tape:
             self.clock = joined(self.clock, clocks[lane][position], lane, position)
 
 
-class Stuck(Exception):
-    """A deadlock: (lane, position) of the step at which each lane waits."""
-
-    def __init__(self, at: list[tuple[int, int]]):
-        super().__init__(at)
-        self.at = at
-
-
 class History:
     """Clocks of a program's steps, `clocks[lane][position]`, and one valid `order`.
 
-    A wait for an event that no step records blocks. Raises Stuck if the lanes deadlock.
+    Raises ProgramError if an event is recorded twice or by no lane, or the lanes deadlock.
     """
 
     def __init__(self, program: Program):
@@ -116,19 +109,42 @@ class History:
                 else:
                     clocks.append(clock[lane])
                     if isinstance(step, Record):
+                        if step.event in recorded:
+                            other, last = recorded[step.event]
+                            first = program.lanes[other].describe(last)
+                            second = program.lanes[lane].describe(position)
+                            raise ProgramError(
+                                f"event {step.event!r} is recorded twice, by {first} and {second}; name each apart"
+                            )
                         recorded[step.event] = (lane, position)
                         runnable.extend(blocked.pop(step.event, ()))
                 self.order.append((lane, position))
-        at = [
-            (lane, len(self.clocks[lane]))
-            for lane, steps in enumerate(lanes)
-            if len(self.clocks[lane]) < len(steps)
-        ]
-        if at:
-            raise Stuck(at)
+        ended = [len(clocks) for clocks in self.clocks]
+        if any(count < len(steps) for count, steps in zip(ended, lanes)):
+            raise ProgramError(_deadlock(program, ended))
 
     def follows(self, later: tuple[int, int], earlier: tuple[int, int]) -> bool:
         """Return True if step `later` can only start after step `earlier` has ended."""
         if later[0] == earlier[0]:
             return later[1] > earlier[1]
         return self.clocks[later[0]][later[1]][earlier[0]] > earlier[1]
+
+
+def _deadlock(program: Program, ended: Sequence[int]) -> str:
+    """Return why the lanes, each after as many steps as have `ended`, go no further: an event that no lane records,
+    or the cycle of lanes that wait for each other."""
+    recorder = {step.event: lane for (lane, _), step in program.steps() if isinstance(step, Record)}
+    waits = [lane.describe(at) if at < len(lane.steps) else "" for lane, at in zip(program.lanes, ended)]
+    lane, seen = next(index for index, text in enumerate(waits) if text), []
+    while lane not in seen:
+        seen.append(lane)
+        step = program.lanes[lane].steps[ended[lane]]
+        assert isinstance(step, Wait)
+        if step.event not in recorder:
+            return f"{waits[lane]} waits for an event that no lane records"
+        lane = recorder[step.event]
+    steps = ", then ".join(waits[index] for index in seen[seen.index(lane) :])
+    return (
+        f"the program can never end, its lanes wait for each other: {steps}, whose event comes after the "
+        "first of them; record one of these events earlier or take the wait away"
+    )

@@ -48,9 +48,9 @@ class _Search:
         self.capped = any(peak.cap is not None for peak in report.peaks)
         self.caps = dict(self.program.caps)
         self.wanted: dict[At, list[At]] = {}
-        for demand in report.demands:
-            if demand.earlier[0] != demand.later[0]:
-                self.wanted.setdefault(demand.later, []).append(demand.earlier)
+        for earlier, later, _ in report.demands:
+            if earlier[0] != later[0]:
+                self.wanted.setdefault(later, []).append(earlier)
         self.recorded = {
             step.event: (index, position)
             for index, lane in enumerate(self.program.lanes)
