@@ -21,7 +21,7 @@ from ..ir.timeline import Transfer
 from ..system.text import size
 from .linearize import sequence
 from .memory_bound import Ledger, footprint
-from .vector_clocks import Clock, Tape, joined, needed
+from .vector_clocks import Clock, joined, needed
 
 
 def lower(plan: Plan) -> Program:
@@ -42,6 +42,25 @@ def lower(plan: Plan) -> Program:
     return program
 
 
+class _Tape:
+    """A lane under construction: its steps, the clock before each, and buffers it will free. A wait is (lane,
+    position)."""
+
+    def __init__(self, index: int, name: str, lanes: int):
+        self.index, self.name, self.device = index, name, name.rsplit("/", 1)[0]
+        self.steps: list[Step | tuple[int, int]] = []
+        self.clock: Clock = (0,) * lanes
+        self.clocks: list[Clock] = []
+        # Buffers to free here, by the lane and position of a reader not known to be over, first position first.
+        self.pending: dict[int, list[tuple[int, str]]] = {}
+
+    def append(self, step: Step | tuple[int, int]) -> int:
+        """Append a step; return its index."""
+        self.steps.append(step)
+        self.clocks.append(self.clock)
+        return len(self.steps) - 1
+
+
 class _Lowering:
     """Builder of one program. `strict` devices have their memory bounded as by `footprint`."""
 
@@ -50,7 +69,7 @@ class _Lowering:
         costed = plan.costed
         self.graph, machine = costed.graph, costed.machine
         lanes = list(plan.orders)
-        self.tapes = [Tape(i, name, name.rsplit("/", 1)[0], len(lanes)) for i, name in enumerate(lanes)]
+        self.tapes = [_Tape(i, name, len(lanes)) for i, name in enumerate(lanes)]
         self.clocks = [tape.clocks for tape in self.tapes]
         self.scratch = {cost.task: cost.workspace_bytes for cost in costed.costs if cost.workspace_bytes}
         self.buffers: dict[str, Buffer] = {}
@@ -87,15 +106,8 @@ class _Lowering:
         for unit in machine.devices:
             if unit.memory_bytes is not None:
                 own = [b for b in self.buffers.values() if b.device == unit.name and b.storage == b.name]
-                base = sum(buffer.bytes for buffer in own)
-                strictly = unit.name in strict
+                base, strictly = sum(buffer.bytes for buffer in own), unit.name in strict
                 self.ledgers[unit.name] = Ledger(unit.name, unit.memory_bytes, base, len(lanes), strictly)
-                if base > unit.memory_bytes:
-                    raise MemoryCapError(
-                        f"inputs and state on {unit.name} take {size(base)}, over its cap of "
-                        f"{size(unit.memory_bytes)}, before anything runs",
-                        f"Raise it above memory={{{unit.name!r}: {base}}} or pin some modules to another device",
-                    )
 
     def there(self, value: str, device: str, kind: str) -> None:
         """Add a buffer that exists before the call."""
@@ -170,7 +182,7 @@ class _Lowering:
                 found.append(Lane(tape.name, tape.device, tuple(steps)))
         return tuple(found)
 
-    def compute(self, tape: Tape, name: str) -> None:
+    def compute(self, tape: _Tape, name: str) -> None:
         task = self.graph.task[name]
         reads = tuple(f"{value}@{tape.device}" for value in task.inputs)
         writes = tuple(f"{value}@{tape.device}" for value in task.outputs)
@@ -202,7 +214,7 @@ class _Lowering:
         self.done[name] = (tape.index, position)
         self.settle(tape, (*reads, *writes))
 
-    def copy(self, tape: Tape, item: Transfer) -> None:
+    def copy(self, tape: _Tape, item: Transfer) -> None:
         src, dst = f"{item.value}@{item.src}", f"{item.value}@{item.dst}"
         made = self.make(item.value, item.dst, dst)
         wanted = self.before(tape, (src,), ())
@@ -218,7 +230,7 @@ class _Lowering:
             self.delivered.add(root)
         return buffer
 
-    def before(self, tape: Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
+    def before(self, tape: _Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
         """Return the last step on each other lane that must precede a reader of `reads` after the tasks `after`."""
         wanted: dict[int, int] = {}
         steps = [self.writer[name] for name in reads if name in self.writer] + [
@@ -230,7 +242,7 @@ class _Lowering:
         return wanted
 
     def step(
-        self, tape: Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
+        self, tape: _Tape, wanted: dict[int, int], step: Compute | Copy, device: str, new: int, scratch: int
     ) -> int:
         """Append a step after all of `wanted`, once `new` bytes to keep and `scratch` are sure to fit; return its
         index."""
@@ -242,23 +254,31 @@ class _Lowering:
         ledger.allocate(tape.index, len(tape.steps), new, scratch, tape.clock)
         return tape.append(step)
 
-    def wait(self, tape: Tape, wanted: dict[int, int]) -> None:
+    def wait(self, tape: _Tape, wanted: dict[int, int]) -> None:
         """Make the lane wait for steps of other lanes, then free what that allows."""
         wanted.pop(tape.index, None)
-        waits = needed(wanted, tape.clock, self.clocks)
-        if waits:
-            tape.wait(waits, self.clocks)
-            ready: list[str] = []
-            for lane, heap in tape.pending.items():
-                while heap and heap[0][0] < tape.clock[lane]:
-                    name = heapq.heappop(heap)[1]
-                    self.missing[name] -= 1
-                    if not self.missing[name]:
-                        ready.append(name)
-            for name in ready:
-                self.give_up(self.free(tape, name))
+        waits = dict(needed(wanted, tape.clock, self.clocks))
+        if not waits:
+            return
+        # These may make waits directly before them redundant.
+        while tape.steps and isinstance(last := tape.steps[-1], tuple):
+            waits[last[0]] = max(last[1], waits.get(last[0], 0))
+            tape.steps.pop()
+            tape.clock = tape.clocks.pop()
+        for lane, position in needed(waits, tape.clock, self.clocks):
+            tape.append((lane, position))
+            tape.clock = joined(tape.clock, self.clocks[lane][position], lane, position)
+        ready: list[str] = []
+        for lane, heap in tape.pending.items():
+            while heap and heap[0][0] < tape.clock[lane]:
+                name = heapq.heappop(heap)[1]
+                self.missing[name] -= 1
+                if not self.missing[name]:
+                    ready.append(name)
+        for name in ready:
+            self.give_up(self.free(tape, name))
 
-    def settle(self, tape: Tape, names: Iterable[str]) -> None:
+    def settle(self, tape: _Tape, names: Iterable[str]) -> None:
         """Account for the last step, which uses `names`, and free buffers without further uses."""
         position = len(tape.steps) - 1
         for name in dict.fromkeys(names):
@@ -277,14 +297,15 @@ class _Lowering:
         over = list(names)
         for name in over:
             owner = self.tapes[self.writer[name][0]]
-            late = {lane: last for lane, last in self.last[name].items() if not owner.knows(lane, last)}
+            own, clock = owner.index, owner.clock
+            late = {lane: at for lane, at in self.last[name].items() if lane != own and clock[lane] <= at}
             self.missing[name] = len(late)
-            for lane, last in late.items():
-                heapq.heappush(owner.pending.setdefault(lane, []), (last, name))
+            for lane, at in late.items():
+                heapq.heappush(owner.pending.setdefault(lane, []), (at, name))
             if not late:
                 over += self.free(owner, name)
 
-    def free(self, tape: Tape, name: str) -> list[str]:
+    def free(self, tape: _Tape, name: str) -> list[str]:
         """Append the free of a buffer; return the buffers it is a view of that have no further uses."""
         position = tape.append(Free(name))
         ledger, nbytes = self.ledgers.get(self.buffers[name].device), self.returned(name)
@@ -304,7 +325,7 @@ class _Lowering:
         return buffer.bytes if buffer.storage == name and name not in self.delivered else 0
 
     def room(
-        self, tape: Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
+        self, tape: _Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
     ) -> dict[int, int]:
         """Return `wanted` plus the waits needed so that `nbytes` more fit in every order of the other lanes."""
         while True:
@@ -338,7 +359,7 @@ class _Lowering:
                 more = less
         return more
 
-    def after(self, tape: Tape, wanted: dict[int, int]) -> Clock:
+    def after(self, tape: _Tape, wanted: dict[int, int]) -> Clock:
         """Return the clock of a lane after waiting for `wanted`."""
         clock = tape.clock
         for lane, position in wanted.items():
@@ -346,7 +367,7 @@ class _Lowering:
                 clock = joined(clock, self.clocks[lane][position], lane, position)
         return clock
 
-    def back(self, tape: Tape, device: str, clock: Clock) -> int:
+    def back(self, tape: _Tape, device: str, clock: Clock) -> int:
         """Return the bytes of `device` that a lane frees once its clock is `clock`."""
         if clock == tape.clock:
             return 0
@@ -363,7 +384,7 @@ class _Lowering:
                     freed.append(parent)
         return nbytes
 
-    def reclaim(self, tape: Tape, device: str) -> bool:
+    def reclaim(self, tape: _Tape, device: str) -> bool:
         """Make one lane wait for the readers of its oldest buffer on `device`; return False if there is none."""
         for owner in [tape, *(other for other in self.tapes if other is not tape)]:
             names = [

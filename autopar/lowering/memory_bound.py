@@ -16,7 +16,9 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
+from ..errors import MemoryCapError
 from ..ir.program import Compute, Copy, Free, Piece, Program, tasks_of
+from ..system.text import size
 from .vector_clocks import Clock, History
 
 
@@ -128,10 +130,15 @@ class Ledger:
     """Bytes of one device under a cap: `base` always, the rest by lane and position.
 
     `strict` updates the bound of every allocation for later steps, so that `footprint`, which does not know the order
-    of appending, finds the same bounds.
+    of appending, finds the same bounds. Raises MemoryCapError if `base` is over the cap.
     """
 
     def __init__(self, device: str, cap: int, base: int, lanes: int, strict: bool):
+        if base > cap:
+            raise MemoryCapError(
+                f"inputs and state on {device} take {size(base)}, over its cap of {size(cap)}, before anything runs",
+                f"Raise it above memory={{{device!r}: {base}}} or pin some modules to another device",
+            )
         self.device, self.cap, self.base, self.strict = device, cap, base, strict
         self.levels: list[list[tuple[int, int]]] = [[] for _ in range(lanes)]
         # For each lane the allocations that no later one of the lane tops: the first of them from a position

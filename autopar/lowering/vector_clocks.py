@@ -1,4 +1,4 @@
-"""Vector clocks over the lanes of a program, complete or under construction.
+"""Vector clocks over the lanes of a program.
 
 A step is (lane, position). The clock of a lane has, for every lane, the number of steps known to have ended before the
 lane's next step starts; a wait merges the clock of the step it waits for (Fidge 1988, Mattern 1989). Step b happens
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ..errors import ProgramError
-from ..ir.program import Program, Record, Step, Wait
+from ..ir.program import Program, Record, Wait
 
 Clock: TypeAlias = tuple[int, ...]
 
@@ -40,44 +40,6 @@ def needed(
         for lane, position in missing
         if not any(clocks[other][last][lane] > position for other, last in missing if other != lane)
     )
-
-
-class Tape:
-    """A lane under construction: its steps, the clock before each, and buffers it will free. A wait is (lane,
-    position)."""
-
-    def __init__(self, index: int, name: str, device: str, lanes: int):
-        self.index, self.name, self.device = index, name, device
-        self.steps: list[Step | tuple[int, int]] = []
-        self.clock: Clock = (0,) * lanes
-        self.clocks: list[Clock] = []
-        # Buffers to free here, by the lane and position of a reader not known to be over, first position
-        # first.
-        self.pending: dict[int, list[tuple[int, str]]] = {}
-
-    def knows(self, lane: int, position: int) -> bool:
-        """Return True if a step is known to have ended before the next one here."""
-        return lane == self.index or self.clock[lane] > position
-
-    def append(self, step: Step | tuple[int, int]) -> int:
-        """Append a step; return its index."""
-        self.steps.append(step)
-        self.clocks.append(self.clock)
-        return len(self.steps) - 1
-
-    def wait(self, waits: list[tuple[int, int]], clocks: list[list[Clock]]) -> None:
-        """Wait for the last of some steps; remove directly preceding waits that this makes redundant."""
-        before: list[tuple[int, int]] = []
-        while self.steps and isinstance(last := self.steps[-1], tuple):
-            before.append(last)
-            self.steps.pop()
-            self.clock = self.clocks.pop()
-        both = dict(reversed(before))
-        for lane, position in waits:
-            both[lane] = max(position, both.get(lane, 0))
-        for lane, position in needed(both, self.clock, clocks):
-            self.append((lane, position))
-            self.clock = joined(self.clock, clocks[lane][position], lane, position)
 
 
 class History:
