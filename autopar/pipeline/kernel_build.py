@@ -24,8 +24,8 @@ from ..runtime.interpreter import interpret
 from ..runtime.kernels import Kernel, Refusal, Stack, Work
 from ..runtime.kernels.stack import module_of
 from ..runtime.kernels.worker import Worker
-from ..runtime.replicas import Replicas
-from ..runtime.tuned import Arrangement, Watch
+from ..runtime.replicas import Replicas, Watch
+from ..runtime.tuned import Arrangement
 from .compare import error, limit, no_worse, widen
 
 

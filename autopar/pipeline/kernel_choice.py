@@ -26,8 +26,8 @@ from ..ir.program import Program
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal
 from ..runtime.kernels.worker import Worker, reason
-from ..runtime.replicas import Replicas
-from ..runtime.tuned import Arrangement, Changed, Ended, TunedExecutor, Watch
+from ..runtime.replicas import Replicas, Watch
+from ..runtime.tuned import Abandoned, Arrangement, TunedExecutor
 from ..system import cache
 from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
@@ -167,18 +167,18 @@ class KernelChoice:
             self._race.stop()
 
     def end(self) -> None:
-        """Stop compiling and timing, by raising Ended."""
+        """Stop compiling and timing, by raising Abandoned."""
         self.ended = True
         self.stop()
 
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         """Return the fastest arrangement on these inputs; None for the eager program.
 
-        Each one that is faster than the previous serves at once. Raises Changed if weights change meanwhile.
+        Each one that is faster than the previous serves at once. Raises Abandoned if weights change meanwhile.
         """
         with _one:
             if self.ended:
-                raise Ended
+                raise Abandoned(again=False)
             try:
                 return self._chosen(inputs, tuned)
             finally:
@@ -271,7 +271,7 @@ class _Race:
                 )
         except Exception as problem:
             if not self.watch.unchanged():
-                raise Changed from problem
+                raise Abandoned(again=True) from problem
             self.verdict.refused[name] = reason(problem)
             log.info("%s is not used: %s", name, self.verdict.refused[name])
         return self.made.get(name)
@@ -350,11 +350,11 @@ class _Race:
         self.verdict.seconds.update({name: median(own) for name, own in blocks.items()})
 
     def __enter__(self) -> None:
-        """Begin a block of timed calls, while which other callers wait. Raises Ended."""
+        """Begin a block of timed calls, while which other callers wait. Raises Abandoned."""
         self.tuned.turn.acquire()
         if self.choice.ended:
             self.tuned.turn.release()
-            raise Ended
+            raise Abandoned(again=False)
 
     def __exit__(self, *_: object) -> None:
         self.tuned.turn.release()

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pkgutil import resolve_name
-from types import CodeType, FrameType, MappingProxyType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..ir.graph import Argument, Const, Ref
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait
+from ..ir.program import Compute, Copy, Piece, Program, Record, Step, Wait
 from ..ops import resolve as bind
 from .fast_calls import fast
 from .kernels import Kernel
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ..capture.captured import Captured
 
 LaneFunction = Callable[[list[Any], Any], None]
-_NONE: Mapping[str, Kernel] = MappingProxyType({})
 _programs = itertools.count()
 
 
@@ -49,9 +48,9 @@ class Assembly:
     """
 
     def __init__(
-        self, captured: Captured, plan: Plan, program: Program, kernels: Mapping[str, Kernel] = _NONE
+        self, captured: Captured, plan: Plan, program: Program, kernels: Mapping[str, Kernel] | None = None
     ) -> None:
-        self.captured, self.plan, self.program, self.kernels = captured, plan, program, kernels
+        self.captured, self.plan, self.program, self.kernels = captured, plan, program, kernels or {}
         self.graph, self.machine = plan.costed.graph, plan.costed.machine
         self.layout = layout(program, self.graph)
         self.devices = tuple(
@@ -96,15 +95,12 @@ class Assembly:
 
     def callable(self, step: Compute) -> Callable[..., Any]:
         """Return the callable of a step's task, or its form that overwrites, if the result is in such memory."""
-        task, buffer = self.graph.task[step.task], self.program.buffer
-        over = {buffer[name].storage for name in step.writes}
-        if (
-            over
-            and all(buffer[name].kind == "given" for name in over)
-            and f"{task.target}_" in self.captured.calls
-        ):
-            return self.captured.calls[f"{task.target}_"]
-        return self.captured.calls.get(task.target) or fast(task, bind.target(task.target))
+        task, buffer, calls = self.graph.task[step.task], self.program.buffer, self.captured.calls
+        memory = {buffer[name].storage for name in step.writes}
+        given = memory and all(buffer[name].kind == "given" for name in memory)
+        if given and f"{task.target}_" in calls:
+            return calls[f"{task.target}_"]
+        return calls.get(task.target) or fast(task, bind.target(task.target))
 
     @cached_property
     def _durations(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -127,25 +123,19 @@ class Assembly:
         return [f"c.reserve({wires!r}, {lasts!r})"], ["c.copied()"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Code:
-    """The source of a lane, the step of each line (line 1 first, -1 for none) and the objects of its globals."""
+    """The compiled source of a lane, the step of each line (line 1 first, -1 for none) and the objects of its
+    globals."""
 
     filename: str
-    source: str
     steps: tuple[int, ...]
     names: dict[str, Any]
     compiled: CodeType
 
-    def function(self, names: Mapping[str, Any]) -> Callable[[list[Any], Any], None]:
+    def function(self, names: Mapping[str, Any]) -> LaneFunction:
         """Return the function, with `names` (gates and the like) as further globals."""
-        scope: dict[str, Any] = {
-            **self.names,
-            **names,
-            "__name__": self.filename,
-            "__loader__": _Source(self.source),
-        }
-        linecache.lazycache(self.filename, scope)
+        scope: dict[str, Any] = {**self.names, **names, "__name__": self.filename}
         exec(self.compiled, scope)
         return scope["lane"]
 
@@ -160,34 +150,18 @@ class _Code:
         return found
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Loader of generated code for linecache, which shows it in tracebacks."""
-
-    text: str
-
-    def get_source(self, _: str) -> str:
-        """Return the text for any module name."""
-        return self.text
-
-
 class _Writer:
     """Writer of the code of one lane; `recorded` adds calls of the lane's recorder."""
 
     def __init__(self, assembly: Assembly, backend: HostLane, recorded: bool) -> None:
         self.assembly, self.backend, self.recorded = assembly, backend, recorded
         self.program, self.graph, self.layout = assembly.program, assembly.graph, assembly.layout
-        self.lines: list[str] = []
-        self.steps: list[int] = []
+        self.lane = self.program.lanes.index(backend.lane)
         self.names: dict[str, Any] = {}
         self.bound: dict[Any, str] = {}
         self.local: dict[str, str] = {}
         self.spare: list[str] = []
         self.locals = 0
-
-    def line(self, text: str, step: int) -> None:
-        self.lines.append(text)
-        self.steps.append(step)
 
     def bind(self, key: Any, prefix: str, value: Any) -> str:
         """Return the name of a constant; equal keys share one."""
@@ -219,52 +193,47 @@ class _Writer:
             return self.bind(("const", template.text), "k", bind.constant(template.text, self.backend.device))
         if isinstance(template, tuple):
             items = [self.expression(item, values, plain) for item in template]
-            return (
-                f"({', '.join(items)}{',' if len(items) == 1 else ''})" if plain else f"[{', '.join(items)}]"
-            )
+            return f"({_tuple(items)})" if plain else f"[{', '.join(items)}]"
         if isinstance(template, float) and not math.isfinite(template):
             return self.bind(("float", repr(template)), "k", template)
         if isinstance(template, complex):
             return self.bind(("complex", repr(template)), "k", template)
         return repr(template)
 
-    def compute(self, step: Compute, index: int) -> None:
+    def compute(self, step: Compute, index: int) -> Iterator[str]:
         task = self.graph.task[step.task]
         function = self.backend.call(self.assembly.callable(step))
         plain = not _is_user(function)
         values = {self.program.buffer[name].value: name for name in step.reads}
         arguments = [self.expression(argument, values, plain) for argument in task.args]
-        odd = [(name, value) for name, value in task.kwargs if keyword.iskeyword(name)]
         for name, value in task.kwargs:
-            if not keyword.iskeyword(name):
-                arguments.append(f"{name}={self.expression(value, values, plain)}")
-        if odd:
-            pairs = (f"{name!r}: {self.expression(value, values, plain)}" for name, value in odd)
-            arguments.append(f"**{{{', '.join(pairs)}}}")
+            source = self.expression(value, values, plain)
+            arguments.append(f"**{{{name!r}: {source}}}" if keyword.iskeyword(name) else f"{name}={source}")
         text = f"{self.bind(('call', id(function)), 't', function)}({', '.join(arguments)})"
         made = {self.program.buffer[name].value: name for name in step.writes}
         targets = [self.make(made[name]) if name in made else "_" for name in task.outputs]
         if task.unpack:
-            text = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {text}"
+            text = f"{_tuple(targets)} = {text}"
         elif targets and targets != ["_"]:
             text = f"{targets[0]} = {text}"
         text = f"{text}  # {' '.join(task.where.split())}"
-        self.work(step, index, text, [name for name in targets if name != "_"], self.owned(step, made))
+        kept = [name for name in targets if name != "_"]
+        yield from self.work(step, index, text, kept, self.owned(step, made))
         if task.unpack and "_" in targets:
-            self.line("del _", index)
+            yield "del _"
 
-    def piece(self, step: Piece, index: int) -> None:
+    def piece(self, step: Piece, index: int) -> Iterator[str]:
         kernel = self.assembly.kernels[step.tasks[0]]
         arguments = [self.read(step.reads[position]) for position in kernel.takes]
         targets = [self.make(name) for name in step.writes]
         text = f"{self.bind(('kernel', id(kernel)), 't', kernel.call)}({', '.join(arguments)})"
-        text = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {text}"
-        self.work(step, index, f"{text}  # {kernel.stack}: {len(step.tasks)} tasks", targets)
+        text = f"{_tuple(targets)} = {text}  # {kernel.stack}: {len(step.tasks)} tasks"
+        return self.work(step, index, text, targets)
 
     def owned(self, step: Compute, made: Mapping[str, str]) -> Iterator[str]:
         """Yield lines that clone outputs of an operator that may return its input without saying so in its schema, so
         that the lane may free and the caller write the result."""
-        about, own = self.program.buffer, {self.backend.lane.name}
+        about, own = self.program.buffer, {self.lane}
         for name in made.values():
             root = about[about[name].storage]
             others = []
@@ -278,82 +247,84 @@ class _Writer:
                 target = self.read(name)
                 yield f"{target} = {self.bind('apart', 'own', apart)}({', '.join((target, *others))})"
 
-    def copy(self, step: Copy, index: int) -> None:
+    def copy(self, step: Copy, index: int) -> Iterator[str]:
         source = self.read(step.src)
         made = self.make(step.dst)
         text = f"{made} = {self.backend.copy(step, source)}  # {step.src} to {step.dst}"
-        self.work(step, index, text, [made])
+        return self.work(step, index, text, [made])
 
-    def work(self, step: Step, index: int, text: str, made: Sequence[str], more: Iterable[str] = ()) -> None:
+    def work(
+        self, step: Step, index: int, text: str, made: Sequence[str], more: Iterable[str] = ()
+    ) -> Iterator[str]:
         before, after = self.assembly.paced(step) if self.assembly.declared else ((), ())
-        for line in before:
-            self.line(line, index)
+        yield from before
         if self.recorded:
-            self.line(f"r.begin({index})", index)
-        self.line(text, index)
-        for line in (*more, *after):
-            self.line(line, index)
+            yield f"r.begin({index})"
+        yield text
+        yield from more
+        yield from after
         if self.recorded:
-            self.line(f"r.end({', '.join((str(index), *made))})", index)
+            yield f"r.end({', '.join((str(index), *made))})"
 
-    def drop(self, buffers: Sequence[str], index: int) -> None:
+    def drop(self, buffers: Sequence[str]) -> Iterator[str]:
         gone = []
         for name in buffers:
             slot = self.layout.slots.get(name)
             if slot is not None:
-                self.line(f"s[{slot}] = None", index)
+                yield f"s[{slot}] = None"
             elif name in self.local:
                 gone.append(self.local.pop(name))
         if gone:
-            self.line(f"del {', '.join(gone)}", index)
+            yield f"del {', '.join(gone)}"
             self.spare.extend(reversed(gone))
 
-    def step(self, step: Step, index: int) -> None:
+    def step(self, step: Step, index: int) -> Iterator[str]:
+        """Yield the lines of a step. They must be taken in order: locals are reused."""
         gates, signals, declared = self.assembly.gates, self.assembly.signals, self.assembly.declared
         match step:
             case Compute():
-                self.compute(step, index)
+                yield from self.compute(step, index)
             case Piece():
-                self.piece(step, index)
+                yield from self.piece(step, index)
             case Copy():
-                self.copy(step, index)
-            case Wait():
-                for text in self.backend.wait(step.event, gates, signals):
-                    self.line(text, index)
+                yield from self.copy(step, index)
+            case Wait(event):
+                yield from self.backend.wait(event, gates, signals)
                 if declared:
-                    self.line(f"c.wait({step.event!r})", index)
-            case Record():
+                    yield f"c.wait({event!r})"
+            case Record(event):
                 if declared:
-                    self.line(f"c.record({step.event!r})", index)
-                for text in self.backend.record(step.event, gates, signals):
-                    self.line(text, index)
-            case Free():
-                pass
-        self.drop(self.layout.drops.get((self.backend.lane.name, index), ()), index)
+                    yield f"c.record({event!r})"
+                yield from self.backend.record(event, gates, signals)
+        yield from self.drop(self.layout.drops.get((self.lane, index), ()))
 
     def code(self) -> _Code:
         """Return the code of the whole lane. Linear in its steps."""
         lane = self.backend.lane
-        self.line("def lane(s, d):", -1)
+        lines = [(-1, "def lane(s, d):")]
         if self.recorded:
-            self.line(f"r = d.recorder({lane.name!r})", -1)
+            lines.append((-1, f"r = d.recorder({lane.name!r})"))
         if self.assembly.declared:
-            self.line(f"c = d.clock({lane.name!r})", -1)
-        for text in self.backend.first:
-            self.line(text, -1)
+            lines.append((-1, f"c = d.clock({lane.name!r})"))
+        lines += [(-1, text) for text in self.backend.first]
         for index, step in enumerate(lane.steps):
-            self.step(step, index)
-        for text in self.backend.last:
-            self.line(text, -1)
-        if len(self.lines) == 1:
-            self.line("pass", -1)
-        source = self.lines[0] + "\n" + "".join(f"    {line}\n" for line in self.lines[1:])
+            lines += [(index, text) for text in self.step(step, index)]
+        lines += [(-1, text) for text in self.backend.last]
+        if len(lines) == 1:
+            lines.append((-1, "pass"))
+        source = "\n    ".join(text for _, text in lines) + "\n"
         # linecache keeps one text for each name, and none for names in angle brackets.
         filename = f"autopar program {next(_programs)} of {self.graph.name}, {lane.name}"
         compiled = compile(source, filename, "exec", optimize=2)
-        made = _Code(filename, source, tuple(self.steps), self.names, compiled)
+        linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
+        made = _Code(filename, tuple(index for index, _ in lines), self.names, compiled)
         weakref.finalize(made, linecache.cache.pop, filename, None)
         return made
+
+
+def _tuple(items: Sequence[str]) -> str:
+    """Return the source of a tuple, without parentheses."""
+    return f"{', '.join(items)}{',' if len(items) == 1 else ''}"
 
 
 def _is_user(function: Callable[..., Any]) -> bool:

@@ -25,8 +25,7 @@ from .lane_threads import Call, Crew
 from .lanes import accelerator
 from .lanes.emulated_clock import TOLERANCE, Clock
 from .record import CallRecord
-from .replicas import Replicas
-from .slots import Residents
+from .replicas import Master, Replica, Replicas
 from .worker import stop_all
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Executor:
         pool: Replicas | None = None,
         kernels: Mapping[str, Kernel] | None = None,
     ) -> None:
-        self._captured, self._program, self._kernels = captured, program, kernels or {}
+        self._captured, self._program, self._kernels = captured, program, kernels
         self._pool = pool or Replicas()
         self._graph = plan.costed.graph
         self._lock = threading.RLock()
@@ -119,7 +118,7 @@ class Executor:
         """Determine the inputs of the slots before a call and the outputs after it."""
         program, captured, assembly = self._program, self._captured, self._assembly
         layout = assembly.layout
-        self._residents = Residents(self._pool, captured, program, self._graph, layout, assembly.place)
+        self._residents = _Residents(self._pool, assembly)
         inputs = {name: position for position, name in enumerate(self._graph.inputs)}
         self._places = [
             (inputs[buffer.value], assembly.place(buffer.name))
@@ -233,6 +232,78 @@ class Executor:
             inline.lock = self._lock
         self._pool.forked()
         self._crew.forked()
+
+
+class _Residents:
+    """State that a program reads or keeps: in the order of `layout.fed`, at home the tensor itself, else its copy in
+    the pool."""
+
+    def __init__(self, pool: Replicas, assembly: Assembly) -> None:
+        self.pool, captured, program, layout = pool, assembly.captured, assembly.program, assembly.layout
+        graph = assembly.graph
+
+        def master(state: str) -> Master:
+            return pool.master(state, *captured.state[state])
+
+        def replica(buffer: str, state: str) -> Replica:
+            return pool.replica(master(state), program.buffer[buffer].device, assembly.place(buffer))
+
+        self._masters: dict[Master, None] = {}
+        self._replicas: dict[Replica, None] = {}
+        self._fed: list[Master | Replica] = []
+        for name in layout.fed:
+            buffer = program.buffer[name]
+            owner, key = captured.state[buffer.value]
+            # A machine may lack the device a model is on; its host then stands for it.
+            if buffer.kind == "resident" or owner[key].device != assembly.place(name):
+                away = replica(name, buffer.value)
+                self._replicas[away] = None
+                self._fed.append(away)
+            else:
+                self._fed.append(master(buffer.value))
+            self._masters[master(buffer.value)] = None
+        self._changing: list[tuple[Replica, int]] = []
+        self._carried: list[tuple[Replica, int]] = []
+        self._flat: list[tuple[int, list[Master], list[Replica | None]]] = []
+        flat: dict[str, dict[str, Replica]] = {}
+        for name, state in program.keeps:
+            if state in graph.pieces:
+                flat.setdefault(name, {})[state] = replica(name, state)
+            else:
+                kept = self._changing if state in graph.kept else self._carried
+                kept.append((replica(name, state), layout.slots[name]))
+            self._masters[master(state)] = None
+        for name, replicas in flat.items():
+            states = [state for made, state in graph.updates if made == program.buffer[name].value]
+            masters = [master(state) for state in states]
+            self._flat.append((layout.slots[name], masters, [replicas.get(state) for state in states]))
+        self._replaced = [each for each, _ in self._changing]
+        self._stamps: list[int] = []
+
+    @property
+    def at_home(self) -> bool:
+        """True if it reads state only at home, and keeps none."""
+        return not (self._replicas or self._changing or self._carried or self._flat)
+
+    def fill(self) -> list[Any]:
+        """Return the tensors of the fed buffers, with copies up to date."""
+        tensors, self._stamps = self.pool.fill(self._fed, self._masters, self._replicas, self._replaced)
+        return tensors
+
+    def current(self) -> bool:
+        """Return True if every copy that the program reads, or sends and keeps, is up to date."""
+        return self.pool.current(self._masters, (*self._replicas, *self._replaced))
+
+    def swap(self, slots: Sequence[Any]) -> None:
+        """Keep the copies sent by a call, once everything it updates has been written."""
+        if self._changing or self._carried or self._flat:
+            changing = [(r, slots[slot], stamp) for (r, slot), stamp in zip(self._changing, self._stamps)]
+            carried = [(r, slots[slot]) for r, slot in self._carried]
+            for slot, masters, replicas in self._flat:
+                with torch.no_grad():
+                    views = pieces(slots[slot], [master.owner[master.key] for master in masters])
+                carried += [(r, view) for r, view in zip(replicas, views) if r is not None]
+            self.pool.keep(changing, carried)
 
 
 def _after_fork() -> None:

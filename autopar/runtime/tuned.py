@@ -1,5 +1,5 @@
 """`TunedExecutor`: runs a plan's eager program at first, and its fastest compiled form once that is known and while
-the weights that it folds stay the same (`Watch`)."""
+the weights that it folds stay the same (`replicas.Watch`)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from . import trial
 from .executor import Executor
-from .replicas import Master, Sample
+from .replicas import Watch
 
 log = logging.getLogger("autopar")
 
 AFTER = 3
 """Successive calls with the same weights before compilation starts."""
-
-
 ENDING_S = 10.0
 """Limit on the seconds that a process waits at its exit for what is compiled or timed in the background."""
 
 
-class Ended(Exception):
-    """The process ends: nothing more is compiled or timed."""
+class Abandoned(Exception):
+    """The choice of kernels stops without a result: weights that they fold changed, which is to be tried `again`, or
+    the process ends."""
 
-
-class Changed(Exception):
-    """Weights changed during the compilation of kernels that fold them; to be tried again."""
+    def __init__(self, again: bool) -> None:
+        super().__init__(again)
+        self.again = again
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,28 +59,16 @@ class Arrangement:
 
 
 class _Choose(Protocol):
-    """Compiles and times arrangements. `wanted`: "auto" if eager may win."""
+    """What compiles and times arrangements: `pipeline.kernel_choice.KernelChoice`."""
 
     wanted: str
 
-    def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor, /) -> Arrangement | None:
-        """Return the fastest arrangement on these inputs, None if that is the eager program. Raises Changed.
-
-        One that is faster than the current one is passed to `TunedExecutor.serve` before all have been tried.
-        """
-
-    def stop(self) -> None:
-        """Stop compiling; the fastest so far wins."""
-
-    def end(self) -> None:
-        """Stop compiling and timing, by raising Ended."""
-
-    def refute(self, name: str, ratio: float) -> None:
-        """Note that an arrangement took `ratio` times eager's seconds in the caller's own calls: eager wins."""
-
+    def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor, /) -> Arrangement | None: ...
+    def stop(self) -> None: ...
+    def end(self) -> None: ...
+    def refute(self, name: str, ratio: float) -> None: ...
     @property
-    def note(self) -> str:
-        """The result as one sentence; "" before there is one."""
+    def note(self) -> str: ...
 
 
 class TunedExecutor:
@@ -133,8 +120,6 @@ class TunedExecutor:
             return self._in_turn(self._trial, inputs)
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
-            if self._tenure.ends():
-                self._trial = trial.Trial()
             return self._served(chosen, inputs)
         with self.turn:
             made = self.plain(inputs)
@@ -146,6 +131,8 @@ class TunedExecutor:
         self.chosen = arrangement
 
     def _served(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
+        if self._tenure.ends():
+            self._trial = trial.Trial()
         if self._builder is None:
             return chosen.executor(inputs)
         with self.turn:
@@ -157,8 +144,6 @@ class TunedExecutor:
         chosen = self.chosen
         if chosen is None or self._trial is not None or not chosen.fresh:
             return None
-        if self._tenure.ends():
-            self._trial = trial.Trial()
         return self._served(chosen, inputs)
 
     def _in_turn(self, current: trial.Trial, inputs: Sequence[Any]) -> list[Any]:
@@ -180,11 +165,8 @@ class TunedExecutor:
             elif self.chosen is chosen:
                 self.chosen = None
                 self._choose.refute(chosen.name, current.ratio)
-                log.info(
-                    "%s: %.2f of eager's time in the caller's own calls, eager serves",
-                    chosen.name,
-                    current.ratio,
-                )
+                text = "%s: %.2f of eager's time in the caller's own calls, eager serves"
+                log.info(text, chosen.name, current.ratio)
         return made
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
@@ -263,17 +245,16 @@ class TunedExecutor:
             self._trial = trial.Trial() if chosen and trial.CALLS and self._choose.wanted == "auto" else None
             self.chosen = chosen
             self._stale = None
-        except Changed:
-            self._done = False
-        except Ended:
-            pass
+        except Abandoned as stopped:
+            self._done = not stopped.again
         except BaseException as error:
             log.warning("compiling kernels failed, eager serves: %s: %s", type(error).__name__, error)
         self._builder = None
 
     def _forked(self) -> None:
         # Threads of the libraries are not in the child.
-        self.chosen, self._trial, self._builder, self._done = None, None, None, True
+        self.chosen = self._trial = self._builder = None
+        self._done = True
         self.turn = threading.RLock()
 
 
@@ -299,40 +280,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class Watch:
-    """The state of `masters` when last recorded.
-
-    A change is detected by identity, `_version`, address, an optimizer step or `Replicas.forget`, and, without these
-    traces (through `.data` or a numpy view), by a few elements of each tensor. A check takes 0.4 to 0.8 µs per tensor.
-    State made in inference mode has no version, and counts as changed.
-    """
-
-    def __init__(self, masters: Sequence[Master]) -> None:
-        self._masters = masters
-        self.take()
-
-    def take(self) -> None:
-        """Record the current state."""
-        stamps = [master.look() for master in self._masters]
-        tensors = [master.tensor for master in self._masters]
-        self._traces = [
-            (master, master.owner, master.key, tensor, stamp, master.version, tensor.data_ptr())
-            for master, tensor, stamp in zip(self._masters, tensors, stamps)
-        ]
-        samples = [sample for tensor in tensors if (sample := Sample.of(tensor)) is not None]
-        self._samples = [(sample.read, sample.read()) for sample in samples]
-
-    def unchanged(self) -> bool:
-        """Return True if nothing has changed."""
-        for master, owner, key, tensor, stamp, version, pointer in self._traces:
-            if (
-                owner[key] is not tensor
-                or master.stamp != stamp
-                or version < 0
-                or tensor._version != version
-                or tensor.data_ptr() != pointer
-            ):
-                return False
-        return all(read() == saved for read, saved in self._samples)

@@ -307,7 +307,7 @@ def test_whatever_happens_to_state_its_copies_are_right_and_none_is_made_twice(d
     state = {f"w{i}": torch.randn(2 + i, 3) for i in range(3)}
     pool = Replicas()
     copies = {
-        (key, device): pool.copy(pool.master(key, state, key), device, CPU)
+        (key, device): pool.replica(pool.master(key, state, key), device, CPU)
         for key in state
         for device in (FIRST, SECOND)
     }
@@ -373,7 +373,7 @@ def test_a_step_moves_nothing_but_what_it_wrote(fused: bool) -> None:
     owner, pool = {"w": weight, "frozen": frozen}, Replicas()
     owners = {"w": owner, "frozen": owner, "momentum_buffer": optimizer.state[weight]}
     masters = [pool.master(key, held, key) for key, held in owners.items()]
-    copies = [pool.copy(master, FIRST, CPU) for master in masters]
+    copies = [pool.replica(master, FIRST, CPU) for master in masters]
     pool.fill(copies, masters, copies, ())
     assert pool.current(masters, copies)
     torch.optim.SGD([torch.nn.Parameter(torch.ones(4))], lr=0.1).step()

@@ -225,7 +225,7 @@ def test_copies_that_a_call_kept_are_waited_for_on_every_callers_stream(notes):
 def test_the_allocator_hears_of_every_stream_that_may_read_a_copy_given_up(notes):
     device, told = torch.device("cuda:0"), []
     pool = memory.Replicas()
-    copy = pool.copy(pool.master("w", {"w": torch.zeros(2)}, "w"), "cuda:0", device)
+    copy = pool.replica(pool.master("w", {"w": torch.zeros(2)}, "w"), "cuda:0", device)
     pool.enter([device])
     copy.tensor = SimpleNamespace(device=device, record_stream=told.append)
     tensors, _ = pool.fill([copy], [copy.master], [copy], [])

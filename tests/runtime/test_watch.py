@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.runtime.replicas import ELEMENTS, Master
-from autopar.runtime.tuned import Watch
+from autopar.runtime.replicas import ELEMENTS, Master, Watch
 
 
 def watched(tensor: torch.Tensor) -> Watch:
