@@ -23,7 +23,7 @@ from ..runtime.executor import Executor
 from ..runtime.interpreter import interpret
 from ..runtime.kernels import Kernel, Refusal, Stack, Work
 from ..runtime.kernels.stack import module_of
-from ..runtime.kernels.worker import Worker
+from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Arrangement
 from .compare import error, limit, no_worse, widen
@@ -61,7 +61,7 @@ def arranged(
     pool: Replicas,
     samples: Sequence[Sample],
     watch: Watch,
-    worker: Worker,
+    worker: CompilerProcess,
 ) -> Arrangement:  # fmt: skip
     """Compile the pieces of a form with a stack; return the arrangement. `watch` covers all of its state.
 

@@ -25,7 +25,7 @@ from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal
-from ..runtime.kernels.worker import Worker, reason
+from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Abandoned, Arrangement, TunedExecutor
 from ..system import cache
@@ -240,7 +240,7 @@ class _Race:
         watch: Watch,
     ) -> None:
         self.choice, self.tuned, self.plain, self.samples, self.watch = choice, tuned, plain, samples, watch
-        self.worker = Worker()
+        self.worker = CompilerProcess()
         self.verdict = _Verdict()
         self.made: dict[str, Arrangement] = {}
         self.stopped = False

@@ -15,7 +15,7 @@ import autopar
 from autopar.ir.program import Free, Piece
 from autopar.pipeline import kernel_choice
 from autopar.runtime.kernels import STACKS, Stack
-from autopar.runtime.kernels.worker import Worker
+from autopar.runtime.kernels.worker import CompilerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,9 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def worker() -> Worker:
+def worker() -> CompilerProcess:
     """A process that compiles, one for all libraries: it has torch to load."""
-    return Worker()
+    return CompilerProcess()
 
 
 class Convolutions(nn.Module):
@@ -88,12 +88,12 @@ class Bags(nn.Module):
     ids=lambda stack: stack.name,
 )
 def test_bags_of_rows_are_within_one_piece(
-    stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, worker: CompilerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if missing := stack.missing():
         pytest.skip(missing)
     worker.spent_s = 0.0
-    monkeypatch.setattr(kernel_choice, "Worker", lambda: worker)
+    monkeypatch.setattr(kernel_choice, "CompilerProcess", lambda: worker)
     model, ids = Bags().eval(), torch.randint(20, (2, 6, 3))
     fast = compiled(model, ids, stack.name)
     (executor,) = fast._placement.backend.tuned()
@@ -116,7 +116,7 @@ def test_bags_of_rows_are_within_one_piece(
 def test_each_compiler_is_equal_to_eager(stack: Stack, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing := stack.missing():
         pytest.skip(missing)
-    monkeypatch.setattr(kernel_choice, "Worker", Here)
+    monkeypatch.setattr(kernel_choice, "CompilerProcess", Here)
     torch.manual_seed(1)
     made: dict[str, tuple[nn.Module, torch.Tensor]] = {
         "attention": (Attention(), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2).requires_grad_()),
@@ -144,7 +144,7 @@ def test_each_compiler_is_equal_to_eager(stack: Stack, case: str, monkeypatch: p
 @pytest.mark.parametrize("door", ["step", pytest.param("loop", marks=pytest.mark.release)])
 def test_training_with_compiled_kernels_is_that_of_eager(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses, weights and statistics over some steps, while kernels take over."""
-    monkeypatch.setattr(kernel_choice, "Worker", Here)
+    monkeypatch.setattr(kernel_choice, "CompilerProcess", Here)
     x, y = torch.randn(6, 12), torch.randint(4, (6,))
     criterion = nn.CrossEntropyLoss()
     found: dict[str, Any] = {}

@@ -339,7 +339,7 @@ def timed(turns, rounds, limit_s, block_s, guard):
                 call()
 
 kernel_choice.STACKS = options.STACKS = (Folding(),)
-kernel_choice.timed, kernel_choice.Worker = timed, Idle
+kernel_choice.timed, kernel_choice.CompilerProcess = timed, Idle
 model, x = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8))).eval(), torch.randn(256, 256)
 with torch.no_grad():
     fast = autopar.compile(model, ["cpu"], kernels="auto")

@@ -100,7 +100,7 @@ def using(monkeypatch: pytest.MonkeyPatch, *stacks: Stack, fastest: str = "") ->
         return {name: [Block(1.0 if name == fastest else 2.0, 1, False)] for name in turns}
 
     monkeypatch.setattr(kernel_choice, "timed", timed)
-    monkeypatch.setattr(kernel_choice, "Worker", Idle)
+    monkeypatch.setattr(kernel_choice, "CompilerProcess", Idle)
 
 
 def mlp() -> nn.Module:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.runtime.kernels import worker
-from autopar.runtime.kernels.worker import Worker
+from autopar.runtime.kernels.worker import CompilerProcess
 
 ANSWERS = "import sys\nfor line in sys.stdin: print('[\"no\", 0.5]', flush=True)"
 ENDS = "import sys; sys.stdin.readline(); sys.exit(3)"
@@ -25,13 +25,13 @@ HANGS = "import sys, time; sys.stdin.readline(); time.sleep(60)"
 def started(monkeypatch):
     """A worker whose process runs some code instead."""
 
-    def start(code: str) -> Worker:
+    def start(code: str) -> CompilerProcess:
         def popen(_: object, **options: object) -> subprocess.Popen[bytes]:
             return real([sys.executable, "-c", code], **options)
 
         real = subprocess.Popen
         monkeypatch.setattr(worker.subprocess, "Popen", popen)
-        return Worker()
+        return CompilerProcess()
 
     return start
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from .inductor import Inductor
-from .onnx_runtime import OnnxRuntime
-from .open_vino import OpenVino
+from . import inductor, onnx_runtime, open_vino
 from .stack import Kernel, Refusal, Stack, Work
 
-STACKS: tuple[Stack, ...] = (
-    OnnxRuntime(),
-    OpenVino(),
-    Inductor("inductor frozen", frozen=True),
-    Inductor("inductor", frozen=False),
-)
+STACKS: tuple[Stack, ...] = (onnx_runtime.STACK, open_vino.STACK, inductor.FROZEN, inductor.PLAIN)
 
 __all__ = ["STACKS", "Kernel", "Refusal", "Stack", "Work"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,59 +12,62 @@ import torch
 from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
-from .stack import Work
+from .stack import Stack, Work
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
 """Operators that it unrolls step by step, or that are opaque to it."""
 _SEEN = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
 
 
-class Inductor:
-    """AOTInductor with weights as arguments, or `frozen`: folded into the kernel and packed for it."""
+def missing() -> str:
+    """Return the reason why it cannot be used, such as no C++ compiler; "" if it can."""
+    from torch._inductor import config
 
-    def __init__(self, name: str, frozen: bool) -> None:
-        self.name, self.frozen = name, frozen
+    named = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
+    found = any(each and shutil.which(each) for each in (*named, "g++", "clang++"))
+    return "" if found else "no C++ compiler is on PATH; install g++"
 
-    def missing(self) -> str:
-        """Return the reason why it cannot be used, such as no C++ compiler; "" if it can."""
-        from torch._inductor import config
 
-        named = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
-        found = any(each and shutil.which(each) for each in (*named, "g++", "clang++"))
-        return "" if found else "no C++ compiler is on PATH; install g++"
+def keeps(task: Task, _: Graph) -> bool:
+    """Return True for all but recurrent layers and autopar's composites without a body."""
+    seen = task.target.startswith(_SEEN) or not task.target.startswith(_UNROLLED)
+    return seen or body(task) is not None
 
-    def keeps(self, task: Task, _: Graph) -> bool:
-        """Return True for all but recurrent layers and autopar's composites without a body."""
-        seen = task.target.startswith(_SEEN) or not task.target.startswith(_UNROLLED)
-        return seen or body(task) is not None
 
-    def compile(self, work: Work) -> None:
-        """Compile a piece. Raises inductor's errors."""
-        import torch._inductor
-        from torch._inductor import config
+def compile(frozen: bool, work: Work) -> None:
+    """Compile a piece, with its weights folded if `frozen`. Raises inductor's errors."""
+    import torch._inductor
+    from torch._inductor import config
 
-        settings = {"freezing": self.frozen, "cpp.threads": work.threads, "fallback_random": True}
-        with torch.no_grad(), config.patch(settings):
-            exported = torch.export.export(work.module, tuple(work.examples))
-            torch._inductor.aoti_compile_and_package(exported, package_path=str(work.folder / "piece.pt2"))
+    settings = {"freezing": frozen, "cpp.threads": work.threads, "fallback_random": True}
+    with torch.no_grad(), config.patch(settings):
+        exported = torch.export.export(work.module, tuple(work.examples))
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(work.folder / "piece.pt2"))
 
-    def load(self, work: Work) -> Callable[..., Any]:
-        """Return the kernel of a piece."""
-        import torch._inductor
 
-        # One call at a time and no more buffers than that takes: a lane has one thread.
-        made: Any = torch._inductor.aoti_load_package(str(work.folder / "piece.pt2"))
-        run, module, strides = made.loader.boxed_run, work.module, [t.stride() for t in work.examples]
-        fewer = work.lanes == 1 and work.threads != torch.get_num_threads()
+def load(work: Work) -> Callable[..., Any]:
+    """Return the kernel of a piece."""
+    import torch._inductor
 
-        def call(*tensors: torch.Tensor) -> Any:
-            if [tensor.stride() for tensor in tensors] != strides:
-                # It reads memory as the examples had it, and does not look.
-                return module(*tensors)
-            if fewer:
-                # Kernels that are PyTorch's own take the number of the thread.
-                with limited(work.threads):
-                    return run([*tensors])
-            return run([*tensors])
+    # One call at a time and no more buffers than that takes: a lane has one thread.
+    made: Any = torch._inductor.aoti_load_package(str(work.folder / "piece.pt2"))
+    run, module, strides = made.loader.boxed_run, work.module, [t.stride() for t in work.examples]
+    fewer = work.lanes == 1 and work.threads != torch.get_num_threads()
 
-        return call
+    def call(*tensors: torch.Tensor) -> Any:
+        if [tensor.stride() for tensor in tensors] != strides:
+            # It reads memory as the examples had it, and does not look.
+            return module(*tensors)
+        if fewer:
+            # Kernels that are PyTorch's own take the number of the thread.
+            with limited(work.threads):
+                return run([*tensors])
+        return run([*tensors])
+
+    return call
+
+
+FROZEN = Stack("inductor frozen", True, missing, keeps, partial(compile, True), load)
+"""Weights are folded into the kernel and packed for it."""
+PLAIN = Stack("inductor", False, missing, keeps, partial(compile, False), load)
+"""Weights are arguments of the kernel."""

@@ -10,61 +10,61 @@ import torch
 
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
-from .stack import Refusal, Work
+from .stack import Refusal, Stack, Work, numpy_alone
 
 LARGEST = 2**31 - 2**26
 """Limit on the bytes of weights, which are in one file with the graph."""
-_DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
-class OnnxRuntime:
-    """ONNX Runtime's CPU provider, all graph optimizations on."""
+def missing() -> str:
+    """Return the reason why it cannot be used, such as missing packages; "" if it can."""
+    lacks = [name for name in ("onnxruntime", "onnx", "onnxscript") if not find_spec(name)]
+    return f"not installed: {', '.join(lacks)} (pip install 'autopar[onnxruntime]')" if lacks else ""
 
-    name, frozen = "onnxruntime", True
 
-    def missing(self) -> str:
-        """Return the reason why it cannot be used, such as missing packages; "" if it can."""
-        lacks = [name for name in ("onnxruntime", "onnx", "onnxscript") if not find_spec(name)]
-        return f"not installed: {', '.join(lacks)} (pip install 'autopar[onnxruntime]')" if lacks else ""
+def keeps(task: Task, graph: Graph) -> bool:
+    """Return True for ATen operators, and composites of these, on NumPy's dtypes."""
+    known = task.target.startswith("aten.") or body(task) is not None
+    return known and numpy_alone(task, graph)
 
-    def keeps(self, task: Task, graph: Graph) -> bool:
-        """Return True for ATen operators, and composites of these, on NumPy's dtypes."""
-        values = (graph.value[name] for name in (*task.inputs, *task.outputs))
-        known = task.target.startswith("aten.") or body(task) is not None
-        return known and all(value.dtype in _DTYPES for value in values)
 
-    def compile(self, work: Work) -> None:
-        """Export a piece. Raises Refusal if it is too large for one file, and the libraries' errors."""
-        if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
-            raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
-        with torch.no_grad():
-            exported = torch.onnx.export(work.module, tuple(work.examples), dynamo=True, verbose=False)
-        assert exported is not None
-        (work.folder / "piece.onnx").write_bytes(exported.model_proto.SerializeToString())
+def compile(work: Work) -> None:
+    """Export a piece. Raises Refusal if it is too large for one file, and the libraries' errors."""
+    if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
+        raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
+    with torch.no_grad():
+        exported = torch.onnx.export(work.module, tuple(work.examples), dynamo=True, verbose=False)
+    assert exported is not None
+    (work.folder / "piece.onnx").write_bytes(exported.model_proto.SerializeToString())
 
-    def load(self, work: Work) -> Callable[..., Any]:
-        """Return the kernel of a piece: its own session."""
-        import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = work.threads, 1
-        options.log_severity_level = 3
-        if work.lanes > 1:
-            # Helpers that spin between two pieces take the core of another lane.
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session = onnxruntime.InferenceSession(
-            str(work.folder / "piece.onnx"), options, providers=["CPUExecutionProvider"]
-        )
-        names = [each.name for each in session.get_inputs()]
-        # What a piece is given and does not need, the exporter leaves out.
-        given = [str(node.target) for node in work.module.graph.find_nodes(op="placeholder")]
-        taken = [(name, given.index(name)) for name in names]
-        made = [each.name for each in session.get_outputs()]
-        # Beneath it a session looks up these names and its inputs' in each call: a seventh of a short one.
-        run = getattr(session, "_sess", session).run
+def load(work: Work) -> Callable[..., Any]:
+    """Return the kernel of a piece: its own session."""
+    import onnxruntime
 
-        def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            feeds = {name: tensors[at].numpy(force=True) for name, at in taken}
-            return [torch.from_numpy(array) for array in run(made, feeds, None)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = work.threads, 1
+    options.log_severity_level = 3
+    if work.lanes > 1:
+        # Helpers that spin between two pieces take the core of another lane.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(
+        str(work.folder / "piece.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+    names = [each.name for each in session.get_inputs()]
+    # What a piece is given and does not need, the exporter leaves out.
+    given = [str(node.target) for node in work.module.graph.find_nodes(op="placeholder")]
+    taken = [(name, given.index(name)) for name in names]
+    made = [each.name for each in session.get_outputs()]
+    # Beneath it a session looks up these names and its inputs' in each call: a seventh of a short one.
+    run = getattr(session, "_sess", session).run
 
-        return call
+    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        feeds = {name: tensors[at].numpy(force=True) for name, at in taken}
+        return [torch.from_numpy(array) for array in run(made, feeds, None)]
+
+    return call
+
+
+STACK = Stack("onnxruntime", True, missing, keeps, compile, load)
+"""ONNX Runtime's CPU provider, all graph optimizations on."""

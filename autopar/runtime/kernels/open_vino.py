@@ -10,58 +10,57 @@ import torch
 
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
-from .stack import Work
-
-_DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+from .stack import Stack, Work, numpy_alone
 
 
-class OpenVino:
-    """OpenVINO's CPU plugin in full precision."""
+def missing() -> str:
+    """Return the reason why it cannot be used, such as a missing extra; "" if it can."""
+    return "" if find_spec("openvino") else "not installed: openvino (pip install 'autopar[openvino]')"
 
-    name, frozen = "openvino", True
 
-    def missing(self) -> str:
-        """Return the reason why it cannot be used, such as a missing extra; "" if it can."""
-        return "" if find_spec("openvino") else "not installed: openvino (pip install 'autopar[openvino]')"
+def keeps(task: Task, graph: Graph) -> bool:
+    """Return True for ATen operators, and composites of these, on NumPy's dtypes, except recurrent ones, which its
+    converter unrolls step by step."""
+    plain = task.target.startswith("aten.") and not task.target.startswith(
+        ("aten.lstm", "aten.gru", "aten.rnn")
+    )
+    return (plain or body(task) is not None) and numpy_alone(task, graph)
 
-    def keeps(self, task: Task, graph: Graph) -> bool:
-        """Return True for ATen operators, and composites of these, on NumPy's dtypes, except recurrent ones, which its
-        converter unrolls step by step."""
-        values = (graph.value[name] for name in (*task.inputs, *task.outputs))
-        plain = task.target.startswith("aten.") and not task.target.startswith(
-            ("aten.lstm", "aten.gru", "aten.rnn")
-        )
-        return (plain or body(task) is not None) and all(value.dtype in _DTYPES for value in values)
 
-    def compile(self, work: Work) -> None:
-        """Convert a piece. Raises the library's errors."""
-        import openvino
+def compile(work: Work) -> None:
+    """Convert a piece. Raises the library's errors."""
+    import openvino
 
-        with torch.no_grad():
-            exported = torch.export.export(work.module, tuple(work.examples))
-        model = openvino.convert_model(exported)
-        model.reshape({each: list(tensor.shape) for each, tensor in zip(model.inputs, work.examples)})
-        openvino.save_model(model, work.folder / "piece.xml", compress_to_fp16=False)
+    with torch.no_grad():
+        exported = torch.export.export(work.module, tuple(work.examples))
+    model = openvino.convert_model(exported)
+    model.reshape({each: list(tensor.shape) for each, tensor in zip(model.inputs, work.examples)})
+    openvino.save_model(model, work.folder / "piece.xml", compress_to_fp16=False)
 
-    def load(self, work: Work) -> Callable[..., Any]:
-        """Return the kernel of a piece: its own compiled model and request."""
-        import openvino
 
-        settings = {
-            # On CPUs with bfloat16 units it would compute in that.
-            "INFERENCE_PRECISION_HINT": "f32",
-            "INFERENCE_NUM_THREADS": work.threads,
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
-            # Models of several lanes would all be pinned to the first core.
-            "ENABLE_CPU_PINNING": False,
-        }
-        compiled = openvino.Core().compile_model(work.folder / "piece.xml", "CPU", settings)
-        request, count = compiled.create_infer_request(), len(compiled.outputs)
+def load(work: Work) -> Callable[..., Any]:
+    """Return the kernel of a piece: its own compiled model and request."""
+    import openvino
 
-        def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            feeds = {at: tensor.numpy(force=True) for at, tensor in enumerate(tensors)}
-            made = request.infer(feeds, share_inputs=True, share_outputs=False)
-            return [torch.from_numpy(made[at]) for at in range(count)]
+    settings = {
+        # On CPUs with bfloat16 units it would compute in that.
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": work.threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        # Models of several lanes would all be pinned to the first core.
+        "ENABLE_CPU_PINNING": False,
+    }
+    compiled = openvino.Core().compile_model(work.folder / "piece.xml", "CPU", settings)
+    request, count = compiled.create_infer_request(), len(compiled.outputs)
 
-        return call
+    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        feeds = {at: tensor.numpy(force=True) for at, tensor in enumerate(tensors)}
+        made = request.infer(feeds, share_inputs=True, share_outputs=False)
+        return [torch.from_numpy(made[at]) for at in range(count)]
+
+    return call
+
+
+STACK = Stack("openvino", True, missing, keeps, compile, load)
+"""OpenVINO's CPU plugin in full precision."""

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -16,6 +16,8 @@ from ...ir.graph import Argument, Const, Graph, Ref, Task
 from ...ir.program import Piece, Program
 from ...ops import resolve
 from ...ops.composites import body
+
+_NUMPY = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 class Refusal(Exception):
@@ -44,8 +46,14 @@ class Work:
     folder: Path
 
 
-class Stack(Protocol):
+@dataclass(frozen=True, eq=False)
+class Stack:
     """A library that compiles. `frozen` ones copy the weights into the kernel, in the layout best for the machine.
+
+    missing: the reason why it cannot be used here as one sentence, or "".
+    keeps: whether a task can be part of a piece.
+    compile: compile into the folder. Raises any error.
+    load: load the kernel from the folder. Raises any error.
 
     It compiles in a separate process, since tracing changes modules and flags shared by all threads of a process; the
     result in the folder is loaded in the caller's process.
@@ -53,18 +61,15 @@ class Stack(Protocol):
 
     name: str
     frozen: bool
+    missing: Callable[[], str]
+    keeps: Callable[[Task, Graph], bool]
+    compile: Callable[[Work], None]
+    load: Callable[[Work], Callable[..., Any]]
 
-    def missing(self) -> str:
-        """Return the reason why it cannot be used here as one sentence, or ""."""
 
-    def keeps(self, task: Task, graph: Graph, /) -> bool:
-        """Return True if a task can be part of a piece."""
-
-    def compile(self, work: Work) -> None:
-        """Compile into the folder. Raises any error."""
-
-    def load(self, work: Work) -> Callable[..., Any]:
-        """Load the kernel from the folder. Raises any error."""
+def numpy_alone(task: Task, graph: Graph) -> bool:
+    """Return True if all values that a task reads and makes have NumPy's dtypes."""
+    return all(graph.value[name].dtype in _NUMPY for name in (*task.inputs, *task.outputs))
 
 
 def module_of(

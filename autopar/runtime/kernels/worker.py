@@ -1,4 +1,4 @@
-"""The compiler process: started by `Worker`, it reads one job per line and answers each with a line.
+"""The compiler process: started by `CompilerProcess`, it reads one job per line and answers each with a line.
 
 Run as `python -m autopar.runtime.kernels.worker`.
 """
@@ -37,7 +37,7 @@ LOOK_S = 0.5
 _ROOT = Path(__file__).resolve().parents[3]
 
 
-class Worker:
+class CompilerProcess:
     """A process that compiles one piece at a time, restarted if it has ended. It ends with its owner."""
 
     def __init__(self) -> None:
@@ -52,18 +52,10 @@ class Worker:
 
         Raises Refusal with the library's message, or if it takes longer than `LONGEST_S` seconds.
         """
-        steps = [
-            (lane, at) for lane in range(len(program.lanes)) for at in range(len(program.lanes[lane].steps))
-        ]
-        (place,) = ((lane, at) for lane, at in steps if program.lanes[lane].steps[at] is piece)
-        job = {
-            "stack": stack,
-            "at": place,
-            "threads": work.threads,
-            "lanes": work.lanes,
-            "graph": encode(graph),
-        }
-        (work.folder / "job.json").write_text(json.dumps({**job, "program": str(program)}))
+        (place,) = (at for at, step in program.steps() if step is piece)
+        job = {"stack": stack, "at": place, "threads": work.threads, "lanes": work.lanes}
+        job |= {"graph": encode(graph), "program": str(program)}
+        (work.folder / "job.json").write_text(json.dumps(job))
         tensors = {"state": dict(state), "examples": list(work.examples)}
         torch.save(tensors, work.folder / "tensors.pt")
         answer, spent = self._asked(str(work.folder))
