@@ -12,7 +12,7 @@ from ..ir.device import kind_of
 from ..ir.program import Compute, Copy, Lane, Piece, Record, Wait, tasks_of
 from . import thread_state as ambient
 from .bind_program import Assembly, LaneFunction
-from .lanes.emulated_clock import Clock, LaneClock
+from .lanes.emulated_clock import Clock
 from .lanes.host import HostLane
 from .record import CallRecord, LaneRecorder
 from .worker import Gates, Job, Worker, stop_all
@@ -28,10 +28,10 @@ class Call:
         self.arrived: list[torch.Event] = []
         self.ended: list[torch.Event] = []
 
-    def clock(self, _: str) -> LaneClock:
+    def clock(self, _: str) -> Any:
         """Return the declared clock of a lane."""
         assert self._clock is not None
-        return LaneClock(self._clock)
+        return self._clock.lane()
 
     def recorder(self, lane: str) -> LaneRecorder:
         """Return the recorder of a lane."""

@@ -10,7 +10,7 @@ from samples import R, graph, op
 from autopar.ir.costed import TaskCost
 from autopar.ir.timeline import Placed
 from autopar.runtime.lanes import emulated_clock as emulated
-from autopar.runtime.lanes.emulated_clock import MARGIN, TOLERANCE, Clock, LaneClock, task_seconds
+from autopar.runtime.lanes.emulated_clock import MARGIN, TOLERANCE, Clock, task_seconds
 
 
 class Hands:
@@ -45,7 +45,7 @@ def call(hands: Hands, tasks, slow_down: float = 1.0) -> Clock:
         modelled.append(model + max([free.get(lane, 0.0), *(modelled[w] for w in waits)]))
         free[lane] = modelled[-1]
     clock = Clock(max(modelled) * slow_down, slow_down)
-    lanes = {lane: LaneClock(clock) for lane in free}
+    lanes = {lane: clock.lane() for lane in free}
     real = dict.fromkeys(free, 0.0)
     ended: list[float] = []
     for number, (lane, model, took, waits) in enumerate(tasks):
@@ -107,14 +107,14 @@ def test_many_steps_that_are_each_hardly_late_count_together(hands, on_time):
 def test_the_host_starts_one_run_after_the_other(hands, lanes):
     """The first at once, each next one when the one before has been started, whatever lane it is on."""
     clock = Clock(1.0, 1.0)
-    queues = [LaneClock(clock) for _ in range(lanes)]
+    queues = [clock.lane() for _ in range(lanes)]
     started = []
     for number in range(6):
         lane = queues[number % lanes]
         lane.dispatch(0.25)
         started.append(lane.now)
     assert started == [pytest.approx(0.25 * number) for number in range(6)]
-    late = LaneClock(clock)
+    late = clock.lane()
     late.now = 7.0
     late.dispatch(0.25)
     assert late.now == 7.0, "a host that is idle starts it at once"
@@ -122,7 +122,7 @@ def test_the_host_starts_one_run_after_the_other(hands, lanes):
 
 def test_copies_over_one_wire_follow_each_other_and_others_do_not(hands):
     clock = Clock(1.0, 1.0)
-    one, two, three = (LaneClock(clock) for _ in range(3))
+    one, two, three = (clock.lane() for _ in range(3))
     one.reserve(("bus",), 0.5)
     two.reserve(("bus", "other"), 0.5)
     three.reserve((), 0.5)

@@ -37,6 +37,10 @@ class Clock:
         self.slower = 1.0
         self.origin = time.perf_counter()
 
+    def lane(self) -> _LaneClock:
+        """Return the clock of a lane."""
+        return _LaneClock(self)
+
     @property
     def late(self) -> float:
         """The largest lateness as a share of the modelled makespan."""
@@ -56,7 +60,7 @@ class Clock:
                 self.slower = max([self.slower, *(real / (model + tolerated) for real, model in lasted)])
 
 
-class LaneClock:
+class _LaneClock:
     """The clock of one lane. `now`: modelled seconds since the start of the call; `since`: modelled start of the work
     since it was last on time; `ended`: real time of its last activity."""
 
