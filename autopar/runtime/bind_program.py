@@ -114,13 +114,13 @@ class Assembly:
         if isinstance(step, Compute):
             durations, starts = self._durations
             host = starts.get(step.task, 0.0)
-            return [f"c.dispatch({host!r})"] if host else (), [f"c.compute({durations[step.task]!r})"]
+            return [f"c.dispatch({host!r})"] if host else (), [f"c.work({durations[step.task]!r})"]
         assert isinstance(step, Copy)
         source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
         route = self.machine.route(source.device, made.device)
         wires = tuple(sorted({link.wire for link in route if link.wire is not None}))
         lasts = sum(link.seconds(made.bytes) for link in route) * self.machine.slow_down
-        return [f"c.reserve({wires!r}, {lasts!r})"], ["c.copied()"]
+        return [f"c.reserve({wires!r}, {lasts!r})"], [f"c.work({lasts!r})"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ def call(hands: Hands, tasks, slow_down: float = 1.0) -> Clock:
         for w in waits:
             lanes[lane].wait(str(w))
         hands.now += took
-        lanes[lane].compute(model * slow_down)
+        lanes[lane].work(model * slow_down)
         lanes[lane].record(str(number))
         real[lane] = hands.now
         ended.append(hands.now)
@@ -127,10 +127,10 @@ def test_copies_over_one_wire_follow_each_other_and_others_do_not(hands):
     two.reserve(("bus", "other"), 0.5)
     three.reserve((), 0.5)
     for lane in (one, two, three):
-        lane.copied()
+        lane.work(0.5)
     assert [lane.now for lane in (one, three, two)] == [pytest.approx(t) for t in (0.5, 0.5, 1.0)]
     three.reserve(("other",), 0.25)
-    three.copied()
+    three.work(0.25)
     assert three.now == pytest.approx(1.25)
 
 

@@ -69,7 +69,6 @@ class _LaneClock:
         self.now = 0.0
         self.since = 0.0
         self.ended = clock.origin
-        self.copying = 0.0
 
     def wait(self, event: str) -> None:
         """Advance to the modelled time of `event`."""
@@ -92,8 +91,8 @@ class _LaneClock:
         if start > self.now:
             self._until(start)
 
-    def compute(self, seconds: float) -> None:
-        """Sleep until the modelled end of a computation of `seconds`."""
+    def work(self, seconds: float) -> None:
+        """Sleep until the modelled end of a computation, or of a reserved copy, of `seconds`."""
         self._until(self.now + seconds)
 
     def reserve(self, wires: Iterable[str], seconds: float) -> None:
@@ -105,11 +104,6 @@ class _LaneClock:
                 clock.wires[wire] = start + seconds
         if start > self.now:
             self._until(start)
-        self.copying = seconds
-
-    def copied(self) -> None:
-        """Note that the reserved copy has been made."""
-        self._until(self.now + self.copying)
 
     def _until(self, end: float) -> None:
         on_time, real = self.clock.origin + end, time.perf_counter()
