@@ -132,14 +132,15 @@ class Executor:
             (layout.slots[name], program.buffer[storage[name]].kind == "resident" or storage[name] in kept)
             for name in program.outputs
         ]
-        self._updates: list[tuple[int, int | None, tuple[Mapping[str, Any], str] | None]] = []
+        # The owner and the key of each target: state, or without an owner the input at that position.
+        self._updates: list[tuple[int, Any, Any]] = []
         self._pieces: dict[int, list[tuple[Mapping[str, Any], str]]] = {}
         for name, target in program.updates:
             slot = layout.slots[name]
             if target in self._graph.pieces:
                 self._pieces.setdefault(slot, []).append(captured.state[target])
             else:
-                self._updates.append((slot, inputs.get(target), captured.state.get(target)))
+                self._updates.append((slot, *captured.state.get(target, (None, inputs.get(target)))))
         self._blank = [None] * (layout.size - len(inputs) - len(layout.fed))
 
     def _enter(
@@ -213,12 +214,8 @@ class Executor:
 
     def _write_back(self, slots: list[Any], inputs: Sequence[Any]) -> None:
         with torch.no_grad():
-            for slot, position, state in self._updates:
-                if position is not None:
-                    target = inputs[position]
-                else:
-                    assert state is not None
-                    target = state[0][state[1]]
+            for slot, owner, key in self._updates:
+                target = (inputs if owner is None else owner)[key]
                 if target is not slots[slot]:
                     target.copy_(slots[slot])
             for slot, states in self._pieces.items():

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import RunError
 from ..ir.device import kind_of
-from ..ir.program import Compute, Copy, Lane, Piece, Record, Wait, tasks_of
+from ..ir.program import Compute, Copy, Lane, Piece, Wait, tasks_of
 from . import thread_state as ambient
 from .bind_program import Assembly, LaneFunction
 from .lanes.emulated_clock import Clock
@@ -245,7 +245,9 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
     elif isinstance(step, Copy):
         what = f"the copy of {step.src} to {step.dst}"
     found = f"{what} failed on {lane.device} (lane {name}): {type(error).__name__}: {error}"
-    source = _source(assembly, lane, index)
+    # A lane that waited for another's event looked at the work of that lane.
+    waited = assembly.gates.recorder[step.event] if isinstance(step, Wait) else lane.name
+    source = assembly.program.lane[waited]
     kind = assembly.torch_device(source.device).type
     if kind == "cpu" or not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
         return RunError(found)
@@ -259,16 +261,6 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
         "an earlier one. To find it, run the model alone, or with launches that wait: "
         + (kind_of(kind).blocking or f"the setting for that of the {kind} backend")
     )
-
-
-def _source(assembly: Assembly, lane: Lane, index: int) -> Lane:
-    """Return the lane whose work step `index` of a lane looked at: another's if it waited for that, else its own."""
-    step = lane.steps[index] if index >= 0 else None
-    if isinstance(step, Wait):
-        for other in assembly.program.lanes:
-            if any(isinstance(item, Record) and item.event == step.event for item in other.steps):
-                return other
-    return lane
 
 
 def _launched(assembly: Assembly, lane: Lane, index: int) -> str:

@@ -20,7 +20,7 @@ from ..errors import AutoparError
 from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Lane, Piece, Program, Step, makes
+from ..ir.program import Compute, Copy, Lane, Piece, Program, Step, makes, tasks_of
 from ..ir.timeline import Memory, Span, Timeline
 
 log = logging.getLogger("autopar")
@@ -207,6 +207,7 @@ class CallRecord:
         spans: list[Span] = []
         for recorder, step, start, end in timed:
             lane = recorder.lane
+            compute = functools.partial(Span, lane.name, lane.device, "compute")
             if isinstance(step, Copy):
                 source, made = self.program.buffer[step.src], self.program.buffer[step.dst]
                 begun = min(start, ready.get(step.src, 0.0))
@@ -215,22 +216,17 @@ class CallRecord:
                          bytes=made.bytes, ready=begun, called=words.value(made.value))
                 )  # fmt: skip
                 continue
+            task = graph.task[tasks_of(step)[0]]
+            run, where = costed.cluster_of[task.name], (task.module, task.source)
             if isinstance(step, Piece):
-                task = graph.task[step.tasks[0]]
-                spans.append(
-                    Span(lane.name, lane.device, "compute", costed.cluster_of[task.name], start, end, "",
-                         task.module, task.source, called=title(step, graph), phase=task.phase)
-                )  # fmt: skip
+                called = title(step, graph)
+                spans.append(compute(run, start, end, "", *where, called=called, phase=task.phase))
                 continue
-            task, run = graph.task[step.task], costed.cluster_of[step.task]
-            spans.append(
-                Span(lane.name, lane.device, "compute", task.name, start, end, run, task.module, task.source,
-                     called=words.task(task), phase=words.phase_of_task[task.name])
-            )  # fmt: skip
-            whole = clusters.get((lane.name, run))
-            if whole is None:
-                whole = Span(lane.name, lane.device, "compute", run, start, end, "", task.module, task.source,
-                             called=words.cluster(run), phase=words.phase(run))  # fmt: skip
+            called, phase = words.task(task), words.phase_of_task[task.name]
+            spans.append(compute(task.name, start, end, run, *where, called=called, phase=phase))
+            whole = clusters.get((lane.name, run)) or compute(
+                run, start, end, "", *where, called=words.cluster(run), phase=words.phase(run)
+            )
             clusters[lane.name, run] = replace(whole, start=min(whole.start, start), end=max(whole.end, end))
         # A run comes before the tasks nested in it.
         return sorted(
@@ -288,18 +284,13 @@ class Recording:
 
 
 class _Clocked(Protocol):
-    """A plan, the executor of its program, and the declared clock that it uses."""
+    """A plan, the executor of its program, and the declared clock that it uses, which can be made slower."""
 
     @property
-    def plan(self) -> Plan:
-        """The plan."""
-
+    def plan(self) -> Plan: ...
     @property
-    def executor(self) -> Any:
-        """The executor."""
-
-    def slower(self, slow_down: float) -> None:
-        """Run the clock `slow_down` times slower than the chips from the next call on."""
+    def executor(self) -> Any: ...
+    def slower(self, slow_down: float) -> None: ...
 
 
 class Recorded:

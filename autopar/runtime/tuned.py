@@ -85,7 +85,8 @@ class TunedExecutor:
         self.plain, self._choose = plain, choose
         self.turn = threading.RLock()
         self.chosen: Arrangement | None = None
-        self._stale: Arrangement | None = None
+        self._stale: Watch | None = None
+        """The watch of an arrangement whose weights have changed."""
         self._trial: trial.Trial | None = None
         self._tenure = trial.Tenure()
         self._calls = 0
@@ -225,11 +226,11 @@ class TunedExecutor:
         if old is not None and self.chosen is old:
             self.chosen = None
             log.info("%s: weights have changed, eager serves", old.name)
-            self._stale, self._done, self._calls = old, False, 0
+            self._stale, self._done, self._calls = old.watch, False, 0
         if self._done or self._builder is not None:
             return
-        if self._stale is not None and self._stale.watch is not None and not self._stale.fresh:
-            self._stale.watch.take()
+        if self._stale is not None and not self._stale.unchanged():
+            self._stale.take()
             self._calls = 0
         self._calls += 1
         self._seen = inputs

@@ -133,31 +133,30 @@ class _Cancelled(Exception):
 
 
 class Gates:
-    """The locks of a program, and the failures of the current call as (lane, error), the first one first."""
+    """The locks of a program, closed until their event is recorded, and the failures of the current call as (lane,
+    error), the first one first."""
 
     def __init__(self, program: Program) -> None:
         self.failed: list[tuple[str, BaseException]] = []
-        self._locks: dict[tuple[str, str], threading.Lock] = {}
-        for event, lane in events(program, Wait):
-            self._locks[event, lane] = threading.Lock()
         self.recorder = dict(events(program, Record))
-        self.waiters: dict[str, list[str]] = {event: [] for event in self.recorder}
-        for event, lane in self._locks:
-            self.waiters[event].append(lane)
         self.number = {event: position for position, event in enumerate(self.recorder)}
-        self.close()
+        # Of each event, the lock of each lane that waits for it.
+        self._locks: dict[str, dict[str, threading.Lock]] = {event: {} for event in self.recorder}
+        for event, lane in events(program, Wait):
+            self._locks[event][lane] = threading.Lock()
+            self._locks[event][lane].acquire()
 
     def names(self, lane: str) -> dict[str, Any]:
         """Return globals of a lane's code: `w3` passes event 3, `r3_0` lets its first waiter pass, `f` are the
         failures."""
         found: dict[str, Any] = {"f": self.failed, "Cancelled": _Cancelled}
-        for event, waiters in self.waiters.items():
+        for event, locks in self._locks.items():
             number = self.number[event]
-            if lane in waiters:
-                found[f"w{number}"] = self._locks[event, lane].acquire
+            if lane in locks:
+                found[f"w{number}"] = locks[lane].acquire
             if lane == self.recorder[event]:
-                for position, waiter in enumerate(waiters):
-                    found[f"r{number}_{position}"] = self._locks[event, waiter].release
+                for position, lock in enumerate(locks.values()):
+                    found[f"r{number}_{position}"] = lock.release
         return found
 
     def wait(self, event: str) -> str:
@@ -166,17 +165,12 @@ class Gates:
 
     def record(self, event: str) -> list[str]:
         """Return the lines of a Record."""
-        return [f"r{self.number[event]}_{position}()" for position in range(len(self.waiters[event]))]
+        return [f"r{self.number[event]}_{position}()" for position in range(len(self._locks[event]))]
 
     def fail(self, lane: str, error: BaseException) -> None:
         """Record a failure, then open every gate."""
         self.failed.append((lane, error))
-        for lock in self._locks.values():
-            with contextlib.suppress(RuntimeError):
-                lock.release()
-
-    def close(self) -> None:
-        """Close every gate and clear failures, as before a call. Only while no lane runs."""
-        for lock in self._locks.values():
-            lock.acquire(blocking=False)
-        self.failed.clear()
+        for locks in self._locks.values():
+            for lock in locks.values():
+                with contextlib.suppress(RuntimeError):
+                    lock.release()
