@@ -259,8 +259,9 @@ class _Residents:
             else:
                 self._fed.append(master(buffer.value))
             self._masters[master(buffer.value)] = None
-        self._changing: list[tuple[Replica, int]] = []
-        self._carried: list[tuple[Replica, int]] = []
+        # The slots of new copies: of changing state and of carried state, and of flat tensors of several states.
+        self._changing: dict[Replica, int] = {}
+        self._carried: dict[Replica, int] = {}
         self._flat: list[tuple[int, list[Master], list[Replica | None]]] = []
         flat: dict[str, dict[str, Replica]] = {}
         for name, state in program.keeps:
@@ -268,39 +269,37 @@ class _Residents:
                 flat.setdefault(name, {})[state] = replica(name, state)
             else:
                 kept = self._changing if state in graph.kept else self._carried
-                kept.append((replica(name, state), layout.slots[name]))
+                kept[replica(name, state)] = layout.slots[name]
             self._masters[master(state)] = None
         for name, replicas in flat.items():
             states = [state for made, state in graph.updates if made == program.buffer[name].value]
             masters = [master(state) for state in states]
             self._flat.append((layout.slots[name], masters, [replicas.get(state) for state in states]))
-        self._replaced = [each for each, _ in self._changing]
         self._stamps: list[int] = []
-
-    @property
-    def at_home(self) -> bool:
+        self.at_home = not (self._replicas or program.keeps)
         """True if it reads state only at home, and keeps none."""
-        return not (self._replicas or self._changing or self._carried or self._flat)
 
     def fill(self) -> list[Any]:
         """Return the tensors of the fed buffers, with copies up to date."""
-        tensors, self._stamps = self.pool.fill(self._fed, self._masters, self._replicas, self._replaced)
+        tensors, self._stamps = self.pool.fill(self._fed, self._masters, self._replicas, self._changing)
         return tensors
 
     def current(self) -> bool:
         """Return True if every copy that the program reads, or sends and keeps, is up to date."""
-        return self.pool.current(self._masters, (*self._replicas, *self._replaced))
+        return self.pool.current(self._masters, (*self._replicas, *self._changing))
 
     def swap(self, slots: Sequence[Any]) -> None:
         """Keep the copies sent by a call, once everything it updates has been written."""
         if self._changing or self._carried or self._flat:
-            changing = [(r, slots[slot], stamp) for (r, slot), stamp in zip(self._changing, self._stamps)]
-            carried = [(r, slots[slot]) for r, slot in self._carried]
+            changing = zip(self._changing.items(), self._stamps)
+            kept: list[tuple[Replica, Any, int | None]] = []
+            kept += [(replica, slots[slot], stamp) for (replica, slot), stamp in changing]
+            kept += [(replica, slots[slot], None) for replica, slot in self._carried.items()]
             for slot, masters, replicas in self._flat:
                 with torch.no_grad():
                     views = pieces(slots[slot], [master.owner[master.key] for master in masters])
-                carried += [(r, view) for r, view in zip(replicas, views) if r is not None]
-            self.pool.keep(changing, carried)
+                kept += [(r, view, None) for r, view in zip(replicas, views) if r is not None]
+            self.pool.keep(kept)
 
 
 def _after_fork() -> None:

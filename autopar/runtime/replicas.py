@@ -248,18 +248,12 @@ class Replicas:
             self._samples.settle()
             return all(copy.stamp == copy.master.stamp for copy in copies)
 
-    def keep(
-        self,
-        changing: Iterable[tuple[Replica, torch.Tensor, int]],
-        carried: Iterable[tuple[Replica, torch.Tensor]],
-    ) -> None:
-        """Keep tensors as copies: of `changing` state as of the given stamp, of `carried` state that has just got the
-        same value."""
+    def keep(self, kept: Iterable[tuple[Replica, torch.Tensor, int | None]]) -> None:
+        """Keep tensors as copies: of changing state as of the given stamp, of carried state, which has just got the
+        same value, without one."""
         with self._lock:
-            for copy, tensor, stamp in changing:
-                self._take(copy, tensor, stamp)
-            for copy, tensor in carried:
-                self._take(copy, tensor, copy.master.look())
+            for copy, tensor, stamp in kept:
+                self._take(copy, tensor, copy.master.look() if stamp is None else stamp)
             for device, streams in self._streams.items():
                 queue = torch.accelerator.current_stream(device)
                 streams[queue] = queue.record_event()

@@ -327,7 +327,7 @@ def test_whatever_happens_to_state_its_copies_are_right_and_none_is_made_twice(d
         if data.draw(st.booleans()):
             new = state[key] * 3
             state[key].copy_(new)
-            pool.keep([], [(copies[key, FIRST], new)])
+            pool.keep([(copies[key, FIRST], new, None)])
             assert pool.current(masters, [copies[key, FIRST]])
             assert not pool.current(masters, [copies[key, SECOND]])
         assert pool.verify() == []
