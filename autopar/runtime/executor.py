@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -23,7 +22,7 @@ from .inline_call import InlineCall
 from .kernels import Kernel
 from .lane_threads import Call, Crew
 from .lanes import accelerator
-from .lanes.emulated_clock import TOLERANCE, Clock
+from .lanes.emulated_clock import Clock
 from .record import CallRecord
 from .replicas import Master, Replica, Replicas
 from .worker import stop_all
@@ -187,7 +186,10 @@ class Executor:
         if assembly.streamed:
             updates = [slots[slot] for slot in (*(slot for slot, _, _ in self._updates), *self._pieces)]
             accelerator.leave(call.ended, [*results, *updates], assembly.devices)
-        timeline = None if recording is None else self._measured(recording, clock)
+        timeline = None
+        if recording is not None:
+            crew.drain()
+            timeline = recording.timeline(*((clock.late, clock.enough) if clock else (0.0, 0.0)))
         for position, (_, stays) in enumerate(self._outputs):
             if stays:
                 results[position] = results[position].clone()
@@ -203,14 +205,6 @@ class Executor:
             if slots[position].device != device:
                 slots[position] = slots[position].to(device)
         return slots
-
-    def _measured(self, recording: CallRecord, clock: Clock | None) -> Timeline:
-        self._crew.drain()
-        makespan = time.perf_counter() - recording.origin
-        late = clock.late if clock is not None else 0.0
-        return recording.timeline(
-            makespan, late, clock.enough if clock is not None and late > TOLERANCE else 0.0
-        )
 
     def _write_back(self, slots: list[Any], inputs: Sequence[Any]) -> None:
         with torch.no_grad():

@@ -167,8 +167,9 @@ class CallRecord:
         for account in self.accounts.values():
             account.restart(self.origin)
 
-    def timeline(self, makespan: float, late: float, enough: float) -> Timeline:
-        """Return the measured timeline, with the prediction on the same clock."""
+    def timeline(self, late: float, enough: float) -> Timeline:
+        """Return the measured timeline of the call, which has just ended, with the prediction on the same clock."""
+        makespan = time.perf_counter() - self.origin
         machine = self.plan.costed.machine
         for account in self.accounts.values():
             account.close()
@@ -179,7 +180,6 @@ class CallRecord:
         label = machine.label
         if enough:
             label += f", LATE by {late:.0%}: these are no figures, it needs slow_down={math.ceil(enough)}"
-        scale = machine.stretch
         return Timeline(
             self.plan.costed.graph.name,
             machine.lanes,
@@ -188,7 +188,7 @@ class CallRecord:
             memory,
             label,
             late,
-            scaled(self.plan.timeline(), scale),
+            scaled(self.plan.timeline(), machine.stretch),
             enough,
             began=self.origin,
         )

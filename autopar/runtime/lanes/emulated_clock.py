@@ -48,8 +48,8 @@ class Clock:
 
     @property
     def enough(self) -> float:
-        """A slow-down at which this call would probably have been on time."""
-        return self.slow_down * self.slower * MARGIN
+        """A slow-down at which this call would probably have been on time; 0 if it was."""
+        return self.slow_down * self.slower * MARGIN if self.late > TOLERANCE else 0.0
 
     def fell(self, behind: float, *lasted: tuple[float, float]) -> None:
         """Note that a lane is `behind` seconds late after work that `lasted` (real, modelled) seconds."""
