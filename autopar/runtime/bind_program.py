@@ -21,23 +21,80 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.graph import Argument, Const, Ref
+from ..ir.graph import Argument, Const, Graph, Ref
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Piece, Program, Record, Step, Wait
+from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads
 from ..ops import resolve as bind
 from .fast_calls import fast
 from .kernels import Kernel
-from .lanes import accelerator
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane, apart
-from .slots import layout
-from .worker import Gates
+from .worker import Gates, events
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
 
 LaneFunction = Callable[[list[Any], Any], None]
 _programs = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The storage of all buffers.
+
+    slots: numbers of shared buffers: all inputs in order, then other buffers that exist before the call (`fed`), then
+    shared made ones; a buffer without a slot is a local.
+    drops: buffers that a lane drops after the step (index of the lane, position).
+    makers: indices of the lanes that make the buffers of a storage.
+    """
+
+    slots: dict[str, int]
+    size: int
+    fed: tuple[str, ...]
+    drops: dict[tuple[int, int], list[str]]
+    makers: dict[str, set[int]]
+
+
+def _layout(program: Program, graph: Graph) -> _Layout:
+    """Lay out the buffers of a program of `graph`. Linear in its steps."""
+    made = {name: at for at, step in program.steps() for name in makes(step)}
+    freed = {step.buffer: at for at, step in program.steps() if isinstance(step, Free)}
+    results = frozenset(program.results)
+    # The last use of each buffer in the lane that makes it; what is shared, others use too.
+    last, shared = dict(made), set(results)
+    for at, step in program.steps():
+        for name in reads(step):
+            if name in made and made[name][0] == at[0]:
+                last[name] = at
+            else:
+                shared.add(name)
+    drops: dict[tuple[int, int], list[str]] = {}
+    makers: dict[str, set[int]] = {}
+    inputs = {name: position for position, name in enumerate(graph.inputs)}
+    slots: dict[str, int] = {}
+    fed: list[str] = []
+    for buffer in program.buffers:
+        name = buffer.name
+        if name in made:
+            makers.setdefault(buffer.storage, set()).add(made[name][0])
+        if buffer.kind == "result" or name in results:
+            shared.add(name)
+        elif name in made:
+            # What nobody frees, a local outlives its last reader for nothing.
+            end = freed.get(name) or (None if name in shared else last[name])
+            if end:
+                drops.setdefault(end, []).append(name)
+        if buffer.kind == "given" and buffer.value in inputs:
+            slots[name] = inputs[buffer.value]
+        elif buffer.kind in ("given", "resident"):
+            slots[name] = len(inputs) + len(fed)
+            fed.append(name)
+    size = len(inputs) + len(fed)
+    for buffer in program.buffers:
+        if buffer.name not in slots and buffer.name in shared:
+            slots[buffer.name] = size
+            size += 1
+    return _Layout(slots, size, tuple(fed), drops, makers)
 
 
 class Assembly:
@@ -52,7 +109,7 @@ class Assembly:
     ) -> None:
         self.captured, self.plan, self.program, self.kernels = captured, plan, program, kernels or {}
         self.graph, self.machine = plan.costed.graph, plan.costed.machine
-        self.layout = layout(program, self.graph)
+        self.layout = _layout(program, self.graph)
         self.devices = tuple(
             torch.device(device.torch_device) for device in self.machine.devices if device.torch_type != "cpu"
         )
@@ -66,7 +123,12 @@ class Assembly:
                 self.lanes[lane.name] = backend(lane, program, self.torch_device(lane.device), self.place)
         streams = {name: lane.device for name, lane in self.lanes.items() if lane.streamed}
         self.streamed = bool(streams)
-        self.signals = accelerator.signals(program, streams)
+        # A torch event for each event that a stream records.
+        self.signals = {
+            event: torch.Event(device=streams[lane])
+            for event, lane in events(program, Record)
+            if lane in streams
+        }
         # Only to number events: every crew has gates of its own, numbered alike.
         self.gates = Gates(program)
         self._codes: dict[tuple[str, bool], _Code] = {}

@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from ..ir.program import Program, Record, Wait
-from .slots import events
 
 PATIENCE_S = 1.0
 """Seconds between checks that the awaited thread is still alive."""
@@ -126,6 +125,14 @@ def stop_all(workers: list[Worker]) -> None:
     while workers:
         workers[-1].stop()
         workers.pop()
+
+
+def events(program: Program, kind: type[Record] | type[Wait]) -> Iterator[tuple[str, str]]:
+    """Yield (event, lane) of each step of `kind`."""
+    for lane in program.lanes:
+        for step in lane.steps:
+            if isinstance(step, Record | Wait) and isinstance(step, kind):
+                yield step.event, lane.name
 
 
 class _Cancelled(Exception):

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from ...costs.calibrate import pins_memory
-from ...ir.program import Copy, Lane, Program, Record
+from ...ir.program import Copy, Lane, Program
 from ..record import CallRecord, LaneRecorder
-from ..slots import events
 from ..worker import Gates
 from .host import HostLane
 
@@ -133,13 +132,6 @@ class _StreamRecorder(LaneRecorder):
         """Return the seconds from `origin`, on the host's clock, to a mark."""
         mark.synchronize()
         return max(0.0, self._base_at - origin + self._base.elapsed_time(mark) / 1e3)
-
-
-def signals(program: Program, lanes: Mapping[str, torch.device]) -> dict[str, torch.Event]:
-    """Return a torch event for each event recorded by one of the accelerator `lanes`."""
-    return {
-        event: torch.Event(device=lanes[lane]) for event, lane in events(program, Record) if lane in lanes
-    }
 
 
 def arrivals(devices: tuple[torch.device, ...]) -> list[torch.Event]:
