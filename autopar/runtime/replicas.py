@@ -6,7 +6,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -35,18 +35,52 @@ def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 register_optimizer_step_post_hook(_stepped)
 
 
-class Master:
-    """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change."""
+_Sample: TypeAlias = tuple[Callable[[], bytes], bytes]
+"""A few elements of a tensor on the host: a function that returns their bytes, and these when it was made."""
 
-    __slots__ = ("__weakref__", "key", "known", "name", "owner", "pointer", "stamp", "tensor", "version")
+
+def _sample(tensor: Any) -> _Sample | None:
+    """Return a sample of a tensor; None if it has no elements on the host.
+
+    It reads memory without calls of torch, which take longer when caches hold a model's weights instead. The tensor
+    must exist and have the same memory: what was freed cannot be read.
+    """
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
+        return None
+    word = _WORDS.get(tensor.element_size())
+    if word is None:
+        return None
+    with torch.no_grad(), torch.inference_mode(False):
+        flat = tensor.detach()
+        # Of what has gaps between its elements, as a block of columns has, the first of its rows.
+        flat = flat.view(-1) if flat.is_contiguous() else flat[(slice(None), *(0,) * (flat.dim() - 1))]
+        elements = flat[:: -(-flat.numel() // ELEMENTS)]
+    step = max(1, elements.stride(0))
+    words = (word * (step * (len(elements) - 1) + 1)).from_address(elements.data_ptr())
+    read = memoryview(words)[::step].tobytes
+    return read, read()
+
+
+class Master:
+    """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change.
+
+    sampled: writes that leave no other trace (through `.data` or a numpy view) are detected by a few elements, which
+    takes 0.3 to 0.6 µs. A write that changes none of these goes unnoticed.
+    """
+
+    __slots__ = (
+        "__weakref__", "_sample", "key", "known", "name", "owner", "pointer", "sampled", "stamp", "tensor", "version",
+    )  # fmt: skip
 
     def __init__(self, name: str, owner: Mapping[str, Any], key: str) -> None:
         self.name, self.owner, self.key = name, owner, key
         self.tensor: Any = None
         self.stamp, self.known, self.version, self.pointer = 0, 0, -1, -1
+        self.sampled = False
+        self._sample: _Sample | None = None
 
-    def look(self) -> int:
-        """Return the current stamp of the tensor."""
+    def look(self, sampled: bool = True) -> int:
+        """Return the current stamp of the tensor; if not `sampled`, by changes that leave a trace alone."""
         tensor = self.owner[self.key]
         # What was made in inference mode has no version, and counts as changed.
         if (
@@ -54,12 +88,26 @@ class Master:
             and 0 <= self.version == tensor._version
             and (self.pointer < 0 or self.pointer == tensor.data_ptr())
         ):
-            return self.stamp
+            # Only now its memory is known to be the tensor's still.
+            sample = self._sample if sampled else None
+            if sample is None or sample[0]() == sample[1]:
+                return self.stamp
         self.stamp += 1
+        # Before the tensor: another thread must not read the sample of one that is gone.
+        self._sample = None
         self.tensor = tensor
         self.pointer = tensor.data_ptr() if tensor.layout is torch.strided else -1
         self.version = -1 if tensor.is_inference() else tensor._version
+        self._sample = _sample(tensor) if self.sampled else None
         return self.stamp
+
+    def start_sampling(self) -> None:
+        """Detect writes without another trace from now on."""
+        if not self.sampled:
+            self.sampled = True
+            # What has changed since the last look is sampled by the next one.
+            if self.pointer >= 0 and self.pointer == self.tensor.data_ptr():
+                self._sample = _sample(self.tensor)
 
 
 class Replica:
@@ -71,74 +119,6 @@ class Replica:
         self.master, self.device, self.place = master, device, place
         self.tensor: Any = None
         self.stamp = -1
-
-
-class _Sample:
-    """A few elements of a tensor on the host. `read()` returns their bytes from memory, without calls of torch, which
-    take longer when caches hold a model's weights instead.
-
-    `moved()` must have returned False before, since memory that was freed cannot be read.
-    """
-
-    __slots__ = ("_elements", "_pointer", "read")
-
-    def __init__(self, elements: torch.Tensor, word: type[ctypes._SimpleCData[int]]) -> None:
-        self._elements, self._pointer = elements, elements.data_ptr()
-        step = max(1, elements.stride(0))
-        words = (word * (step * (len(elements) - 1) + 1)).from_address(self._pointer)
-        self.read: Callable[[], bytes] = memoryview(words)[::step].tobytes
-
-    @classmethod
-    def of(cls, tensor: Any) -> _Sample | None:
-        """Return the sample of a tensor; None if it has no elements on the host."""
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
-            return None
-        word = _WORDS.get(tensor.element_size())
-        if word is None:
-            return None
-        with torch.no_grad(), torch.inference_mode(False):
-            flat = tensor.detach()
-            # Of what has gaps between its elements, as a block of columns has, the first of its rows.
-            flat = flat.view(-1) if flat.is_contiguous() else flat[(slice(None), *(0,) * (flat.dim() - 1))]
-            return cls(flat[:: -(-flat.numel() // ELEMENTS)], word)
-
-    def moved(self) -> bool:
-        """Return True if the tensor's storage has got other memory, or lost it."""
-        return self._elements.data_ptr() != self._pointer
-
-
-class _Samples:
-    """A few elements of each tensor on the host that has replicas, to detect writes without another trace (`.data`,
-    numpy views).
-
-    A check takes 0.3 to 0.6 µs per tensor. A write that changes none of the sampled elements goes unnoticed.
-    """
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakSet[Master] = weakref.WeakSet()
-        self._stamps: list[int] = []
-        self._saved: list[tuple[weakref.ref[Master], _Sample, bytes]] = []
-
-    def add(self, master: Master) -> None:
-        """Sample this tensor too, from the next `settle` on."""
-        self._known.add(master)
-
-    def look(self) -> None:
-        """Mark tensors as changed that were written without a trace since the last `settle`."""
-        for seen, sample, saved in self._saved:
-            if sample.moved() or sample.read() != saved:
-                master = seen()
-                if master is not None:
-                    master.stamp += 1
-
-    def settle(self) -> None:
-        """Sample the tensors again; all outdated copies are known to be so."""
-        masters = list(self._known)
-        stamps = [master.stamp for master in masters]
-        if stamps != self._stamps:
-            self._stamps = stamps
-            samples = [(weakref.ref(master), _Sample.of(master.owner[master.key])) for master in masters]
-            self._saved = [(seen, sample, sample.read()) for seen, sample in samples if sample is not None]
 
 
 class Watch:
@@ -161,8 +141,7 @@ class Watch:
             (master, master.owner, master.key, tensor, stamp, master.version, tensor.data_ptr())
             for master, tensor, stamp in zip(self._masters, tensors, stamps)
         ]
-        samples = [sample for tensor in tensors if (sample := _Sample.of(tensor)) is not None]
-        self._samples = [(sample.read, sample.read()) for sample in samples]
+        self._samples = [sample for tensor in tensors if (sample := _sample(tensor)) is not None]
 
     def unchanged(self) -> bool:
         """Return True if nothing has changed."""
@@ -183,7 +162,7 @@ class Replicas:
 
     A copy exists as long as any program uses it. It is never written to, since a running call, or a later backward,
     may read it. A change of the master is detected by identity, `_version`, address, or an optimizer step; writes that
-    leave none of these traces (through `.data` or a numpy view) by a few elements of each tensor (`_Samples`); for
+    leave none of these traces (through `.data` or a numpy view) by a few elements of each tensor (`Master`); for
     those that change other elements, see `forget`. `transfers`: number of copies to devices by `fill`.
     """
 
@@ -195,7 +174,6 @@ class Replicas:
         )
         # On each accelerator the callers' streams, and how far each was when it last brought copies.
         self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
-        self._samples = _Samples()
         self.transfers = 0
         _pools.add(self)
 
@@ -213,7 +191,7 @@ class Replicas:
             found = self._copies.get((id(master.owner), master.key, device))
             if found is None:
                 found = self._copies[id(master.owner), master.key, device] = Replica(master, device, place)
-                self._samples.add(master)
+                master.start_sampling()
             return found
 
     def fill(
@@ -229,23 +207,19 @@ class Replicas:
         What is `replaced` is dropped first, so that nothing exists twice.
         """
         with self._lock:
-            self._samples.look()
             self._give_up(masters)
             stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
             if stale:
                 self._refresh(stale)
             for copy in replaced:
                 self._put(copy, None, -1)
-            self._samples.settle()
             return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
 
     def current(self, masters: Iterable[Master], copies: Iterable[Replica]) -> bool:
         """Return True if `copies`, all of `masters`, are up to date; copies nothing."""
         with self._lock:
-            self._samples.look()
             for master in masters:
                 master.look()
-            self._samples.settle()
             return all(copy.stamp == copy.master.stamp for copy in copies)
 
     def keep(self, kept: Iterable[tuple[Replica, torch.Tensor, int | None]]) -> None:
@@ -257,7 +231,6 @@ class Replicas:
             for device, streams in self._streams.items():
                 queue = torch.accelerator.current_stream(device)
                 streams[queue] = queue.record_event()
-            self._samples.settle()
 
     def enter(self, devices: Iterable[torch.device]) -> None:
         """Begin a call on accelerators: make the caller's streams wait for copies made on other streams."""
@@ -291,7 +264,7 @@ class Replicas:
     def verify(self) -> list[str]:
         """Return names of state with a copy that counts as up to date but differs from its master by checksum."""
         with self._lock:
-            copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look()]
+            copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look(sampled=False)]
             masters: dict[Master, torch.Tensor] = {}
             wrong: dict[str, None] = {}
             for copy in copies:
