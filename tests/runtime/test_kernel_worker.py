@@ -6,14 +6,19 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from autopar.runtime.kernels import worker
 from autopar.runtime.kernels.worker import CompilerProcess
 
-ANSWERS = "import sys\nfor line in sys.stdin: print('[\"no\", 0.5]', flush=True)"
+ANSWERS = """
+import json, pathlib, sys
+for line in sys.stdin:
+    part = pathlib.Path(json.loads(line)) / "part"
+    part.write_text('["no", 0.5]')
+    part.rename(part.with_name("answer.json"))
+"""
 ENDS = "import sys; sys.stdin.readline(); sys.exit(3)"
 LEAVES = (
     "import os, sys, time; sys.stdin.readline()\nif os.fork() == 0: os.setsid(); time.sleep(20)\nsys.exit(4)"
@@ -39,22 +44,22 @@ def started(monkeypatch):
 @pytest.mark.parametrize(
     ("code", "said"), [(ANSWERS, "no"), (ENDS, "ended with code 3"), (LEAVES, "ended with code 4")]
 )
-def test_a_process_that_ends_is_noticed_whoever_holds_its_pipe(started, code, said):
+def test_a_process_that_ends_is_noticed_whoever_holds_its_pipe(started, tmp_path, code, said):
     began = time.monotonic()
-    assert said in started(code)._asked("folder")[0]
+    assert said in started(code)._asked(tmp_path)[0]
     assert time.monotonic() - began < 10
 
 
-def test_a_process_that_takes_too_long_is_ended(started, monkeypatch):
+def test_a_process_that_takes_too_long_is_ended(started, tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "LONGEST_S", 0.2)
     own = started(HANGS)
-    assert "longer than" in own._asked("folder")[0]
+    assert "longer than" in own._asked(tmp_path)[0]
     assert own._process is not None and own._process.returncode is not None
 
 
-def test_it_can_be_ended_while_a_thread_waits_for_it(started):
+def test_it_can_be_ended_while_a_thread_waits_for_it(started, tmp_path):
     own = started(HANGS)
-    thread = threading.Thread(target=own._asked, args=(str(Path()),), daemon=True)
+    thread = threading.Thread(target=own._asked, args=(tmp_path,), daemon=True)
     thread.start()
     while own._process is None:
         time.sleep(0.01)

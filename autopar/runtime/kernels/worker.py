@@ -1,4 +1,5 @@
-"""The compiler process: started by `CompilerProcess`, it reads one job per line and answers each with a line.
+"""The compiler process: started by `CompilerProcess`, it reads the folder of one job per line and answers each in a
+file there.
 
 Run as `python -m autopar.runtime.kernels.worker`.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -30,10 +30,9 @@ NICE = 5
 """Increment of its nice value over the caller's process."""
 LONGEST_S = 240.0
 """Limit on the seconds that a library may take for one piece."""
-ENDING_S = 5.0
-"""Seconds to end after its pipe is closed."""
-LOOK_S = 0.5
-"""Seconds between checks that it has ended."""
+LOOK_S = 0.02
+"""Seconds between looks for its answer, and whether it has ended."""
+_ANSWER = "answer.json"
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -58,7 +57,7 @@ class CompilerProcess:
         (work.folder / "job.json").write_text(json.dumps(job))
         tensors = {"state": dict(state), "examples": list(work.examples)}
         torch.save(tensors, work.folder / "tensors.pt")
-        answer, spent = self._asked(str(work.folder))
+        answer, spent = self._asked(work.folder)
         self.spent_s += spent
         if answer:
             raise Refusal(answer)
@@ -68,34 +67,31 @@ class CompilerProcess:
         if self._process is not None:
             _end(self._process)
 
-    def _asked(self, folder: str) -> tuple[str, float]:
+    def _asked(self, folder: Path) -> tuple[str, float]:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._started()
         assert process.stdin is not None
-        until = time.monotonic() + LONGEST_S
-        try:
-            process.stdin.write(json.dumps(folder).encode() + b"\n")
-            answer = _line(process, until)
-        except OSError:
-            answer = b""
-        if answer:
-            text, spent = json.loads(answer)
+        with suppress(OSError):
+            process.stdin.write(json.dumps(str(folder)).encode() + b"\n")
+        answer, code, until = folder / _ANSWER, process.poll(), time.monotonic() + LONGEST_S
+        while not answer.exists() and code is None and time.monotonic() < until:
+            time.sleep(LOOK_S)
+            code = process.poll()
+        if answer.exists():
+            text, spent = json.loads(answer.read_text())
             return str(text), float(spent)
-        why = f"it takes longer than {LONGEST_S:.0f} s"
-        if time.monotonic() <= until:
-            # Its pipe is closed a moment before it has ended.
-            with suppress(subprocess.TimeoutExpired):
-                why = f"its process ended with code {process.wait(ENDING_S)}"
         _end(process)
-        return why, LONGEST_S
+        if code is not None:
+            return f"its process ended with code {code}", LONGEST_S
+        return f"it takes longer than {LONGEST_S:.0f} s", LONGEST_S
 
     def _started(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", __name__],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             bufsize=0,
             start_new_session=True,
@@ -103,25 +99,6 @@ class CompilerProcess:
         )
         weakref.finalize(self, _end, process)
         return process
-
-
-def _line(process: subprocess.Popen[bytes], until: float) -> bytes:
-    """Return a line of a process; empty if the process has ended, or at `until` of the monotonic clock.
-
-    A closed pipe is no sign of that: a process forked by the library may keep it open.
-    """
-    assert process.stdout is not None
-    found, pipe = b"", process.stdout.fileno()
-    while not found.endswith(b"\n"):
-        ended = process.poll() is not None
-        if select.select([pipe], [], [], 0.0 if ended else LOOK_S)[0]:
-            more = os.read(pipe, 1 << 16)
-            if not more:
-                return b""
-            found += more
-        elif ended or time.monotonic() > until:
-            return b""
-    return found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -158,19 +135,18 @@ def main(jobs: Sequence[str] | Any) -> None:
     """Answer each job."""
     if hasattr(os, "nice"):
         os.nice(NICE)
-    # Libraries print; the pipe is for answers alone.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     done = 0.0
     for line in jobs:
+        folder = Path(json.loads(line))
         try:
-            compiled(Path(json.loads(line)))
+            compiled(folder)
             answer = ""
         except Exception as problem:
             answer = reason(problem)
         spent, done = sum(os.times()[:4]) - done, sum(os.times()[:4])
-        answers.write(json.dumps([answer, spent]) + "\n")
-        answers.flush()
+        # Renamed once it is whole: the caller looks for this name.
+        (folder / "answer.part").write_text(json.dumps([answer, spent]))
+        (folder / "answer.part").rename(folder / _ANSWER)
 
 
 if __name__ == "__main__":
