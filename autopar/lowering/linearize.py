@@ -11,7 +11,8 @@ from ..ir.timeline import Placed, Transfer
 from ..planner.model.toposort import topological
 
 Item: TypeAlias = Placed | Transfer
-_At: TypeAlias = tuple[int, int]
+_Key: TypeAlias = tuple[float, float, int, int]
+"""Start, end, index of the lane, position in the lane."""
 
 
 def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> Iterator[tuple[int, Item]]:
@@ -22,31 +23,29 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
     that never reaches its reader or is sent twice, and for a deadlock.
     """
     costed, graph = plan.costed, plan.costed.graph
-    lanes = [(name.rsplit("/", 1)[0], items) for name, items in plan.orders.items()]
-    key: dict[_At, tuple[float, float, int, int]] = {}
-    makes: dict[str, _At] = {}
-    clusters: dict[str, _At] = {}
-    needs: dict[_At, list[str]] = {}
-    after: dict[_At, list[str]] = {}
-    for lane, (device, items) in enumerate(lanes):
-        for position, item in enumerate(items):
-            here = (lane, position)
-            key[here] = (item.start, item.end, lane, position)
+    items: dict[_Key, Item] = {}
+    makes: dict[str, _Key] = {}
+    clusters: dict[str, _Key] = {}
+    # What an item must follow: the one before it on its lane, the makers of buffers, and tasks.
+    needs: dict[_Key, tuple[_Key | None, list[str], list[str]]] = {}
+    for lane, (name, queue) in enumerate(plan.orders.items()):
+        device, previous = name.rsplit("/", 1)[0], None
+        for position, item in enumerate(queue):
+            here = (item.start, item.end, lane, position)
             if isinstance(item, Transfer):
-                made = [f"{item.value}@{item.dst}"]
-                needs[here] = [f"{item.value}@{item.src}"]
-                after[here] = []
+                made, needs[here] = [f"{item.value}@{item.dst}"], (previous, [f"{item.value}@{item.src}"], [])
             else:
                 clusters[item.cluster] = here
                 tasks = [graph.task[name] for name in costed.cluster[item.cluster].tasks]
                 own = {value for task in tasks for value in task.outputs}
                 made = [f"{value}@{device}" for task in tasks for value in task.outputs]
-                needs[here] = [f"{value}@{device}" for t in tasks for value in t.inputs if value not in own]
-                after[here] = [name for task in tasks for name in task.after]
-            for name in made:
-                if name in makes or name in there:
-                    raise PlanError(f"the plan makes {name} twice; one cluster or transfer is enough")
-                makes[name] = here
+                reads = [f"{value}@{device}" for t in tasks for value in t.inputs if value not in own]
+                needs[here] = previous, reads, [name for task in tasks for name in task.after]
+            items[here], previous = item, here
+            for buffer in made:
+                if buffer in makes or buffer in there:
+                    raise PlanError(f"the plan makes {buffer} twice; one cluster or transfer is enough")
+                makes[buffer] = here
     for name in results:
         if name not in makes and name not in there:
             value, device = name.rsplit("@", 1)
@@ -54,34 +53,33 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
                 f"the plan never brings the result {value!r} to {device}; add a Transfer that does"
             )
 
-    def earlier(here: _At) -> dict[_At, None]:
+    def earlier(here: _Key) -> list[_Key]:
         """Return the items that must end before an item, each once."""
-        lane, position = here
-        found: dict[_At, None] = {(lane, position - 1): None} if position else {}
-        for name in needs[here]:
+        previous, reads, after = needs[here]
+        found: dict[_Key, None] = {} if previous is None else {previous: None}
+        for name in reads:
             if name in makes:
                 found[makes[name]] = None
             elif name not in there:
-                raise PlanError(_absent(lanes[lane][1][position], name))
-        for task in after[here]:
+                raise PlanError(_absent(items[here], name))
+        for task in after:
             cluster = costed.cluster_of.get(task, "")
             if cluster not in clusters:
                 raise PlanError(f"the plan places no cluster with the task {task!r}")
             found[clusters[cluster]] = None
         found.pop(here, None)
-        return found
+        return list(found)
 
-    order = topological({key[here]: [key[before] for before in earlier(here)] for here in needs})
+    order = topological({here: earlier(here) for here in needs})
     if len(order) < len(needs):
-        *_, lane, position = min(set(key.values()).difference(order))
-        item = lanes[lane][1][position]
+        item = items[min(set(needs).difference(order))]
         what = item.cluster if isinstance(item, Placed) else f"the transfer of {item.value}"
         raise PlanError(
             f"the orders of the plan's lanes go round in a circle: {what!r} in {item.lane} and "
             f"{len(needs) - len(order) - 1} more wait for each other; each must come after what it reads"
         )
-    for *_, lane, position in order:
-        yield lane, lanes[lane][1][position]
+    for here in order:
+        yield here[2], items[here]
 
 
 def _absent(item: Item, name: str) -> str:
