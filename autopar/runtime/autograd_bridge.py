@@ -21,10 +21,7 @@ Written: TypeAlias = Callable[[], Sequence[torch.Tensor]]
 """The same call in eager; returns its outputs."""
 
 
-class Bridge(torch.autograd.Function):
-    """`apply(halved, inputs, written, *leaves)`: the outputs of one forward, as an autograd function of the leaves.
-    `halved` is a `training.dropin.Training`."""
-
+class _Bridge(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, halved: Any, inputs: Sequence[Any], written: Written | None, *leaves: torch.Tensor
@@ -57,6 +54,11 @@ class Bridge(torch.autograd.Function):
         if torch.is_grad_enabled():
             gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
         return None, None, None, *gradients
+
+
+bridge = _Bridge.apply
+"""`bridge(halved, inputs, written, *leaves)`: the outputs of one forward, as an autograd function of the leaves.
+`halved` is a `training.dropin.Training`."""
 
 
 def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:

@@ -31,7 +31,7 @@ from ..ir.program import Program
 from ..ir.timeline import Timeline
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, copies, executed, homes_of, plan_captured, timed
-from ..runtime.autograd_bridge import Bridge, Written, own
+from ..runtime.autograd_bridge import Written, bridge, own
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
@@ -143,7 +143,7 @@ class Training:
 
         `written` is the call in eager, for second derivatives.
         """
-        found = dict(zip(self.apart.names, Bridge.apply(self, inputs, written, *self.leaves(inputs))))
+        found = dict(zip(self.apart.names, bridge(self, inputs, written, *self.leaves(inputs))))
         return [found[name] for name in self.captured.graph.outputs[: self.halves.forward_outputs]]
 
     def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
