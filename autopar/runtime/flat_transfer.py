@@ -4,8 +4,8 @@ the comparison of copies by `checksum`."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[t
     Dense tensors of one dtype are copied together in flat buffers and are views of these. Trained and untrained
     tensors are kept apart: they change at different times, and a buffer lives as long as any view of it.
     """
-    found: list[Any] = [None] * len(tensors)
+    found: dict[int, torch.Tensor] = {}
     dense, sets = [], []
     for index, tensor in enumerate(tensors):
         if _dense(tensor):
@@ -42,29 +42,23 @@ def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[t
             if len(members) == 1:
                 found[members[0]] = tensors[members[0]].detach().to(device, copy=True)
             else:
-                _together([tensors[index] for index in members], members, device, found, staged)
+                found.update(zip(members, _together([tensors[i] for i in members], device, staged)))
         if device.type != "cpu":
             # The next call may come from another stream, and be one lane on it, which waits for nothing of this one.
             torch.accelerator.current_stream(device).synchronize()
-    return found, len(sets)
+    return [found[index] for index in range(len(tensors))], len(sets)
 
 
 def _together(
-    tensors: list[torch.Tensor],
-    members: list[int],
-    device: torch.device,
-    found: list[Any],
-    staged: list[torch.Tensor],
-) -> None:
+    tensors: list[torch.Tensor], device: torch.device, staged: list[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Yield copies of tensors, in one flat buffer. `staged`: buffers that may still be read by earlier transfers."""
     home = tensors[0].device
     pinned = home.type == "cpu" and device.type != "cpu" and pins_memory()
-    length = sum(map(_aligned, tensors))
+    *starts, length = itertools.accumulate(map(_aligned, tensors), initial=0)
     flat = torch.empty(length, dtype=tensors[0].dtype, device=home, pin_memory=pinned)
-    starts, at = [], 0
-    for tensor in tensors:
-        flat[at : at + tensor.numel()].copy_(tensor.as_strided((tensor.numel(),), (1,)))
-        starts.append(at)
-        at += _aligned(tensor)
+    for tensor, start in zip(tensors, starts):
+        flat[start : start + tensor.numel()].copy_(tensor.as_strided((tensor.numel(),), (1,)))
     whole = flat
     if home != device:
         if len(staged) == STAGED:
@@ -74,10 +68,10 @@ def _together(
         staged.append(flat)
         whole = flat.to(device, non_blocking=pinned or "cpu" not in (home.type, device.type))
     storage = whole.untyped_storage()
-    for index, tensor, start in zip(members, tensors, starts):
+    for tensor, start in zip(tensors, starts):
         # Not a view to autograd: views of one tensor share a version.
         own = torch.empty(0, dtype=whole.dtype, device=device)
-        found[index] = own.set_(storage, start, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        yield own.set_(storage, start, tensor.shape, tensor.stride())  # type: ignore[call-overload]
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
