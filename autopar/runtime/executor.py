@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,6 @@ from .worker import stop_all
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
-
-_alive: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
 class Executor:
@@ -59,7 +56,7 @@ class Executor:
         self._graph = plan.costed.graph
         self._lock = threading.RLock()
         self._assemble(plan)
-        _alive.add(self)
+        ambient.reset_after_fork.add(self)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run one call. Raises RunError if a task fails."""
@@ -216,7 +213,8 @@ class Executor:
                 targets = [owner[key] for owner, key in states]
                 torch._foreach_copy_(targets, pieces(slots[slot], targets))
 
-    def _forked(self) -> None:
+    def forked(self) -> None:
+        """Reset in a forked child, which has no threads and locks in an unknown state."""
         self._lock = threading.RLock()
         inline = vars(self).get("inline")
         if inline is not None:
@@ -294,12 +292,3 @@ class _Residents:
                     views = pieces(slots[slot], [master.owner[master.key] for master in masters])
                 kept += [(r, view, None) for r, view in zip(replicas, views) if r is not None]
             self.pool.keep(kept)
-
-
-def _after_fork() -> None:
-    ambient.entered.stack = ()
-    for executor in list(_alive):
-        executor._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

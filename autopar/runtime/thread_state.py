@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -48,10 +50,17 @@ def alone() -> Iterator[None]:
             entered.stack = before
 
 
+reset_after_fork: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects with locks and threads; `forked` resets each in a forked child."""
+
+
 def _after_fork() -> None:
-    # The thread that may have held it is not in this process.
+    # Other threads are not in this process, but may have held locks.
     global _LOCKED
     _LOCKED = threading.RLock()
+    entered.stack = ()
+    for each in list(reset_after_fork):
+        each.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)

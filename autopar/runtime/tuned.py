@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ import torch
 
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
+from . import thread_state as ambient
 from . import trial
 from .executor import Executor
 from .replicas import Watch
@@ -95,6 +95,7 @@ class TunedExecutor:
         self._done = False
         self._builder: threading.Thread | None = None
         _alive.add(self)
+        ambient.reset_after_fork.add(self)
 
     @property
     def note(self) -> str:
@@ -252,8 +253,8 @@ class TunedExecutor:
             log.warning("compiling kernels failed, eager serves: %s: %s", type(error).__name__, error)
         self._builder = None
 
-    def _forked(self) -> None:
-        # Threads of the libraries are not in the child.
+    def forked(self) -> None:
+        """Let eager serve in a forked child, which has no threads of the libraries."""
         self.chosen = self._trial = self._builder = None
         self._done = True
         self.turn = threading.RLock()
@@ -273,11 +274,3 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
-
-
-def _after_fork() -> None:
-    for tuned in list(_alive):
-        tuned._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)
