@@ -16,11 +16,12 @@ from ..ir.machine import Machine
 from ..ir.plan import Candidate, Plan
 from ..planner import Policy, place
 from ..system.text import percent, seconds
+from ..transform.batch_axis import batch_of
 from ..transform.buckets import bucketed
 from ..transform.rewrites import own
 from ..transform.row_sums import single_valued, summed
 from ..transform.shares import fitting
-from ..transform.split import allot, batch_of, even, shares, split
+from ..transform.split import allot, even, shares, split
 from .feature_cuts import Price, feature_cuts
 
 log = logging.getLogger("autopar")

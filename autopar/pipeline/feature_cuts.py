@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
+from ..transform.batch_axis import batch_of
 from ..transform.feature_split import products, split_features
 from ..transform.features import Stretch
-from ..transform.split import batch_of
 
 Price: TypeAlias = Callable[[Graph], CostedGraph]
 

@@ -15,7 +15,7 @@ Rows begin anew where the backward broadcasts such a value over the batch.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
@@ -40,7 +40,37 @@ def at(argument: Argument | tuple[Argument, ...], path: tuple[int, ...]) -> Argu
     return argument
 
 
-class Flow:
+def batch_of(graph: Graph) -> int | None:
+    """Return the number of rows of the batch; None if no input of the forward has an axis.
+
+    Of the sizes of the first two axes of these inputs, the one along which most work can be split, with ties to the
+    first axis and then to the most common size; if nothing can be split, the most common first axis.
+    """
+    read = {name for task in graph.tasks if task.phase == "forward" for name in task.inputs}
+    given = [name for name in graph.inputs if name in read or not graph.readers[name]]
+    shapes = [graph.value[name].shape for name in given]
+    first = Counter(shape[0] for shape in shapes if shape)
+    second = Counter(shape[1] for shape in shapes if len(shape) > 1)
+    if not first:
+        return None
+    sizes = [size for found in (first, second) for size, _ in found.most_common()]
+    flows = [best_flow(graph, size) for size in dict.fromkeys(sizes) if size > 1]
+    best = max(flows, key=_rating, default=None)
+    return best.rows if best is not None and best.cuts else sizes[0]
+
+
+def best_flow(graph: Graph, rows: int, parts: int = 2) -> _Flow:
+    """Return the flow of the first axis, or that of the second if it splits more work."""
+    both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
+    return max((_Flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,))), key=_rating)
+
+
+def _rating(flow: _Flow) -> tuple[bool, bool, int]:
+    forward = any(flow.graph.task[name].phase == "forward" for name in flow.cuts)
+    return forward, bool(flow.cuts), flow.work
+
+
+class _Flow:
     """The batch of `rows` rows in a graph: `axis` of the values that hold it, `cuts` of the tasks to split.
 
     first: axis of the batch in inputs of that size; else the other of the first two.

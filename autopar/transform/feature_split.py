@@ -5,7 +5,7 @@ share one layer; and make slices of weights states of their own, so that a devic
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ..ir.graph import PART, SUMMED, UPDATES, Cut, Graph, Ref, Task, Value
 from ..ir.slices import WORDS, Slice
@@ -15,16 +15,6 @@ from .split import cut_up
 
 LABEL = "features in "
 """Prefix of `Graph.split` if features, not the batch, are split."""
-
-
-@dataclass
-class _Found:
-    """Tasks split along features; see `split.Cuts`."""
-
-    rows: int
-    axis: dict[str, int] = field(default_factory=dict)
-    outer: dict[str, int] = field(default_factory=dict)
-    cuts: dict[str, Cut] = field(default_factory=dict)
 
 
 def products(graph: Graph, parts: int) -> list[Stretch]:
@@ -56,29 +46,31 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
     chosen = [stretch for stretch in products(graph, parts) if stretch.tasks[0] in wanted]
     if not chosen or parts < 2:
         return graph
-    graph = _by_words(drawn(graph), {name for stretch in chosen for name in stretch.embeddings})
-    graph = _biases_apart(graph, {name for stretch in chosen for name in stretch.rows})
-    found = _Found(parts)
+    graph = _separable(drawn(graph), chosen)
+    axis: dict[str, int] = {}
+    cuts: dict[str, Cut] = {}
     for stretch in chosen:
-        found.cuts.update((name, Cut((0, None), (SUMMED,))) for name in stretch.embeddings)
+        axis.update(stretch.axes)
+        cuts.update((name, Cut((0, None), (SUMMED,))) for name in stretch.embeddings)
         for name in stretch.columns:
             task = graph.task[name]
-            last = len(graph.value[task.outputs[0]].shape) - 1
-            found.cuts[name] = Cut((None, *(0 for _ in task.inputs[1:])), (last,))
-        found.cuts.update(zip(stretch.inner, stretch.passes))
-        for name in stretch.rows:
-            last = len(graph.value[graph.task[name].inputs[0]].shape) - 1
-            found.cuts[name] = Cut((last, 1), (SUMMED,))
-        found.axis.update(stretch.axes)
-    found.cuts |= backward_cuts(graph, parts, found.axis)
-    apart = updates_in_parts(graph, found.cuts)
-    rest = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in apart))
-    cut = _from_first(with_slices(cut_up(rest, found, (1,) * parts, label=LABEL, noun="features")))
-    return _updating(cut, apart, parts) if apart else cut
+            cuts[name] = Cut((None, *(0 for _ in task.inputs[1:])), (axis[task.outputs[0]],))
+        cuts.update(zip(stretch.inner, stretch.passes))
+        cuts.update((name, Cut((axis[graph.task[name].inputs[0]], 1), (SUMMED,))) for name in stretch.rows)
+    cuts |= backward_cuts(graph, parts, axis)
+    target = dict(graph.updates)
+    updates = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)
+    apart = {made: target[made] for task in updates for made in task.outputs}
+    whole = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in apart))
+    cut = _from_first(with_slices(cut_up(whole, (1,) * parts, cuts, axis, {}, "features")))
+    return _updating(replace(cut, split=f"{LABEL}{cut.split}"), apart, parts)
 
 
 def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
-    """Return the graph in which parts of states are updated by parts of their new values; `apart`: parts by whole."""
+    """Return the graph in which parts of states are updated by parts of their new values; `apart`: the state whose new
+    value is made in parts, by that value."""
+    if not apart:
+        return graph
     pairs = tuple((f"{made}#{at}", f"{target}#{at}") for made, target in apart.items() for at in range(parts))
     targets = {target for _, target in pairs}
     carried = (name for name in graph.carried if name not in apart.values())
@@ -87,15 +79,30 @@ def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
     ).check()
 
 
-def _by_words(graph: Graph, lookups: Collection[str]) -> Graph:
-    """Replace lookups by tasks that also support a part of the table."""
-
-    def words(task: Task) -> Task:
-        table, indices = task.args[:2]
-        count = graph.value[task.inputs[0]].shape[0]
-        return replace(task, target=WORDS, args=(table, indices, 0, count), kwargs=(), cuts=())
-
-    return replace(graph, tasks=tuple(words(task) if task.name in lookups else task for task in graph.tasks))
+def _separable(graph: Graph, chosen: Iterable[Stretch]) -> Graph:
+    """Replace lookups by tasks that also support a part of the table, and the biases of rows by tasks of their own."""
+    lookups = {name for stretch in chosen for name in stretch.embeddings}
+    rows = {name for stretch in chosen for name in stretch.rows}
+    tasks: list[Task] = []
+    values: list[Value] = list(graph.values)
+    for task in graph.tasks:
+        if task.name in lookups:
+            count = graph.value[task.inputs[0]].shape[0]
+            tasks.append(replace(task, target=WORDS, args=(*task.args[:2], 0, count), kwargs=(), cuts=()))
+        elif task.name in rows and len(task.inputs) > 2:
+            (made,) = task.outputs
+            product = f"{made}#product"
+            values.append(replace(graph.value[made], name=product, storage=product))
+            tasks.append(replace(task, args=task.args[:2], kwargs=(), outputs=(product,), cuts=()))
+            tasks.append(
+                replace(
+                    task, name=f"{task.name}#bias", target="aten.add.Tensor", args=(Ref(product), Ref(task.inputs[2])),
+                    kwargs=(), flops=0, cuts=(), origin=task.origin or task.name,
+                )
+            )  # fmt: skip
+        else:
+            tasks.append(task)
+    return replace(graph, values=tuple(values), tasks=tuple(tasks))
 
 
 def _from_first(graph: Graph) -> Graph:
@@ -106,27 +113,6 @@ def _from_first(graph: Graph) -> Graph:
         return replace(task, args=(*task.args[:2], part.start, task.args[3])) if part else task
 
     return replace(graph, tasks=tuple(map(placed, graph.tasks)))
-
-
-def _biases_apart(graph: Graph, rows: Collection[str]) -> Graph:
-    """Separate the biases of these linears into tasks of their own."""
-    tasks: list[Task] = []
-    values: list[Value] = list(graph.values)
-    for task in graph.tasks:
-        if task.name not in rows or len(task.inputs) < 3:
-            tasks.append(task)
-            continue
-        (made,) = task.outputs
-        product = f"{made}#product"
-        values.append(replace(graph.value[made], name=product, storage=product))
-        tasks.append(replace(task, args=task.args[:2], kwargs=(), outputs=(product,), cuts=()))
-        tasks.append(
-            replace(
-                task, name=f"{task.name}#bias", target="aten.add.Tensor", args=(Ref(product), Ref(task.inputs[2])),
-                kwargs=(), flops=0, cuts=(), origin=task.origin or task.name,
-            )
-        )  # fmt: skip
-    return replace(graph, values=tuple(values), tasks=tuple(tasks))
 
 
 def forward_of(graph: Graph) -> Graph:
@@ -161,13 +147,6 @@ def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, C
         pairs = (*zip(task.inputs, cut.inputs), *zip(task.outputs, cut.outputs))
         axis.update((name, place) for name, place in pairs if place is not None and place >= 0)
     return found
-
-
-def updates_in_parts(graph: Graph, cuts: Mapping[str, Cut]) -> dict[str, str]:
-    """Return the state whose new value is made in parts, by that value."""
-    target = dict(graph.updates)
-    tasks = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)
-    return {made: target[made] for task in tasks for made in task.outputs}
 
 
 def _agreeing(graph: Graph, task: Task, parts: int, axis: Mapping[str, int]) -> Cut | None:

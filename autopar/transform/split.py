@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
 from numbers import Real
-from typing import Literal, Protocol
+from typing import Literal
 
 from ..errors import PlanError
 from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value
-from .batch_axis import LIKE, Flow
+from .batch_axis import LIKE, batch_of, best_flow
 
 
 def even(batch: int, parts: int) -> tuple[int, ...]:
@@ -48,37 +47,6 @@ def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def batch_of(graph: Graph) -> int | None:
-    """Return the number of rows of the batch; None if no input of the forward has an axis.
-
-    Of the sizes of the first two axes of these inputs, the one along which most work can be split, with ties to the
-    first axis and then to the most common size; if nothing can be split, the most common first axis.
-    """
-    read = {name for task in graph.tasks if task.phase == "forward" for name in task.inputs}
-    given = [name for name in graph.inputs if name in read or not graph.readers[name]]
-    shapes = [graph.value[name].shape for name in given]
-    first = Counter(shape[0] for shape in shapes if shape)
-    second = Counter(shape[1] for shape in shapes if len(shape) > 1)
-    if not first:
-        return None
-    sizes = [size for found in (first, second) for size, _ in found.most_common()]
-    flows = [_best(graph, size) for size in dict.fromkeys(sizes) if size > 1]
-    best = max(flows, key=lambda found: _rating(graph, found), default=None)
-    return best.rows if best is not None and best.cuts else sizes[0]
-
-
-def _best(graph: Graph, rows: int, parts: int = 2) -> Flow:
-    """Return the flow of the first axis, or that of the second if it splits more work."""
-    both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
-    found = (Flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,)))
-    return max(found, key=lambda flow: _rating(graph, flow))
-
-
-def _rating(graph: Graph, found: Flow) -> tuple[bool, bool, int]:
-    forward = any(graph.task[name].phase == "forward" for name in found.cuts)
-    return forward, bool(found.cuts), found.work
-
-
 def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
     """Split the batch of the graph into parts of `sizes` rows; return the graph itself if nothing is gained.
 
@@ -98,34 +66,39 @@ def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
             f"split sizes {sizes} add up to {rows} rows, but the batch of graph {graph.name!r} has "
             f"{batch_of(graph)}"
         )
-    found = _best(graph, rows, len(sizes))
-    return cut_up(graph, found, sizes) if len(sizes) > 1 and found.cuts else graph
-
-
-class Cuts(Protocol):
-    """Tasks to split, with their axes: as in `Flow`, which is one."""
-
-    rows: int
-    axis: dict[str, int]
-    outer: dict[str, int]
-    cuts: dict[str, Cut]
+    flow = best_flow(graph, rows, len(sizes))
+    return cut_up(graph, sizes, flow.cuts, flow.axis, flow.outer) if len(sizes) > 1 and flow.cuts else graph
 
 
 def cut_up(
-    graph: Graph, found: Cuts, sizes: tuple[int, ...], *, label: str = "", noun: str = "rows"
+    graph: Graph,
+    sizes: tuple[int, ...],
+    cuts: Mapping[str, Cut],
+    axis: Mapping[str, int],
+    outer: Mapping[str, int],
+    noun: str = "rows",
 ) -> Graph:
-    """Return the graph with its tasks split as `found`, into parts of `sizes` of `found.rows` equal pieces, called
-    `noun`."""
-    made = _Split(graph, found, sizes, noun).run()
-    return dataclasses.replace(made, split=f"{label}{made.split}")
+    """Return the graph with its tasks split by `cuts`, into parts of `sizes` of the `noun` on the `axis` of each value,
+    in `outer` blocks if there are several."""
+    return _Split(graph, sizes, cuts, axis, outer, noun).run()
 
 
 class _Split:
     """Builder of a split graph, in capture order."""
 
-    def __init__(self, graph: Graph, found: Cuts, sizes: tuple[int, ...], noun: str) -> None:
-        self.graph, self.flow, self.sizes, self.noun = graph, found, sizes, noun
+    def __init__(
+        self,
+        graph: Graph,
+        sizes: tuple[int, ...],
+        cuts: Mapping[str, Cut],
+        axis: Mapping[str, int],
+        outer: Mapping[str, int],
+        noun: str,
+    ) -> None:
+        self.graph, self.sizes, self.noun = graph, sizes, noun
+        self.cuts, self.axis, self.outer = cuts, axis, outer
         self.stops = tuple(accumulate(sizes))
+        self.total = sum(sizes)
         self.values: dict[str, Value] = {value.name: value for value in graph.values if value.kind != "made"}
         self.tasks: list[Task] = []
         self.parts: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -138,8 +111,8 @@ class _Split:
             if task.name == later:
                 self.deliver()
             self.phase = task.phase
-            if task.name in self.flow.cuts:
-                self.cut(task, self.flow.cuts[task.name])
+            if task.name in self.cuts:
+                self.cut(task, self.cuts[task.name])
             else:
                 self.keep(task)
         self.deliver()
@@ -153,7 +126,7 @@ class _Split:
     def deliver(self) -> None:
         """Rejoin the results that have been made."""
         for name in self.results:
-            if name in self.flow.axis and (name, self.flow.axis[name]) in self.parts:
+            if name in self.axis and (name, self.axis[name]) in self.parts:
                 producer = self.graph.producer.get(name)
                 self.phase = self.graph.task[producer].phase if producer else "forward"
                 self.whole(name)
@@ -186,15 +159,14 @@ class _Split:
                 self.put(self.graph.value[name], parts[index], axis, size, storage)
             args = task.args
             for path in cut.scale:
-                args = _scaled(args, path, size, self.flow.rows)
+                args = _scaled(args, path, size, self.total)
             self.tasks.append(
                 dataclasses.replace(
                     dataclasses.replace(task, args=args).reading(names),
                     name=f"{task.name}#{index}",
                     outputs=tuple(parts[index] for parts in made),
                     after=self.after(task, index),
-                    flops=_share(task.flops, stop, self.flow.rows)
-                    - _share(task.flops, stop - size, self.flow.rows),
+                    flops=task.flops * stop // self.total - task.flops * (stop - size) // self.total,
                     cuts=(),
                     origin=task.origin or task.name,
                     part=f"{self.noun} {stop - size}–{stop - 1}",
@@ -215,8 +187,8 @@ class _Split:
         """Add the part of a value with `size` rows of the batch on `axis`."""
         shape, nbytes = value.shape, value.bytes
         if axis is not None and axis >= 0:
-            shape = (*shape[:axis], shape[axis] // self.flow.rows * size, *shape[axis + 1 :])
-            nbytes = nbytes // self.flow.rows * size
+            shape = (*shape[:axis], shape[axis] // self.total * size, *shape[axis + 1 :])
+            nbytes = nbytes // self.total * size
         self.values[name] = Value(name, shape, value.dtype, nbytes, storage)
 
     def storage(self, value: Value, name: str, given: dict[str, str]) -> str:
@@ -229,14 +201,14 @@ class _Split:
 
     def any(self, name: str) -> str:
         """Return the value, or one of its parts if there is no whole."""
-        parts = self.parts.get((name, self.flow.axis.get(name, 0)))
+        parts = self.parts.get((name, self.axis.get(name, 0)))
         return parts[0] if parts and name not in self.values else self.whole(name)
 
     def whole(self, name: str) -> str:
         """Return the whole value, joined on first use."""
         if name not in self.values:
-            axis, value = self.flow.axis[name], self.graph.value[name]
-            parts, outer = self.parts[name, axis], self.flow.outer.get(name, 1)
+            axis, value = self.axis[name], self.graph.value[name]
+            parts, outer = self.parts[name, axis], self.outer.get(name, 1)
             if outer == 1:
                 self.values[name] = dataclasses.replace(value, storage=name)
                 self.add(name, f"{name}#join", JOIN, _joined(parts, axis, value.order), name, free=False)
@@ -270,8 +242,8 @@ class _Split:
         if (name, axis) not in self.parts:
             self.whole(name)
             value = self.graph.value[name]
-            unit = value.shape[axis] // self.flow.rows
-            label = name if axis == self.flow.axis.get(name) else f"{name}#axis{axis}"
+            unit = value.shape[axis] // self.total
+            label = name if axis == self.axis.get(name) else f"{name}#axis{axis}"
             names = tuple(f"{label}#{index}" for index in range(len(self.sizes)))
             for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
                 self.put(value, names[index], axis, size, self.values[name].storage)
@@ -305,11 +277,10 @@ class _Split:
         Tasks in parts draw no random numbers in program order, so that parts are independent.
         """
         parts = range(len(self.sizes)) if part is None else (part,)
-        cuts = self.flow.cuts
         return tuple(
             name
             for earlier in task.after
-            for name in ([f"{earlier}#{index}" for index in parts] if earlier in cuts else [earlier])
+            for name in ([f"{earlier}#{index}" for index in parts] if earlier in self.cuts else [earlier])
         )
 
 
@@ -330,10 +301,6 @@ def _joined(parts: Sequence[str], axis: int, order: tuple[int, ...]) -> tuple[Ar
     """Return the arguments of a JOIN."""
     refs = tuple(map(Ref, parts))
     return (refs, axis, order) if order else (refs, axis)
-
-
-def _share(amount: int, rows: int, batch: int) -> int:
-    return amount * rows // batch
 
 
 def _scaled(args: tuple[Argument, ...], path: tuple[int, ...], rows: int, batch: int) -> tuple[Argument, ...]:

@@ -19,7 +19,8 @@ from autopar.capture import Captured
 from autopar.errors import PlanError
 from autopar.ir.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
 from autopar.ops import resolve as bind
-from autopar.transform.split import allot, batch_of, even, shares, split
+from autopar.transform.batch_axis import batch_of
+from autopar.transform.split import allot, even, shares, split
 
 pytestmark = pytest.mark.thin(2)
 

@@ -15,8 +15,8 @@ from autopar.costs.clustering import fuse
 from autopar.costs.roofline import cost
 from autopar.ir.graph import JOIN, OWN, PART, SUM, SUMMED, Cut, Graph, Ref, Task, Value
 from autopar.ops import resolve as bind
-from autopar.transform.batch_axis import Flow
-from autopar.transform.split import batch_of, split
+from autopar.transform.batch_axis import batch_of, best_flow
+from autopar.transform.split import split
 
 
 def value(name: str, *shape: int, kind: Any = "made") -> Value:
@@ -138,7 +138,7 @@ def test_the_batch_is_that_of_the_forward_alone() -> None:
     whole = weights(6, 50, 3)
     forward = dataclasses.replace(whole, tasks=whole.tasks[:3], inputs=("y0",), outputs=("y3",))
     assert batch_of(whole) == batch_of(forward) == 6
-    assert Flow(whole, 6).work == Flow(forward, 6).work
+    assert best_flow(whole, 6).work == best_flow(forward, 6).work
     # Along the features, the first layer would add up: work, but none of a batch.
     summing = dataclasses.replace(whole.tasks[0], cuts=(ROWS, Cut((1,), (SUMMED,))), flops=10**9)
     assert batch_of(dataclasses.replace(whole, tasks=(summing, *whole.tasks[1:]))) == 6

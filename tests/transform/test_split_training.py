@@ -16,7 +16,8 @@ from torch import nn
 from autopar.capture import Captured
 from autopar.ir.graph import JOIN, PART, SUM, Graph
 from autopar.runtime.interpreter import interpret
-from autopar.transform.split import batch_of, split
+from autopar.transform.batch_axis import batch_of
+from autopar.transform.split import split
 
 pytestmark = pytest.mark.thin(2)
 
