@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ...ir.graph import DEFAULT, Const, Graph, Ref, Task, Value
 from .builder import HALF, Steps, typed
-from .losses import LOSSES, backward, loss, nll_backward, nll_forward
+from .losses import LOSSES, backward, loss, nll_forward
 from .moments import batch_norm, batch_norm_backward, mean, per_part, single_valued, variance
 
 __all__ = ["drawn", "single_valued", "summed"]
@@ -78,7 +78,6 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(LOSSES, loss),
     **dict.fromkeys((f"{name}_backward" for name in LOSSES), backward),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_forward),
-    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_backward),
     "mean": mean,
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
     **_DRAWS,

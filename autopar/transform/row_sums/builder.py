@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from numpy import broadcast_shapes
+
 from ...ir.graph import SUMMED, Argument, Const, Cut, Graph, Ref, Task, Value
 
 _BYTES = {"bool": 1, "uint8": 1, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
@@ -124,7 +126,7 @@ class Steps:
         """Append a task with broadcast arguments, with cuts along every axis, or along none if `whole`; return its
         output."""
         names = [argument.value for argument in args if isinstance(argument, Ref)]
-        shape = broadcast([self.shape(name) for name in names])
+        shape = broadcast_shapes(*map(self.shape, names))
         cuts = () if whole else self.rows(names, shape)
         return self.put(step, target, args, shape, dtype, kwargs=kwargs, cuts=cuts, make=make)
 
@@ -180,13 +182,6 @@ def wide(dtype: str) -> str:
 def typed(dtype: str) -> Const:
     """Return a dtype as an argument."""
     return Const(f"torch.{dtype}")
-
-
-def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the broadcast shape of shapes."""
-    rank = max(map(len, shapes), default=0)
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded))
 
 
 def aligned(shape: tuple[int, ...], axis: int, whole: tuple[int, ...]) -> int | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
+from numpy import broadcast_shapes
+
 from ...ir.graph import SUMMED, Argument, Cut, Ref
-from .builder import HALF, Steps, broadcast, typed, wide
+from .builder import HALF, Steps, typed, wide
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 """torch's numbers for the reductions of a loss."""
@@ -25,32 +26,22 @@ _CLASSES = "self target weight reduction ignore_index"
 
 
 def loss(steps: Steps) -> bool:
-    """Replace a mean loss by the summed loss ÷ the number of elements; a sum gets its cuts."""
-    order = LOSSES[steps.task.target.split(".")[1]]
-    reduction = steps.given(order, reduction=_MEAN)["reduction"]
-    (made,) = steps.task.outputs
-    shape = broadcast([steps.shape(name) for name in steps.task.inputs])
-    if reduction == _NONE or 0 in shape:
+    """Replace a mean loss by the summed loss ÷ the number of elements."""
+    order, inputs = LOSSES[steps.task.target.split(".")[1]], steps.task.inputs
+    shape = broadcast_shapes(*map(steps.shape, inputs))
+    if steps.given(order, reduction=_MEAN)["reduction"] != _MEAN or 0 in shape:
         return False
-    if reduction == _SUM:
-        return _same(steps, steps.rows(steps.task.inputs, shape, SUMMED))
+    (made,) = steps.task.outputs
     dtype = steps.dtype(made)
-    if dtype in HALF:
-        elements = _reduced(steps, order, _NONE, "elements", shape, dtype)
-        total = steps.total(elements, range(len(shape)), "sum")
-    else:
-        total = _reduced(steps, order, _SUM, "sum", (), dtype)
+    each = dtype in HALF
+    args, kwargs = _with(steps, order, _NONE if each else _SUM)
+    cuts = steps.rows(inputs, shape, None if each else SUMMED)
+    step, form = ("elements", shape) if each else ("sum", ())
+    total = steps.put(step, steps.task.target, args, form, dtype, kwargs=kwargs, cuts=cuts)
+    if each:
+        total = steps.total(total, range(len(shape)), "sum")
     steps.kept("", "aten.div.Scalar", (Ref(total), math.prod(shape)), steps.dtype(total), made)
     return True
-
-
-def _reduced(steps: Steps, order: str, reduction: int, step: str, shape: tuple[int, ...], dtype: str) -> str:
-    """Append the loss under another reduction, the elements or their sum; return its name."""
-    inputs = steps.task.inputs
-    whole = broadcast([steps.shape(name) for name in inputs])
-    args, kwargs = _with(steps, order, reduction)
-    cuts = steps.rows(inputs, whole, None if reduction == _NONE else SUMMED)
-    return steps.put(step, steps.task.target, args, shape, dtype, kwargs=kwargs, cuts=cuts)
 
 
 def backward(steps: Steps) -> bool:
@@ -60,12 +51,10 @@ def backward(steps: Steps) -> bool:
     order = f"grad_output {LOSSES[name]}"
     given = steps.given(order, reduction=_MEAN)
     tensors = [value for value in steps.task.inputs if value != given["grad_output"]]
-    shape = broadcast([steps.shape(value) for value in tensors])
-    if given["reduction"] == _NONE or 0 in shape or len(tensors) + 1 != len(steps.task.inputs):
+    shape = broadcast_shapes(*map(steps.shape, tensors))
+    if given["reduction"] != _MEAN or 0 in shape or len(tensors) + 1 != len(steps.task.inputs):
         return False
     (made,) = steps.task.outputs
-    if given["reduction"] == _SUM:
-        return _same(steps, steps.rows(steps.task.inputs, shape))
     args, kwargs = _with(steps, order, _SUM)
     dtype = steps.dtype(given["grad_output"])
     share = steps.pointwise("share", "aten.div.Scalar", (Ref(given["grad_output"]), math.prod(shape)), dtype)
@@ -85,20 +74,17 @@ def nll_forward(steps: Steps) -> bool:
     """
     given = steps.given(_CLASSES)
     scores, target = given["self"], given["target"]
-    cuts = _class_cuts(steps, scores, target, (SUMMED, SUMMED))
-    if given["reduction"] == _NONE or cuts is None:
+    shape, rows = steps.shape(scores), steps.shape(target)
+    # The classes are on axis 1 of the scores.
+    if given["reduction"] == _NONE or len(shape) < 2 or 0 in shape or rows != (shape[0], *shape[2:]):
         return False
     made, weight = steps.task.outputs
-    shape, dtype = steps.shape(scores), steps.dtype(made)
-    rows = (shape[0], *shape[2:])
-    acc = wide(dtype)
+    dtype = steps.dtype(made)
+    acc, each = wide(dtype), dtype in HALF
     total = _weight(steps, given, acc, weight if steps.dtype(weight) == acc else "")
     if steps.dtype(weight) != acc:
         steps.cast(total, steps.dtype(weight), "weight", weight)
-    each = dtype in HALF
     args, kwargs = _with(steps, _CLASSES, _NONE if each else _SUM)
-    if each:
-        cuts = _class_cuts(steps, scores, target, (None, SUMMED)) or []
     step = "elements" if each else "sum"
     last = given["reduction"] == _SUM and not each
     part = made if last else steps.named(step)
@@ -106,6 +92,12 @@ def nll_forward(steps: Steps) -> bool:
     steps.value(part, rows if each else (), dtype)
     steps.value(unread, (), dtype)
     name = steps.task.name if last else part
+    cuts = []
+    for axis, size in enumerate(rows):
+        axes = {scores: axis + (axis > 0), target: axis}
+        if size > 1:
+            summands = axis if each else SUMMED, SUMMED
+            cuts.append(Cut(tuple(axes.get(read) for read in steps.task.inputs), summands))
     steps.append(name, steps.task.target, args, (part, unread), kwargs=kwargs, cuts=cuts, unpack=True)
     if last:
         return True
@@ -115,42 +107,6 @@ def nll_forward(steps: Steps) -> bool:
     else:
         steps.kept("", "aten.div.Tensor", (Ref(loss), Ref(total)), steps.dtype(loss), made)
     return True
-
-
-def nll_backward(steps: Steps) -> bool:
-    """Split the backward by rows: the total weight is an argument."""
-    given = steps.given(f"grad_output {_CLASSES} total_weight")
-    scores, target = given["self"], given["target"]
-    each = given["reduction"] == _NONE
-    cuts = _class_cuts(steps, scores, target, (None,), given["grad_output"] if each else "", own=True)
-    return cuts is not None and _same(steps, cuts)
-
-
-def _class_cuts(
-    steps: Steps,
-    scores: str,
-    target: str,
-    outputs: tuple[int | None, ...],
-    grad: str = "",
-    *,
-    own: bool = False,
-) -> list[Cut] | None:
-    """Return a cut along each axis except the classes; None if the classes are not on axis 1.
-
-    None in `outputs` stands for the axis: as in the scores if `own`, else as in the targets.
-    """
-    shape, other = steps.shape(scores), steps.shape(target)
-    if len(shape) < 2 or 0 in shape or other != (shape[0], *shape[2:]):
-        return None
-    cuts = []
-    for axis, size in enumerate(shape):
-        if axis == 1 or size < 2:
-            continue
-        flat = axis - (axis > 1)
-        axes = {scores: axis, target: flat, grad: flat}
-        made = tuple((axis if own else flat) if output is None else output for output in outputs)
-        cuts.append(Cut(tuple(axes.get(name) for name in steps.task.inputs), made))
-    return cuts
 
 
 def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> str:
@@ -178,9 +134,3 @@ def _with(steps: Steps, order: str, reduction: int) -> tuple[tuple[Argument, ...
     if place < len(args):
         return (*args[:place], reduction, *args[place + 1 :]), kwargs
     return args, kwargs | {"reduction": reduction}
-
-
-def _same(steps: Steps, cuts: list[Cut]) -> bool:
-    """Keep the task, with cuts."""
-    steps.tasks.append(dataclasses.replace(steps.task, cuts=tuple(dict.fromkeys(cuts))))
-    return True

@@ -117,14 +117,8 @@ def batch_norm_backward(steps: Steps) -> bool:
     given = steps.given(_BACKWARD)
     name, grad, mask = given["input"], given["grad_out"], given["output_mask"]
     shape = steps.shape(name)
-    if len(shape) < 2 or 0 in shape or (given["train"] and shape[0] == 1):
+    if not given["train"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
         return False
-    if not given["train"]:
-        outputs = tuple(out if on else OWN for on, out in zip(mask, (None, SUMMED, SUMMED)))
-        steps.tasks.append(
-            dataclasses.replace(steps.task, cuts=_cuts(steps, steps.task.args, {name, grad}, shape, outputs))
-        )
-        return True
     acc, count = wide(steps.dtype(name)), math.prod(shape) // shape[1]
     weight = _wider(steps, given["weight"], acc, "weight")
     mean, invstd = (_wider(steps, given[key], acc, key) for key in ("save_mean", "save_invstd"))
@@ -169,15 +163,14 @@ def per_part(steps: Steps) -> bool:
     task = steps.task
     if task.target.startswith("aten.native_batch_norm_backward"):
         given = steps.given(_BACKWARD)
-        if not given["train"]:
-            return batch_norm_backward(steps)
+        training = given["train"]
         axes = {given["grad_out"]: 0, given["input"]: 0, given["save_mean"]: OWN, given["save_invstd"]: OWN}
         outputs = tuple(out if on else OWN for on, out in zip(given["output_mask"], (0, SUMMED, SUMMED)))
     else:
         given = _forward(steps)
+        training = given["training"]
         axes, outputs = {given["input"]: 0}, (0, *(OWN for _ in task.outputs[1:]))
-    shape = steps.shape(given["input"])
-    if not given.get("training", True) or shape[0] < 2:
+    if not training or steps.shape(given["input"])[0] < 2:
         return False
     cut = Cut(tuple(axes.get(name) for name in task.inputs), outputs)
     steps.tasks.append(dataclasses.replace(task, cuts=(cut,)))
