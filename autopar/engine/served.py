@@ -241,8 +241,8 @@ class Served:
         prepared: Planned
         if captured.tangents:
             tensors = captured.flatten(args)
-            joint, apart = plan_training(captured, backend.machine, options, tensors, given)
-            prepared = Training(joint, apart, backend.pool, backend.recorder, options.kernels)
+            joint, halves = plan_training(captured, backend.machine, options, tensors, given)
+            prepared = Training(joint, halves, backend.pool, backend.recorder, options.kernels)
         else:
             prepared = prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
         self.placed = self.placed or _whole(prepared)
@@ -323,4 +323,4 @@ class Served:
 
 def _whole(prepared: Planned) -> Plan:
     """Return the plan of a program; in training that of forward and backward, without the memory of the halves."""
-    return prepared.apart.joint if isinstance(prepared, Training) else prepared.plan
+    return prepared.halves.joint if isinstance(prepared, Training) else prepared.plan

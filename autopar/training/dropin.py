@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..capture import Captured
-from ..capture.captured import Strides, settle
+from ..capture.captured import settle
 from ..costs.detect import slowed
 from ..errors import MemoryCapError
 from ..ir.machine import Machine
@@ -36,7 +36,7 @@ from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
 from ..transform.divide import closed
-from .halves import STANDING, Apart, Half
+from .halves import STANDING, Halves
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
 """Returns the list that takes timelines of calls; None: they are not recorded."""
@@ -56,68 +56,70 @@ class Training:
     use, one for each set of outputs with a gradient.
     """
 
+    single_s: float | None = None
+    """None: timing it would require training."""
+
     def __init__(
-        self, captured: Captured, apart: Apart, pool: Replicas, recorder: Recorder, kernels: str = "eager"
+        self, captured: Captured, halves: Halves, pool: Replicas, recorder: Recorder, kernels: str = "eager"
     ) -> None:
         self.kernels = kernels
-        self.captured = captured if copies(apart.joint) else captured.kernels_trusted()
-        self.apart, self.pool, self.recorder = apart, pool, recorder
-        self.halves = apart.halves
+        captured = self.captured = captured if copies(halves.joint) else captured.kernels_trusted()
+        self.halves, self.pool, self.recorder = halves, pool, recorder
         self.repeatable = not captured.stateful
         """True if a call could be repeated with the same result."""
-        self.slow_down = apart.joint.costed.machine.slow_down
-        self._first = {captured.graph.outputs[index]: name for name, index in reversed(captured.tangents)}
+        self.slow_down = halves.joint.costed.machine.slow_down
+        names, state = captured.graph.outputs, captured.state
+        # As the outputs lie in memory in eager.
+        self._strides = [captured.strides[names.index(name)] for name in halves.names]
+        self._watched = [state[name] for name in halves.backward_graph.state if name in state]
+        self._first = {names[index]: name for name, index in reversed(captured.tangents)}
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
 
     @cached_property
     def plan(self) -> Plan:
         """The plan of forward and backward together, with the memory that the two use when run."""
-        return slowed(self.apart.plan, self.slow_down)
+        return slowed(self.halves.plan, self.slow_down)
 
     @cached_property
     def forward(self) -> Prepared:
         """The forward that transfers changed weights to the devices that read them."""
-        return self._bound(self.apart.forward)
+        half = self.halves.forward
+        return self._bound(half.plan, half.program)
 
     @cached_property
     def again(self) -> Prepared:
         """The forward for unchanged weights."""
-        half = self.apart.again
-        return self.forward if half is self.apart.forward else self._bound(half)
+        half = self.halves.again
+        return self.forward if half is self.halves.forward else self._bound(half.plan, half.program)
 
     def backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         """Return the backward for these tangents, and for each leaf whether it has a gradient."""
         with self._lock:
             if live not in self._backward:
-                half, wanted = self.apart.backward(live)
-                self._backward[live] = self._bound(half), wanted
+                half, wanted = self.halves.backward(live)
+                self._backward[live] = self._bound(half.plan, half.program), wanted
             return self._backward[live]
 
-    def _bound(self, half: Half) -> Prepared:
-        machine, state = half.plan.costed.machine, dict(self.captured.state)
-        for name in half.plan.costed.graph.state:
+    def _bound(self, plan: Plan, program: Program) -> Prepared:
+        plan, state = slowed(plan, self.slow_down), dict(self.captured.state)
+        machine = plan.costed.machine
+        for name in plan.costed.graph.state:
             if name.startswith(STANDING):
                 device = machine.device[name.removeprefix(STANDING)].torch_device
                 state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
-        plan = slowed(half.plan, self.slow_down)
-        return executed(captured, plan, half.program, self.pool, self.kernels, changing=True)
+        return executed(captured, plan, program, self.pool, self.kernels, changing=True)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans of both forwards."""
-        return self.apart.forward.plan, self.apart.again.plan
+        return self.halves.forward.plan, self.halves.again.plan
 
     @property
     def program(self) -> Program:
         """The program of the forward."""
         return self.forward.program
-
-    @property
-    def single_s(self) -> float | None:
-        """None: timing it would require training."""
-        return None
 
     @property
     def executor(self) -> Executor | TunedExecutor:
@@ -143,16 +145,15 @@ class Training:
 
         `written` is the call in eager, for second derivatives.
         """
-        found = dict(zip(self.apart.names, bridge(self, inputs, written, *self.leaves(inputs))))
-        return [found[name] for name in self.captured.graph.outputs[: self.halves.forward_outputs]]
+        found = dict(zip(self.halves.names, bridge(self, inputs, written, *self.leaves(inputs))))
+        return [found[name] for name in self.halves.outputs]
 
     def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Return outputs and gradients of one call for given tangents, by name, without autograd."""
         outputs, saved, _ = self.ahead(inputs)
-        given = [tangents.get(self._first.get(name, "")) for name in self.apart.names]
-        found = dict(zip(self.apart.names, outputs))
-        names = self.captured.graph.outputs[: self.halves.forward_outputs]
-        return [found[name] for name in names], self.back(saved, given)
+        given = [tangents.get(self._first.get(name, "")) for name in self.halves.names]
+        found = dict(zip(self.halves.names, outputs))
+        return [found[name] for name in self.halves.outputs], self.back(saved, given)
 
     def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Run one forward; return its outputs, each object once, its saved values, and the state its backward will
@@ -160,33 +161,26 @@ class Training:
         settled = self.forward.program.keeps and self.executor.current()
         prepared = self.again if settled else self.forward
         results = self._executed(prepared, inputs)
-        count = self.halves.forward_outputs
-        values = dict(zip(self.halves.forward.outputs[:count], results))
-        state = self.captured.state
-        watched = [state[name][0][state[name][1]] for name in self.halves.backward.state if name in state]
-        saved = results[count:]
+        values = dict(zip(self.halves.outputs, results))
+        watched = [owner[key] for owner, key in self._watched]
+        saved = results[len(self.halves.outputs) :]
         # A view of a weight must not be the way to overwrite it behind autograd's back.
-        given = (*inputs, *(owner[key] for owner, key in state.values()))
-        outputs = own([values[name] for name in self.apart.names], given, saved)
-        strides = [self._strides(name) for name in self.apart.names]
-        if settle(outputs, strides, self.captured.home.type):
+        given = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
+        outputs = own([values[name] for name in self.halves.names], given, saved)
+        if settle(outputs, self._strides, self.captured.home.type):
             # A tensor with gaps between its elements is made as a view.
             outputs = own(outputs, given, saved)
         return outputs, saved, watched
 
-    def _strides(self, name: str) -> Strides | None:
-        """Return the strides of an output in eager."""
-        return self.captured.strides[self.captured.graph.outputs.index(name)]
-
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the outputs that have a gradient."""
-        return [value for name, value in zip(self.apart.names, outputs) if name in self._first]
+        return [value for name, value in zip(self.halves.names, outputs) if name in self._first]
 
     def paired(
         self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the outputs of the call in eager, each with its tangent."""
-        given = dict(zip(self.apart.names, tangents))
+        given = dict(zip(self.halves.names, tangents))
         made = {
             name: output for name, output in zip(self.captured.graph.outputs, outputs) if name in self._first
         }
@@ -197,7 +191,7 @@ class Training:
         """Return the gradient of each leaf; None if only tangents that are None reach it."""
         given = {
             self._first[name]: tangent
-            for name, tangent in zip(self.apart.names, tangents)
+            for name, tangent in zip(self.halves.names, tangents)
             if tangent is not None and name in self._first
         }
         live = tuple(name for name in self.halves.tangents if name in given)
@@ -239,16 +233,16 @@ class Training:
 
 def plan_training(
     captured: Captured, machine: Machine, options: Options, tensors: list[torch.Tensor], given: Plan | None
-) -> tuple[Captured, Apart]:
+) -> tuple[Captured, Halves]:
     """Return a joint graph ready for planning, and its plan in two halves that both fit the caps.
 
     Raises the errors of planning and lowering.
     """
     joint = whole(captured)
 
-    def planned(room: Machine, caps: Machine) -> Apart:
+    def planned(room: Machine, caps: Machine) -> Halves:
         plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), caps)
-        return Apart(
+        return Halves(
             plan,
             joint.gradients,
             homes_of(joint, plan.costed.machine, tensors, options.home),
@@ -267,7 +261,7 @@ def plan_training(
         raise MemoryCapError(error.wrong, way) from None
 
 
-def _within(machine: Machine, planned: Callable[[Machine, Machine], Apart], *, once: bool) -> Apart:
+def _within(machine: Machine, planned: Callable[[Machine, Machine], Halves], *, once: bool) -> Halves:
     """Return the first of the plans `planned(room, caps)`, with ever tighter room, whose halves fit the machine's
     caps.
 
@@ -276,7 +270,7 @@ def _within(machine: Machine, planned: Callable[[Machine, Machine], Apart], *, o
     room, refusal = machine, None
     for _ in range(1 if once else _TIGHTENED):
         try:
-            apart = planned(room, machine)
+            halves = planned(room, machine)
         except MemoryCapError:
             if refusal is None:
                 raise
@@ -285,14 +279,14 @@ def _within(machine: Machine, planned: Callable[[Machine, Machine], Apart], *, o
                 {d.name: int(_LESS * d.memory_bytes) for d in room.devices if d.memory_bytes}
             )
             continue
-        if not apart.tight:
-            return apart
+        if not halves.tight:
+            return halves
         try:
-            _ = apart.forward, apart.again, apart.behind
-            return apart
+            _ = halves.forward, halves.again, halves.behind
+            return halves
         except MemoryCapError as error:
             refusal = refusal or error
-        left = apart.room()
+        left = halves.room()
         if min(left.values(), default=0) <= 0:
             break
         caps = {name: min(left[name], room.device[name].memory_bytes or left[name]) for name in left}
@@ -301,10 +295,10 @@ def _within(machine: Machine, planned: Callable[[Machine, Machine], Apart], *, o
     raise refusal
 
 
-def _need(apart: Apart) -> dict[str, int]:
+def _need(halves: Halves) -> dict[str, int]:
     """Return the peak bytes of each device over both halves, planned or in any order of the lanes."""
     need: dict[str, int] = {}
-    for half in (apart.forward, apart.again, apart.behind):
+    for half in (halves.forward, halves.again, halves.behind):
         for device, nbytes in (*half.plan.peaks.items(), *((peak.device, peak.bytes) for peak in half.peaks)):
             need[device] = max(nbytes, need.get(device, 0))
     return need

@@ -23,7 +23,7 @@ from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..pipeline.stages import deliveries, living, proved
 from ..planner import place
-from ..transform.divide import LOSS, Halves, alive, constants, divide, reached
+from ..transform.divide import LOSS, alive, constants, divide, reached
 
 STANDING = "standing on "
 """Prefix of the name of the state that stands for everything on a device that a half does not read."""
@@ -36,7 +36,7 @@ _Stands: TypeAlias = dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True)
-class Half:
+class _Half:
     """The plan of one half, its program, and its peak bytes on each device over all orders of the lanes."""
 
     plan: Plan
@@ -44,77 +44,77 @@ class Half:
     peaks: tuple[Peak, ...]
 
 
-class Apart:
-    """A `joint` plan, of a graph closed by a loss, as plans and programs of a forward and a backward.
+class Halves:
+    """The two halves of a `joint` plan, of a graph closed by a loss: plans and programs of forward and backward.
 
     gradients: (leaf, gradient) of the original graph.
     homes: devices of inputs and state before the call.
     outputs: as in `Options`.
+    names: outputs of the call, each once.
+    saved, tangents: inputs of the backward.
     """
 
     def __init__(
-        self,
-        joint: Plan,
-        gradients: Sequence[tuple[str, str]],
-        homes: Mapping[str, str],
-        outputs: str,
+        self, joint: Plan, gradients: Sequence[tuple[str, str]], homes: Mapping[str, str], outputs: str
     ) -> None:
         self.joint, self.gradients = joint, tuple(gradients)
         self.machine, self._delivery = joint.costed.machine, outputs
-        self.homes = living(joint.costed.graph, homes)
-        self.halves: Halves = divide(joint.costed.graph, len(self.gradients))
+        graph = joint.costed.graph
+        self.homes = living(graph, homes)
+        self.forward_graph, self.backward_graph = divide(graph, len(self.gradients))
+        self.outputs = graph.outputs[: len(graph.outputs) - len(self.gradients)]
+        self.names = list(dict.fromkeys(self.outputs))
+        self.saved = self.forward_graph.outputs[len(self.outputs) :]
+        self.tangents = self.backward_graph.inputs[len(self.saved) :]
         self.where = {task: joint.place[run].device for task, run in joint.costed.cluster_of.items()}
         self.single = all(len(run.tasks) == 1 for run in joint.costed.clusters)
-        self.names = list(dict.fromkeys(joint.costed.graph.outputs[: self.halves.forward_outputs]))
 
     @cached_property
     def saved_at(self) -> dict[str, str]:
         """Device on which each saved value waits for the backward: where it is first read, or was made."""
-        halves = self.halves
-        producer, readers = halves.forward.producer, halves.backward.readers
+        producer, readers = self.forward_graph.producer, self.backward_graph.readers
         found = {}
-        for name in halves.saved:
+        for name in self.saved:
             wanted = [self.where[task] for task in readers[name] if task in self.where]
             made = self.where.get(producer.get(name, ""), self.homes.get(name, ""))
             found[name] = made if made in wanted or not wanted else wanted[0]
         return found
 
     @cached_property
-    def forward(self) -> Half:
+    def forward(self) -> _Half:
         """The forward that transfers changed weights to the devices that read them."""
-        return _half(self._ahead(self.halves.forward))
+        return _half(self._ahead(self.forward_graph))
 
     @cached_property
-    def again(self) -> Half:
+    def again(self) -> _Half:
         """The forward for unchanged weights."""
-        if not self._copies(self.halves.forward):
+        if not self._copies(self.forward_graph):
             return self.forward
-        return _half(self._ahead(replace(self.halves.forward, changing=())))
+        return _half(self._ahead(replace(self.forward_graph, changing=())))
 
     @cached_property
-    def behind(self) -> Half:
+    def behind(self) -> _Half:
         """The backward if every output has a gradient."""
-        return _half(self._behind(self.halves.tangents))
+        return _half(self._behind(self.tangents))
 
-    def backward(self, live: tuple[str, ...]) -> tuple[Half, tuple[bool, ...]]:
+    def backward(self, live: tuple[str, ...]) -> tuple[_Half, tuple[bool, ...]]:
         """Return the backward for these tangents, and for each leaf whether it has a gradient.
 
         Raises RunError if an output without a gradient leaves a leaf without one: the graph does not tell whether
         eager would run the backward that makes it.
         """
-        if live != self.halves.tangents and (
-            made_up := constants(self.halves.backward, self.halves.tangents)
-        ):
+        whole = live == self.tangents
+        if not whole and (made_up := constants(self.backward_graph, self.tangents)):
             value = self.joint.costed.graph.value
-            made = zip(self.gradients, self.halves.backward.outputs)
+            made = zip(self.gradients, self.backward_graph.outputs)
             paths = ", ".join(value[target].path for (target, _), name in made if name in made_up)
             raise RunError(
                 f"{self.joint.costed.graph.name}: the gradient of {paths} depends on no output's (a custom backward "
                 "makes it up), and some outputs have none, so that nobody can tell whether it is due; let the loss "
                 "depend on every output"
             )
-        half = self.behind if live == self.halves.tangents else _half(self._behind(live))
-        return half, reached(self.halves.backward, self.halves.tangents, live)
+        half = self.behind if whole else _half(self._behind(live))
+        return half, reached(self.backward_graph, self.tangents, live)
 
     @cached_property
     def memory(self) -> tuple[Memory, ...]:
@@ -152,7 +152,7 @@ class Apart:
         """Return the bytes of each device's cap minus the excess of a half over the joint plan."""
         whole = {memory.device: memory.peak for memory in self.joint.memory}
         left = {memory.device: memory.cap for memory in self.joint.memory if memory.cap is not None}
-        for costed in (self._ahead(self.halves.forward), self._behind(self.halves.tangents)):
+        for costed in (self._ahead(self.forward_graph), self._behind(self.tangents)):
             lifted = replace(costed, machine=costed.machine.uncapped)
             for memory in place(lifted, "follow").memory:
                 cap = costed.machine.device[memory.device].memory_bytes
@@ -162,23 +162,22 @@ class Apart:
         return left
 
     def _ahead(self, graph: Graph) -> CostedGraph:
-        count = self.halves.forward_outputs
+        count = len(self.outputs)
         known = deliveries(graph, self.machine, self.homes, self._delivery)
-        kept = tuple((name, self.saved_at[name]) for name in self.halves.saved)
+        kept = tuple(self.saved_at.items())
         here = {**self._given(graph), **self._copies(graph)}
         # From the second call on, the copies of state that the backward reads are there as well.
         return self._costed(
             graph,
             self.homes,
             (*known[:count], *kept, *known[count + len(kept) :]),
-            _more({**self._copies(self.halves.backward), **here}, here),
+            _more({**self._copies(self.backward_graph), **here}, here),
         )
 
     def _behind(self, live: tuple[str, ...]) -> CostedGraph:
-        halves = self.halves
-        graph = alive(halves.backward, halves.tangents, live)
-        homes = {**self.homes, **self.saved_at, **dict.fromkeys(halves.tangents, self._arrives)}
-        wanted = reached(halves.backward, halves.tangents, live)
+        graph = alive(self.backward_graph, self.tangents, live)
+        homes = {**self.homes, **self.saved_at, **dict.fromkeys(self.tangents, self._arrives)}
+        wanted = reached(self.backward_graph, self.tangents, live)
         targets = [target for (target, _), has in zip(self.gradients, wanted) if has]
         deliver = tuple(
             (name, self.homes.get(target, self.machine.host)) for name, target in zip(graph.outputs, targets)
@@ -214,22 +213,22 @@ class Apart:
     @cached_property
     def _during(self) -> _Stands:
         """Everything kept while the backward runs, read or not."""
-        graph, count = self.halves.forward, self.halves.forward_outputs
-        found = {**self._given(graph), **self._copies(graph), **self._copies(self.halves.backward)}
+        graph = self.forward_graph
+        found = {**self._given(graph), **self._copies(graph), **self._copies(self.backward_graph)}
         known = deliveries(graph, self.machine, self.homes, self._delivery)
-        for name in self.halves.saved:
+        for name, device in self.saved_at.items():
             # A view that is saved keeps all of what it is a view of.
-            where, nbytes = self._root(name, self.saved_at[name])
+            where, nbytes = self._root(name, device)
             found.setdefault(where, nbytes)
-        for name, device in dict(known[:count]).items():
+        for name, device in dict(known[: len(self.outputs)]).items():
             at = device or self.where.get(graph.producer.get(name, ""), self.homes.get(name, ""))
             where, nbytes = self._root(name, at)
             if where in found and where != (at, name):
                 # The bridge makes it a copy, which the caller may change in place.
                 where, nbytes = (at, f"{name} of the caller"), graph.value[name].bytes
             found.setdefault(where, nbytes)
-        for name in self.halves.tangents:
-            found[self._arrives, name] = self.halves.backward.value[name].bytes
+        for name in self.tangents:
+            found[self._arrives, name] = self.backward_graph.value[name].bytes
         return found
 
     def _given(self, graph: Graph) -> _Stands:
@@ -254,7 +253,7 @@ class Apart:
 
     def _root(self, name: str, device: str) -> tuple[tuple[str, str], int]:
         """Return the storage that a value of the forward keeps alive on a device, and its bytes."""
-        graph = self.halves.forward
+        graph = self.forward_graph
         while True:
             value, maker = graph.value[name], graph.producer.get(name)
             if maker is None and self.homes.get(name, self.machine.host) == device:
@@ -277,17 +276,17 @@ def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
     return {device: nbytes for device, nbytes in found.items() if nbytes > 0}
 
 
-def _half(costed: CostedGraph) -> Half:
+def _half(costed: CostedGraph) -> _Half:
     """Return a half ordered by urgency or, if that needs too much memory, in graph order; devices are fixed."""
     try:
         plan = place(costed, "single" if costed.machine.serial else "heft")
     except MemoryCapError:
         plan = place(costed, "follow")
     report = proved(plan)
-    return Half(plan, report.program, report.peaks)
+    return _Half(plan, report.program, report.peaks)
 
 
-def _proven(half: Half) -> Iterator[Memory]:
+def _proven(half: _Half) -> Iterator[Memory]:
     """Yield the memory of a plan, with the peak proven for its program at the step where it occurs."""
     plan, program = half.plan, half.program
     moved = {(t.value, t.dst): (t.start, t.end) for t in plan.transfers}

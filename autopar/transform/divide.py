@@ -7,33 +7,13 @@ view of a weight has its own view (`views.own`), so that no copy of a weight is 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Literal
 
 from ..ir.graph import Const, Graph, Ref, Task, Value
 
 LOSS = "autopar.loss"
 """Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
-
-
-@dataclass(frozen=True)
-class Halves:
-    """The two graphs of a joint graph.
-
-    `forward.outputs` are the `forward_outputs` outputs of the call, then `saved`. The inputs of `backward` are
-    `saved`, then the tangents; its outputs are the gradients. `saved` may include inputs of the call.
-    """
-
-    forward: Graph
-    backward: Graph
-    saved: tuple[str, ...]
-    tangents: tuple[str, ...]
-
-    @cached_property
-    def forward_outputs(self) -> int:
-        """Number of outputs of `forward` that are the caller's."""
-        return len(self.forward.outputs) - len(self.saved)
 
 
 def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
@@ -67,10 +47,12 @@ def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
     ).check()
 
 
-def divide(graph: Graph, gradients: int) -> Halves:
-    """Divide a `closed` joint graph whose last `gradients` outputs are the gradients.
+def divide(graph: Graph, gradients: int) -> tuple[Graph, Graph]:
+    """Divide a `closed` joint graph whose last `gradients` outputs are the gradients into forward and backward.
 
-    A task belongs to the forward if an output of the call, an update or an effect needs it. Linear in tasks.
+    The outputs of the forward are those of the call, then the saved values, which may include inputs of the call. The
+    inputs of the backward are the saved values, then the tangents; its outputs are the gradients. A task belongs to the
+    forward if an output of the call, an update or an effect needs it. Linear in tasks.
     """
     tangents = next(task.outputs for task in graph.tasks if task.target == LOSS)
     count = len(graph.outputs) - gradients
@@ -106,7 +88,7 @@ def divide(graph: Graph, gradients: int) -> Halves:
         carried=(),
         streamed=tuple(name for name in graph.streamed if name in kept),
     )
-    return Halves(forward.check(), backward.check(), tuple(saved), tuple(tangents))
+    return forward.check(), backward.check()
 
 
 def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Graph:

@@ -18,7 +18,7 @@ from autopar.lowering.memory_bound import footprint
 from autopar.pipeline.options import Options
 from autopar.pipeline.stages import homes_of, plan_captured
 from autopar.training.dropin import capped, plan_training, whole
-from autopar.training.halves import Apart
+from autopar.training.halves import Halves
 from autopar.transform.buckets import FEW
 from autopar.transform.divide import LOSS
 
@@ -160,7 +160,7 @@ def test_a_saved_part_counts_with_what_it_is_a_part_of():
     model, x = nn.Sequential(nn.Linear(400, 2), nn.Tanh()), torch.randn(60, 400)
     captured = whole(joint(model, (x,)))
     plan = plan_captured(captured, machine(), Options(policy=sliced, split=2), [x])
-    apart = Apart(plan, captured.gradients, homes_of(captured, machine(), [x]), "as_input")
+    apart = Halves(plan, captured.gradients, homes_of(captured, machine(), [x]), "as_input")
     first, second = ({p.device: p.bytes for p in apart.behind.peaks}[name] for name in ACCELERATORS)
     assert first >= x.nbytes and second - x.nbytes // 2 <= first - x.nbytes
     fast = autopar.compile(model, machine(), policy=sliced, split=2)
@@ -182,9 +182,9 @@ def test_a_forward_counts_the_weights_that_only_the_backward_reads_there():
         return {t.name: ACCELERATORS[t.phase == "backward"] for t in tasks}
 
     plan = plan_captured(captured, machine(), Options(policy=crossed, split=None), [x])
-    apart = Apart(plan, captured.gradients, homes_of(captured, machine(), [x]), "as_input")
+    apart = Halves(plan, captured.gradients, homes_of(captured, machine(), [x]), "as_input")
     ahead = {peak.device: peak.bytes for peak in apart.forward.peaks}
-    graph, there = apart.halves.forward, ACCELERATORS[1]
+    graph, there = apart.forward_graph, ACCELERATORS[1]
     saved = sum(graph.value[name].bytes for name, at in apart.saved_at.items() if at == there)
     assert ahead[there] >= saved + model[2].weight.nbytes
 

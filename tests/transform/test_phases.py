@@ -50,7 +50,11 @@ def taken_apart(name):
     captured = joint(model, (x,))
     tangents = [name for name, _ in captured.tangents]
     graph = own(closed(captured.graph, tangents, len(captured.gradients)))
-    return model, x, captured, divide(graph, len(captured.gradients))
+    return model, x, captured, *divide(graph, len(captured.gradients))
+
+
+def saved(captured, forward):
+    return forward.outputs[len(captured.graph.outputs) - len(captured.gradients) :]
 
 
 def values_of(graph, captured, given):
@@ -73,19 +77,19 @@ def eager(model, x, captured, tangents):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("first", [False, True], ids=["all", "first"])
 def test_the_halves_give_what_eager_gives(name, first):
-    model, x, captured, halves = taken_apart(name)
-    count = 1 if first else len(halves.tangents)
-    shapes = {n: captured.graph.value[n].shape for n in halves.tangents}
-    tangents = {n: torch.randn(shapes[n]) for n in halves.tangents[:count]}
+    model, x, captured, forward, whole = taken_apart(name)
+    every = [name for name, _ in captured.tangents]
+    tangents = {n: torch.randn(captured.graph.value[n].shape) for n in (every[:1] if first else every)}
     start = {name: owner[key].detach().clone() for name, (owner, key) in captured.state.items()}
-    ahead = values_of(halves.forward, captured, dict(zip(captured.graph.inputs, [x])))
-    backward = alive(halves.backward, halves.tangents, tuple(tangents))
-    given = {name: ahead[name] for name in halves.saved} | tangents
+    ahead = values_of(forward, captured, dict(zip(captured.graph.inputs, [x])))
+    backward = alive(whole, every, tuple(tangents))
+    assert set(whole.inputs) == {*saved(captured, forward), *every}
+    given = {name: ahead[name] for name in saved(captured, forward)} | tangents
     back = values_of(backward, captured, {**start, **given})
     flat, wanted = eager(model, x, captured, tangents)
     for name, reference in zip(captured.graph.outputs, flat):
         assert torch.equal(ahead[name], reference.detach())
-    has = reached(halves.backward, halves.tangents, tuple(tangents))
+    has = reached(whole, every, tuple(tangents))
     assert has == tuple(gradient is not None for gradient in wanted)
     found = [back[name] for name in backward.outputs]
     for ours, reference in zip(found, (gradient for gradient in wanted if gradient is not None)):
@@ -93,33 +97,34 @@ def test_the_halves_give_what_eager_gives(name, first):
 
 
 def test_each_task_is_in_one_half():
-    _, _, captured, halves = taken_apart("heads")
-    ahead, back = set(halves.forward.task), set(halves.backward.task)
+    _, _, captured, forward, backward = taken_apart("heads")
+    ahead, back = set(forward.task), set(backward.task)
     assert not ahead & back
     assert ahead | back >= set(captured.graph.task)
 
 
 def test_the_backward_cannot_begin_before_the_forward_has_answered():
-    _, _, captured, halves = taken_apart("heads")
+    captured = taken_apart("heads")[2]
     tangents = [name for name, _ in captured.tangents]
     whole = closed(captured.graph, tangents, len(captured.gradients)).networkx()
-    outputs = captured.graph.outputs[: halves.forward_outputs]
+    outputs = captured.graph.outputs[: len(captured.graph.outputs) - len(captured.gradients)]
     makers = {captured.graph.producer[name] for name in outputs}
     assert makers <= networkx.ancestors(whole, "loss")
 
 
 def test_no_weight_is_saved():
     for name in CASES:
-        _, _, captured, halves = taken_apart(name)
+        _, _, captured, forward, _ = taken_apart(name)
         weights = {value for value, _ in captured.gradients}
-        roots = {captured.graph.value[saved].storage for saved in halves.saved}
+        roots = {captured.graph.value[name].storage for name in saved(captured, forward)}
         assert weights.isdisjoint(roots)
 
 
 def test_dead_tangents_leave_their_tasks_out():
-    _, _, _, halves = taken_apart("heads")
-    less = alive(halves.backward, halves.tangents, halves.tangents[:1])
-    assert len(less.tasks) < len(halves.backward.tasks)
+    _, _, captured, _, backward = taken_apart("heads")
+    tangents = [name for name, _ in captured.tangents]
+    less = alive(backward, tangents, tangents[:1])
+    assert len(less.tasks) < len(backward.tasks)
     assert not any("zeros" in task.target for task in less.tasks)
     assert "right.weight" not in less.state
 
@@ -141,5 +146,5 @@ def test_a_sum_that_widens_its_summand_stays_a_sum():
 
 
 def test_no_tangent_at_all_leaves_nothing():
-    _, _, _, halves = taken_apart("chain")
-    assert alive(halves.backward, halves.tangents, ()).tasks == ()
+    _, _, captured, _, backward = taken_apart("chain")
+    assert alive(backward, [name for name, _ in captured.tangents], ()).tasks == ()
