@@ -7,7 +7,7 @@ Parallel Training", VLDB 2020): in buckets in the order of the parameters, the s
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -28,21 +28,7 @@ _Slot: TypeAlias = tuple[dict[str, Any], str]
 """A tensor slot: the dict of its module and its key there, since the tensor may be replaced."""
 
 
-class _Shadow(JoinHook):  # type: ignore[misc]
-    """Join hook of a training step: shadows the steps of other ranks with gradients of zero."""
-
-    def __init__(self, group: Group, step: Callable[[], None]) -> None:
-        self._group, self._step = group, step
-
-    def main_hook(self) -> None:
-        self._group.joined = True
-        self._step()
-
-    def post_hook(self, is_last_joiner: bool) -> None:  # noqa: ARG002 - torch's signature
-        self._group.leave()
-
-
-class Group(Joinable):  # type: ignore[misc]
+class Group(Joinable, JoinHook):  # type: ignore[misc]
     """The ranks over which a training step averages gradients, and the state that all share: rank 0's weights and
     buffers.
 
@@ -138,38 +124,42 @@ class Group(Joinable):  # type: ignore[misc]
         self._by_all = by_all
         return Join([self], enable, throw, step=step)
 
-    def leave(self) -> None:
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook for `Join`, which shadows the steps of other ranks with gradients of zero."""
+        self._shadow = kwargs["step"]
+        return self
+
+    def main_hook(self) -> None:
+        """Shadow one step of other ranks."""
+        self.joined = True
+        self._shadow()
+
+    def post_hook(self, is_last_joiner: bool) -> None:  # noqa: ARG002 - torch's signature
         """Return to the same number of steps on all ranks."""
         self.joined, self._by_all = False, True
         self._join_config = type(self._join_config).construct_disabled_join_config()
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook for `Join`."""
-        return _Shadow(self, kwargs["step"])
+        del self._shadow
 
     @property
     def join_device(self) -> torch.device:
-        """The device whose tensors `Join` sends."""
-        return self._place
+        """The device whose tensors are sent for all ranks to agree."""
+        return self._trained[0].device if self._trained else torch.get_default_device()
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
         """The group over which `Join` counts the ranks with batches."""
         return self.ranks
 
-    @property
-    def _place(self) -> torch.device:
-        return self._trained[0].device if self._trained else torch.get_default_device()
-
     def _marked(self, marks: Sequence[bool]) -> tuple[torch.Tensor, Any]:
         """Start an all-reduce of marks; return those set on any rank, and the work to wait for."""
-        flat = torch.tensor(marks, dtype=torch.uint8, device=self._place)
+        flat = torch.tensor(marks, dtype=torch.uint8, device=self.join_device)
         return flat, dist.all_reduce(flat, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
 
     def _sent(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Start the all-reduce of a bucket; return its mean gradients as one flat tensor, and the work. Frees the
         rank's own."""
-        flat = torch.cat([_real(_gradient(parameter)).reshape(-1) for parameter in bucket])
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         for parameter in bucket:
             parameter.grad = None
         # Before the sum, which may be more than a half can hold.
@@ -186,7 +176,7 @@ class Group(Joinable):  # type: ignore[misc]
         keyed = (((each.dtype, each.device), each.nbytes, each) for each in tensors)
         first = dist.get_rank(self.ranks) == source
         for bucket in filled(keyed, BUCKET_BYTES):
-            flat = torch.cat([_real(each.detach()).reshape(-1) for each in bucket])
+            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
             try:
                 dist.broadcast(flat.view(torch.uint8), group=self.ranks, group_src=source)
             except RuntimeError as error:
@@ -263,22 +253,10 @@ def _said(form: tuple[str, list[int], bool, str]) -> str:
     return f"{dtype} {shape} on {place}{', trained' if trained else ''}"
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the parts of a flat tensor in the shapes of `tensors`."""
-    begin = 0
-    for tensor in tensors:
-        form = _real(tensor)
-        piece = flat[begin : begin + form.numel()].view(form.shape)
-        begin += form.numel()
-        yield torch.view_as_complex(piece) if tensor.is_complex() else piece
+def _pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parts of a flat tensor in the shapes of `tensors`."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors)]
 
 
 def versions() -> dict[str, str]:
