@@ -25,13 +25,10 @@ CLIP = "autopar.clip"
 
 
 class _Entries(Mapping[str, torch.Tensor]):
-    """An optimizer's state of one parameter, looked up on each access, since `load_state_dict` replaces it.
-
-    The `formula` of the same graph keeps the optimizer alive.
-    """
+    """An optimizer's state of one parameter, looked up on each access, since `load_state_dict` replaces it."""
 
     def __init__(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
-        self.optimizer, self.parameter = weakref.ref(optimizer), parameter
+        self.optimizer, self.parameter = optimizer, parameter
 
     def __getitem__(self, key: str) -> torch.Tensor:
         return self._held()[key]
@@ -43,21 +40,12 @@ class _Entries(Mapping[str, torch.Tensor]):
         return len(self._held())
 
     def _held(self) -> Mapping[str, torch.Tensor]:
-        optimizer = self.optimizer()
         # To ask the defaultdict itself would make an entry.
-        return {} if optimizer is None else optimizer.state.get(self.parameter, {})
+        return self.optimizer.state.get(self.parameter, {})
 
 
-_entries: weakref.WeakKeyDictionary[Optimizer, dict[int, _Entries]] = weakref.WeakKeyDictionary()
-"""The `_Entries` of each parameter by `id`, one for each, by which programs recognise the same state."""
-
-
-def held_by(optimizer: Optimizer, parameter: torch.Tensor) -> _Entries:
-    """Return the `_Entries` of a parameter, always the same one."""
-    known = _entries.setdefault(optimizer, {})
-    if id(parameter) not in known:
-        known[id(parameter)] = _Entries(optimizer, parameter)
-    return known[id(parameter)]
+_known: weakref.WeakValueDictionary[tuple[int, int], _Entries] = weakref.WeakValueDictionary()
+"""The `_Entries` by `id` of optimizer and parameter, one for each, by which programs recognise the same state."""
 
 
 def trained(captured: Captured) -> dict[str, torch.Tensor]:
@@ -256,7 +244,8 @@ class _Step:
                 "add it, or set its requires_grad to False"
             )
         self.parameters[path] = parameter
-        held = held_by(self.optimizer, parameter)
+        key = id(self.optimizer), id(parameter)
+        held = _known.setdefault(key, _Entries(self.optimizer, parameter))
         read = [(name, parameter)]
         for entry in entries(self.optimizer.param_groups[number]):
             if entry not in held:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -129,7 +128,6 @@ class _LossGraph:
         self.kept: Kept[Signature] = Kept(f"the training step of {type(signatures.loss).__name__}")
         self.refusal: AutoparError | None = None
         self._plans: dict[Hashable, Plan] = {}
-        self._lock = threading.RLock()
         name = type(signatures.loss).__name__
         try:
             signatures.require_known()
