@@ -9,7 +9,7 @@ lies between need not be known by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..ir.graph import Cut, Graph, Task, Value
 from .divide import depending
@@ -111,25 +111,21 @@ class _Refused(Exception):
     """The reason why a stretch ends without a row."""
 
 
+@dataclass
 class _Growth:
     """A stretch under construction, starting at one column."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        parts: int,
-        tainted: Collection[str],
-        taken: Collection[str],
-        channels: bool,
-        masks: Collection[str],
-    ) -> None:
-        self.graph, self.parts, self.tainted, self.taken = graph, parts, tainted, taken
-        self.channels, self.masks = channels, masks
-        self.axis: dict[str, int] = {}
-        self.columns: dict[str, None] = {}
-        self.rows: dict[str, None] = {}
-        self.inner: dict[str, Cut] = {}
-        self.todo: list[str] = []
+    graph: Graph
+    parts: int
+    tainted: Collection[str]
+    taken: Collection[str]
+    channels: bool
+    masks: Collection[str]
+    axis: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, None] = field(default_factory=dict)
+    rows: dict[str, None] = field(default_factory=dict)
+    inner: dict[str, Cut] = field(default_factory=dict)
+    todo: list[str] = field(default_factory=list)
 
     def grown(self, first: Task) -> Stretch:
         """Return the stretch that a product begins, or the reason why there is none."""

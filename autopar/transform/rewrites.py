@@ -7,7 +7,7 @@ several, a view read by two devices would be made on one and sent to the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir.graph import DEFAULT, LOCAL, Argument, Cut, Graph, Ref, Task, Value
@@ -24,13 +24,12 @@ _ATTENTION = "aten.scaled_dot_product_attention.default"
 def local(graph: Graph) -> Graph:
     """Let each random task run anywhere and draw from the generator of its device. Linear in tasks."""
     drawing = {task.name for task in graph.tasks if task.random == DEFAULT}
-    tasks = (_local(graph, task, drawing) if task.name in drawing else task for task in graph.tasks)
-    return replace(graph, tasks=tuple(tasks))
 
+    def moved(task: Task) -> Task:
+        after = tuple(name for name in task.after if name not in drawing)
+        return replace(task, random=LOCAL, home=False, after=after, cuts=task.cuts or _cuts(graph, task))
 
-def _local(graph: Graph, task: Task, drawing: Collection[str]) -> Task:
-    after = tuple(name for name in task.after if name not in drawing)
-    return replace(task, random=LOCAL, home=False, after=after, cuts=task.cuts or _cuts(graph, task))
+    return replace(graph, tasks=tuple(moved(task) if task.name in drawing else task for task in graph.tasks))
 
 
 def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
@@ -54,38 +53,34 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     Names already in use are kept, so that the number of values does not change.
     """
     taken = {*graph.value, *graph.task}
-    wanted = {old: new for old, new in names.items() if old in graph.value and new not in taken}
-    mine = {new: old for old, new in reversed(wanted.items())}
-    now = {old: new for old, new in wanted.items() if mine[new] == old}
+    now: dict[str, str] = {}
+    for old, new in names.items():
+        if old in graph.value and new not in taken:
+            now[old] = new
+            taken.add(new)
+    alone = {task.name for task in graph.tasks if task.outputs == (task.name,)}
+    called = {old: new for old, new in now.items() if old in alone}
 
     def of(name: str) -> str:
         return now.get(name, name)
 
-    tasks: list[Task] = []
-    called: dict[str, str] = {}
-    for task in graph.tasks:
-        if task.outputs == (task.name,):
-            called[task.name] = of(task.name)
-        if now.keys().isdisjoint((*task.inputs, *task.outputs)) and not any(
-            called.get(name, name) != name for name in task.after
-        ):
-            tasks.append(task)
-            continue
-        tasks.append(
-            replace(
-                task.reading(now),
-                name=called.get(task.name, task.name),
-                outputs=tuple(map(of, task.outputs)),
-                after=tuple(called.get(name, name) for name in task.after),
-            )
+    def changed(task: Task) -> Task:
+        if now.keys().isdisjoint((*task.inputs, *task.outputs, *task.after)):
+            return task
+        return replace(
+            task.reading(now),
+            name=called.get(task.name, task.name),
+            outputs=tuple(map(of, task.outputs)),
+            after=tuple(called.get(name, name) for name in task.after),
         )
+
     return replace(
         graph,
         values=tuple(
             replace(v, name=of(v.name), storage=of(v.storage)) if v.name in now or v.storage in now else v
             for v in graph.values
         ),
-        tasks=tuple(tasks),
+        tasks=tuple(map(changed, graph.tasks)),
         inputs=tuple(map(of, graph.inputs)),
         state=tuple(map(of, graph.state)),
         outputs=tuple(map(of, graph.outputs)),
