@@ -85,10 +85,9 @@ class _Flow:
         self.given: dict[str, int] = {}
         for name in graph.inputs:
             shape = graph.value[name].shape
-            found = (axis for axis in (first, 1 - first) if axis < len(shape) and shape[axis] == rows)
-            axis = next(found, None)
-            if axis is not None:
-                self.given[name] = axis
+            for axis in (1 - first, first):
+                if axis < len(shape) and shape[axis] == rows:
+                    self.given[name] = axis
         self.refused: set[str] = set()
         self.follow()
         while torn := self.torn():
@@ -264,10 +263,11 @@ class _Flow:
         pairs = zip(task.inputs, self.cuts[task.name].inputs)
         return [name for name, axis in pairs if axis is not None and axis == self.axis.get(name)]
 
-    def cut_makes(self, axes: Callable[[int], bool]) -> list[str]:
-        """Return outputs of the split tasks on the given axes."""
+    def cut_makes(self, *, summed: bool) -> list[str]:
+        """Return outputs of the split tasks that are summed, or those that are joined along an axis."""
         made = (zip(self.graph.task[name].outputs, cut.outputs) for name, cut in self.cuts.items())
-        return [name for pairs in made for name, axis in pairs if axis is not None and axes(axis)]
+        pairs = ((name, axis) for pairs in made for name, axis in pairs if axis is not None)
+        return [name for name, axis in pairs if (axis == SUMMED if summed else axis >= 0)]
 
     def trim_views(self) -> None:
         """Keep views whole, and thus free, unless adjacent tasks are split.
@@ -302,7 +302,7 @@ class _Flow:
     def drop_idle(self) -> None:
         """Remove runs of split tasks whose work is less than the cost of rejoining or summing their parts."""
         producer = self.graph.producer
-        parts = {name for name in (*self.cut_makes(_is_axis), *self.own) if producer[name] in self.cuts}
+        parts = {name for name in (*self.cut_makes(summed=False), *self.own) if producer[name] in self.cuts}
         stretch = UnionFind(self.cuts)
         tasks = [task for task in self.graph.tasks if task.name in self.cuts]
         gain: defaultdict[str, int] = defaultdict(int)
@@ -325,7 +325,7 @@ class _Flow:
 
     def rejoined(self, phases: tuple[str, ...] = ("forward", "backward", "update")) -> dict[str, int]:
         """Return the bytes of values made in parts that a task of these phases, or the caller, needs whole."""
-        parts = set(self.cut_makes(_is_axis))
+        parts = set(self.cut_makes(summed=False))
         whole: set[str] = set()
         for task in self.graph.tasks:
             if task.phase in phases and (task.name in self.cuts or task.target not in LIKE):
@@ -336,7 +336,7 @@ class _Flow:
 
     def summed(self) -> dict[str, int]:
         """Return the bytes of the summands of each summed value with a reader."""
-        made = self.cut_makes(lambda axis: axis == SUMMED)
+        made = self.cut_makes(summed=True)
         wanted = (name for name in made if self.graph.readers[name] or name in self.graph.results)
         return {name: self.parts * self.bytes([name]) for name in wanted}
 
@@ -350,7 +350,3 @@ class _Flow:
         kept = [task for task in cut if SUMMED not in self.cuts[task.name].outputs]
         rejoined = sum(self.rejoined(("forward",)).values())
         return sum(task.flops + self.touched(task) for task in kept) - _FLOPS_A_BYTE * rejoined
-
-
-def _is_axis(axis: int) -> bool:
-    return axis >= 0

@@ -243,7 +243,9 @@ def _parameters(
     for task in graph.tasks:
         if task.target not in UPDATES or len(task.args) > 1 or task.after:
             continue
-        _, number, parameter, _, coefficient, *state = _item(task)
+        (item,) = task.args
+        assert isinstance(item, tuple)
+        _, number, parameter, _, coefficient, *state = item
         assert isinstance(parameter, Ref)
         value = graph.value[parameter.value]
         # In a flat value everything is in row-major order.
@@ -252,12 +254,6 @@ def _parameters(
         place = homes.get(value.name), pins.get(task.name)
         small.append(((task.target, number, coefficient, len(state), value.dtype, *place), value.bytes, task))
     return [bucket for bucket in filled(small, nbytes) if len(bucket) > 1] if len(small) > few else []
-
-
-def _item(task: Task) -> tuple[Argument, ...]:
-    (item,) = task.args
-    assert isinstance(item, tuple)
-    return item
 
 
 def _whole(name: str, states: list[Value]) -> Value:

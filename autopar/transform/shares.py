@@ -25,25 +25,17 @@ def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tu
 
     Rows without room on one device go to the others in proportion.
     """
-    rows = [0] * len(speeds)
-    full: set[int] = set()
+    full: dict[int, int] = {}
     while True:
-        open_to = [d for d in range(len(speeds)) if d not in full and speeds[d] > 0]
-        rest = batch - sum(rows[d] for d in full)
-        if rest == 0 or not open_to:
-            break
-        for d, given in zip(open_to, allot(rest, [speeds[d] for d in open_to])):
-            rows[d] = given
-        over = [d for d in open_to if rows[d] > rooms[d]]
+        free = [d for d, speed in enumerate(speeds) if d not in full and speed > 0]
+        rest = batch - sum(full.values())
+        given = dict(zip(free, allot(rest, [speeds[d] for d in free]))) if rest and free else {}
+        over = {d: max(0, math.floor(rooms[d])) for d, rows in given.items() if rows > rooms[d]}
         if not over:
             break
-        for d in over:
-            rows[d] = max(0, math.floor(rooms[d]))
-        full.update(over)
-        for d in open_to:
-            if d not in full:
-                rows[d] = 0
-    return tuple(rows) if sum(rows) == batch else None
+        full |= over
+    shares = full | given
+    return tuple(shares.get(d, 0) for d in range(len(speeds))) if sum(shares.values()) == batch else None
 
 
 def fitting(
