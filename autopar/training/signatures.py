@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
@@ -17,7 +17,7 @@ from ..capture.convert import captured_at
 from ..capture.refusals import Untraceable, explain, valued
 from ..capture.region import Region
 from ..capture.torch_private import FakeTensorMode
-from ..errors import AutoparError, CaptureError, PlanError
+from ..errors import CaptureError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import Arguments, Kept
@@ -39,6 +39,9 @@ Take = Callable[[Signature, Sequence[Any]], Any]
 class Signatures:
     """A `torch.compile` backend for the loss of one training step, with one shared pool of weight replicas.
 
+    kept: the programs of each captured graph of the loss, by sizes.
+    latest: the signature of the last call.
+
     Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient.
     """
 
@@ -46,17 +49,75 @@ class Signatures:
         self, loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
-        self.graphs: list[_LossGraph] = []
+        self.name = type(loss).__name__
+        self.kept: list[Kept[Signature]] = []
         self.latest: Signature | None = None
         self.pool = Replicas()
         self._take: Take | None = None
         self.require_known()
 
-    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> _LossGraph:
-        """Compile a captured loss; return the callable that serves its calls."""
-        graph = _LossGraph(self, module, examples)
-        self.graphs.append(graph)
-        return graph
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        """Compile a captured loss; return the callable that takes a step for each call, by a program for its sizes.
+
+        It raises CaptureError if the loss cannot be differentiated.
+        """
+        kept: Kept[Signature] = Kept(f"the training step of {self.name}")
+        self.kept.append(kept)
+        try:
+            region = self._region(module, examples)
+            arguments = Arguments(region)
+        except Exception as error:
+            # Dynamo would wrap what is raised here; it is raised from the call.
+            text = explain(self.name, error)
+            refusal = CaptureError(text if self.name in text else f"{self.name}: {text}")
+
+            def refuse(*_: Any) -> NoReturn:
+                raise refusal
+
+            return refuse
+        plans: dict[Hashable, Plan] = {}
+
+        def made(args: Sequence[Any]) -> Signature:
+            try:
+                with alone():
+                    captured = rewritten(timed("capture", captured_at, region, args), self.options)
+            except Untraceable as error:
+                raise valued(self.name, module, error) from error
+            weights, parameters = arguments.weights(args), self.parameters()
+            return Signature(
+                captured, module, weights, parameters, self.machine, self.options, args, self.pool, plans
+            )
+
+        def serve(*args: Any) -> Any:
+            if arguments.lent(args):
+                raise CaptureError(
+                    f"{self.name}: a tensor is changed in place that shares its memory with another; pass a copy "
+                    "(clone)"
+                )
+            arguments.rebind(args)
+            key = arguments.sizes(args), self.groups()
+            found = kept.used(key)
+            if found is None:
+                found = made(args)
+                kept.add(key, found)
+            self.latest = found
+            assert self._take is not None
+            return self._take(found, args)
+
+        return serve
+
+    def _region(self, module: fx.GraphModule, examples: Sequence[Any]) -> Region:
+        """Return the region of a captured loss. Raises CaptureError if it cannot be differentiated."""
+        self.require_known()
+        the_loss(module, self.name)
+        region = Region(module, examples, self.loss, self.loss.arguments)
+        for place in region.places:
+            if place.kind == "input" and place.fake.requires_grad:
+                raise CaptureError(
+                    f"{place.path}, of shape {list(place.fake.shape)}, requires grad, and a training step gives "
+                    "gradients to parameters alone; .detach() it, or use autopar.compile and your own loop"
+                )
+        return region
 
     @contextmanager
     def taking(self, take: Take) -> Iterator[None]:
@@ -66,12 +127,6 @@ class Signatures:
             yield
         finally:
             self._take = None
-
-    def taken(self, signature: Signature, args: Sequence[Any]) -> Any:
-        """Take the step of a call; return the results of the graph."""
-        self.latest = signature
-        assert self._take is not None
-        return self._take(signature, args)
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters of the optimizer."""
@@ -86,24 +141,24 @@ class Signatures:
 
     def drop(self, signature: Signature) -> None:
         """Drop the programs of a signature; the next call plans again."""
-        for graph in self.graphs:
-            graph.kept.drop(signature)
+        for kept in self.kept:
+            kept.drop(signature)
 
     def tuned(self, latest: bool = False) -> list[TunedExecutor]:
         """Return the executors that compile kernels, with `latest` only those of the last call of each signature."""
-        executors = [
+        return [
             executor
-            for graph in self.graphs
-            for signature in graph.kept.values()
+            for kept in self.kept
+            for signature in kept.values()
             for executor in signature.executors
-            if not latest or (signature.latest is not None and signature.latest.executor is executor)
+            if isinstance(executor, TunedExecutor)
+            and (not latest or (signature.latest is not None and signature.latest.executor is executor))
         ]
-        return [executor for executor in executors if isinstance(executor, TunedExecutor)]
 
     def close(self) -> None:
         """Stop the threads of all programs; the next call starts them again."""
-        for graph in self.graphs:
-            graph.kept.close()
+        for kept in self.kept:
+            kept.close()
 
     def require_known(self) -> None:
         """Raise CaptureError if the optimizer holds a parameter that neither the model nor its criterion has."""
@@ -113,77 +168,10 @@ class Signatures:
                 if id(parameter) not in known:
                     raise CaptureError(
                         f"the optimizer holds a parameter of shape {list(parameter.shape)} (number {index} of its "
-                        f"group) that is neither in {type(self.loss).__name__} nor in its criterion; build the "
-                        "optimizer from model.parameters() after the last change of the model, or make the criterion "
-                        "an nn.Module that holds the parameter"
+                        f"group) that is neither in {self.name} nor in its criterion; build the optimizer from "
+                        "model.parameters() after the last change of the model, or make the criterion an nn.Module "
+                        "that holds the parameter"
                     )
-
-
-class _LossGraph:
-    """The callable that Dynamo calls instead of a graph of the loss: a step for each call, by a program for its
-    sizes."""
-
-    def __init__(self, signatures: Signatures, module: fx.GraphModule, examples: Sequence[Any]) -> None:
-        self.signatures, self.module = signatures, module
-        self.kept: Kept[Signature] = Kept(f"the training step of {type(signatures.loss).__name__}")
-        self.refusal: AutoparError | None = None
-        self._plans: dict[Hashable, Plan] = {}
-        name = type(signatures.loss).__name__
-        try:
-            signatures.require_known()
-            the_loss(module, name)
-            self.region = Region(module, examples, signatures.loss, signatures.loss.arguments)
-            self.arguments = Arguments(self.region)
-            self._require_detached()
-        except Exception as error:
-            # Dynamo would wrap what is raised here; it is raised from the call.
-            text = explain(name, error)
-            self.refusal = CaptureError(text if name in text else f"{name}: {text}")
-
-    def __call__(self, *args: Any) -> Any:
-        """Take a step with these arguments. Raises CaptureError if the loss cannot be differentiated."""
-        if self.refusal is not None:
-            raise self.refusal
-        arguments = self.arguments
-        if arguments.lent(args):
-            raise CaptureError(
-                f"{type(self.signatures.loss).__name__}: a tensor is changed in place that shares its memory with "
-                "another; pass a copy (clone)"
-            )
-        arguments.rebind(args)
-        key = arguments.sizes(args), self.signatures.groups()
-        found = self.kept.used(key)
-        if found is None:
-            found = self._made(args)
-            self.kept.add(key, found)
-        return self.signatures.taken(found, args)
-
-    def _made(self, args: Sequence[Any]) -> Signature:
-        signatures = self.signatures
-        try:
-            with alone():
-                captured = rewritten(timed("capture", captured_at, self.region, args), signatures.options)
-        except Untraceable as error:
-            raise valued(type(signatures.loss).__name__, self.module, error) from error
-        return Signature(
-            captured,
-            self.module,
-            self.arguments.weights(args),
-            signatures.parameters(),
-            signatures.machine,
-            signatures.options,
-            args,
-            signatures.pool,
-            self._plans,
-        )
-
-    def _require_detached(self) -> None:
-        for place in self.region.places:
-            if place.kind == "input" and place.fake.requires_grad:
-                raise CaptureError(
-                    f"{place.path}, of shape {list(place.fake.shape)}, requires grad, and a training step gives "
-                    "gradients to parameters alone; .detach() it, or use autopar.compile and your own loop"
-                )
 
 
 def step_ahead(
