@@ -61,9 +61,10 @@ class Loss(nn.Module):
         name = type(model).__name__
         self.__class__ = type(name, (type(self),), {"forward": _form(step_fn is None)})
         self.model = model
-        rule = criterion if step_fn is None else step_fn
+        rule, role = (criterion, "criterion") if step_fn is None else (step_fn, "step_fn")
         assert rule is not None
-        self.called = _called(criterion, step_fn, name)
+        called = getattr(rule, "__name__", type(rule).__name__)
+        self.called = f"the {role}{'' if called == '<lambda>' else f' {called}'} of {name}"
         """Name of the user's function, besides the model, for messages."""
         self.rule = rule if isinstance(rule, nn.Module) else _Rule(rule)
         taken = {path.partition(".")[0] for path, _ in (*model.named_parameters(), *model.named_buffers())}
@@ -159,13 +160,6 @@ def _form(of_criterion: bool) -> Callable[..., Any]:
     # Python names it where arguments are missing.
     form.__qualname__ = "step"
     return form
-
-
-def _called(criterion: Any, step_fn: Any, model: str) -> str:
-    """Return the display name of the user's function."""
-    function, role = (criterion, "criterion") if step_fn is None else (step_fn, "step_fn")
-    name = getattr(function, "__name__", type(function).__name__)
-    return f"the {role}{'' if name == '<lambda>' else f' {name}'} of {model}"
 
 
 def the_loss(module: fx.GraphModule, name: str) -> None:
