@@ -49,7 +49,7 @@ def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: boo
 
 def _held(graph: Graph, stretch: Stretch) -> int:
     """Return the bytes of a stretch's weights, and of the inputs and outputs of their updates."""
-    weights = {name for name, _ in stretch.axes if name in graph.state}
+    weights = {name for name in stretch.axes if name in graph.state}
     readers = (graph.task[reader] for name in weights for reader in graph.readers[name])
     updates = [task for task in readers if task.phase == "update"]
     beside = {name for task in updates for name in (*task.inputs, *task.outputs)}

@@ -30,7 +30,7 @@ def products(graph: Graph, parts: int) -> list[Stretch]:
         stretch
         for stretch in stretches(forward, parts, (), masks=masks)
         if not stretch.refusal
-        and not (stretch.embeddings and (trained or graph.mutated.intersection(dict(stretch.axes))))
+        and not (stretch.embeddings and (trained or graph.mutated.intersection(stretch.axes)))
         and not any(forward.task[name].random for name in stretch.tasks)
     ]
 
@@ -50,13 +50,8 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
     axis: dict[str, int] = {}
     cuts: dict[str, Cut] = {}
     for stretch in chosen:
-        axis.update(stretch.axes)
-        cuts.update((name, Cut((0, None), (SUMMED,))) for name in stretch.embeddings)
-        for name in stretch.columns:
-            task = graph.task[name]
-            cuts[name] = Cut((None, *(0 for _ in task.inputs[1:])), (axis[task.outputs[0]],))
-        cuts.update(zip(stretch.inner, stretch.passes))
-        cuts.update((name, Cut((axis[graph.task[name].inputs[0]], 1), (SUMMED,))) for name in stretch.rows)
+        axis |= stretch.axes
+        cuts |= stretch.cuts
     cuts |= backward_cuts(graph, parts, axis)
     target = dict(graph.updates)
     updates = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)

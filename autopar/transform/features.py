@@ -8,10 +8,10 @@ lies between need not be known by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..ir.graph import Cut, Graph, Task, Value
+from ..ir.graph import SUMMED, Cut, Graph, Task, Value
 from .divide import depending
 
 LINEAR = "aten.linear.default"
@@ -28,18 +28,18 @@ _DROPOUTS = ("aten.native_dropout.", "aten.dropout.", "aten.alpha_dropout.")
 class Stretch:
     """Tasks by name: linears and convolutions split by columns, those split by rows, and tasks in between.
 
-    passes: cut of each of `inner`.
-    axes: (value, axis) of split values, weights and biases included.
     embeddings: lookups in a table split by rows.
+    cuts: the cut of each task, of rows without their bias.
+    axes: the axis of each split value, weights and biases included.
     refusal: reason why nothing can be split here; empty if it can.
     """
 
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
-    passes: tuple[Cut, ...] = ()
     embeddings: tuple[str, ...] = ()
-    axes: tuple[tuple[str, int], ...] = ()
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    axes: Mapping[str, int] = field(default_factory=dict)
     refusal: str = ""
 
     @property
@@ -93,10 +93,9 @@ def stretches(
 def narrowed(graph: Graph, stretch: Stretch, parts: int) -> Graph:
     """Return the graph of one of `parts` processes, to read its sizes and FLOPs: values of the stretch in the size of
     a part, tasks with their share of FLOPs. Arguments are those of the whole, so it cannot run."""
-    axes = dict(stretch.axes)
 
     def part(value: Value) -> Value:
-        axis = axes.get(value.name)
+        axis = stretch.axes.get(value.name)
         if axis is None:
             return value
         shape = (*value.shape[:axis], value.shape[axis] // parts, *value.shape[axis + 1 :])
@@ -124,7 +123,8 @@ class _Growth:
     axis: dict[str, int] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
     rows: dict[str, None] = field(default_factory=dict)
-    inner: dict[str, Cut] = field(default_factory=dict)
+    inner: dict[str, None] = field(default_factory=dict)
+    cuts: dict[str, Cut] = field(default_factory=dict)
     todo: list[str] = field(default_factory=list)
 
     def grown(self, first: Task) -> Stretch:
@@ -140,14 +140,8 @@ class _Growth:
             self.check()
         except _Refused as refused:
             return Stretch(columns=(first.name,), refusal=str(refused))
-        weights = [pair for name in self.columns for pair in _by_columns(self.graph.task[name])]
-        weights += [(self.graph.task[name].inputs[1], 1) for name in self.rows]
         return Stretch(
-            tuple(self.columns),
-            tuple(self.rows),
-            tuple(self.inner),
-            tuple(self.inner.values()),
-            axes=(*self.axis.items(), *weights),
+            tuple(self.columns), tuple(self.rows), tuple(self.inner), cuts=self.cuts, axes=self.axis
         )
 
     def written_back(self, name: str) -> bool:
@@ -161,8 +155,11 @@ class _Growth:
         if task.name not in self.columns:
             self.own(task)
             self.columns[task.name] = None
-            (made,) = task.outputs
-            self.hold(made, _features(self.graph, task, made), task)
+            self.cuts[task.name] = cut = _by_columns(self.graph, task)
+            self.axis.update(dict.fromkeys(task.inputs[1:], 0))
+            (made,), (axis,) = task.outputs, cut.outputs
+            assert axis is not None
+            self.hold(made, axis, task)
 
     def row(self, task: Task, given: str) -> None:
         """Split a product by its inputs."""
@@ -171,6 +168,8 @@ class _Growth:
         if task.name not in self.rows:
             self.own(task)
             self.rows[task.name] = None
+            self.cuts[task.name] = Cut((self.axis[given], 1), (SUMMED,))
+            self.axis[task.inputs[1]] = 1
 
     def own(self, task: Task) -> None:
         """Refuse weights that other tasks use too."""
@@ -231,7 +230,7 @@ class _Growth:
         """Split a task between columns and rows; its other inputs must be split too, or equal on all ranks."""
         if task.name in self.taken:
             raise _Refused(f"{task.where} belongs to another pair")
-        self.inner[task.name] = cut
+        self.inner[task.name], self.cuts[task.name] = None, cut
         for name, axis in zip(task.inputs, cut.inputs):
             if axis is not None:
                 self.want(name, axis, task)
@@ -276,14 +275,15 @@ class _Growth:
         """Refuse if there is no row, or if a task needs a split value whole."""
         if not self.rows:
             raise _Refused("nothing adds its parts up")
-        graph = self.graph
-        for name, cut in self.inner.items():
-            for given, axis in zip(graph.task[name].inputs, cut.inputs):
+        for name in self.inner:
+            task = self.graph.task[name]
+            for given, axis in zip(task.inputs, self.cuts[name].inputs):
                 if self.axis.get(given) != axis:
-                    raise _Refused(f"{graph.task[name].where} needs {given!r} whole")
+                    raise _Refused(f"{task.where} needs {given!r} whole")
         for name in self.columns:
-            if graph.task[name].inputs[0] in self.axis:
-                raise _Refused(f"{graph.task[name].where} needs its input whole")
+            task = self.graph.task[name]
+            if task.inputs[0] in self.axis:
+                raise _Refused(f"{task.where} needs its input whole")
 
 
 def by_channel(task: Task) -> bool:
@@ -328,8 +328,9 @@ def _looks_up(graph: Graph, task: Task) -> bool:
     return graph.value[task.inputs[0]].kind == "state" and len(task.inputs) == 2
 
 
-def _by_columns(task: Task) -> list[tuple[str, int]]:
-    return [(name, 0) for name in task.inputs[1:]]
+def _by_columns(graph: Graph, task: Task) -> Cut:
+    """Return the cut of a product by its outputs, and so by axis 0 of its weight and bias."""
+    return Cut((None, *(0 for _ in task.inputs[1:])), (_features(graph, task, task.outputs[0]),))
 
 
 def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
@@ -340,8 +341,8 @@ def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
         return Stretch((task.name,), refusal=f"its weight is read by {graph.task[shared[0]].where} too")
     if rows % parts:
         return Stretch((task.name,), refusal=f"its {rows} outputs are no multiple of {parts}")
-    (made,) = task.outputs
-    return Stretch((task.name,), axes=((made, _features(graph, task, made)), *_by_columns(task)))
+    axes = {task.outputs[0]: _features(graph, task, task.outputs[0]), **dict.fromkeys(task.inputs[1:], 0)}
+    return Stretch((task.name,), cuts={task.name: _by_columns(graph, task)}, axes=axes)
 
 
 def _vocabulary(graph: Graph, table: str, parts: int) -> Stretch:
@@ -355,7 +356,7 @@ def _vocabulary(graph: Graph, table: str, parts: int) -> Stretch:
         refusal = f"its table {table!r} is read by {other.where} too"
     elif rows % parts:
         refusal = f"its {rows} rows are no multiple of {parts}; pad the vocabulary"
-    made = [(name, len(graph.value[name].shape) - 1) for task in heads for name in task.outputs]
-    return Stretch(
-        tuple(task.name for task in heads), embeddings=lookups, axes=((table, 0), *made), refusal=refusal
-    )
+    cuts = dict.fromkeys(lookups, Cut((0, None), (SUMMED,)))
+    cuts |= {task.name: _by_columns(graph, task) for task in heads}
+    axes = {table: 0, **{task.outputs[0]: _features(graph, task, task.outputs[0]) for task in heads}}
+    return Stretch(tuple(task.name for task in heads), (), (), lookups, cuts, axes, refusal)
