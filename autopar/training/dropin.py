@@ -180,12 +180,8 @@ class Training:
         self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the outputs of the call in eager, each with its tangent."""
-        given = dict(zip(self.halves.names, tangents))
-        made = {
-            name: output for name, output in zip(self.captured.graph.outputs, outputs) if name in self._first
-        }
-        pairs = ((output, given[name]) for name, output in made.items())
-        return [(output, tangent) for output, tangent in pairs if tangent is not None]
+        made, pairs = dict(zip(self.halves.outputs, outputs)), zip(self.halves.names, tangents)
+        return [(made[n], tangent) for n, tangent in pairs if n in self._first and tangent is not None]
 
     def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """Return the gradient of each leaf; None if only tangents that are None reach it."""

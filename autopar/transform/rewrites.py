@@ -160,37 +160,21 @@ class _Tree:
 def _chains(graph: Graph) -> list[list[str]]:
     """Return chains of links long enough to gain, each in order."""
     waited = {name for task in graph.tasks for name in task.after}
-    before: dict[str, str | None] = {}
-    length: dict[str, int] = {}
+    chains: dict[str, list[str]] = {}
     for task in graph.tasks:
         if not _adds(graph, task):
             continue
+        terms = (name for name in task.inputs if len(graph.readers[name]) == 1 and name not in graph.results)
+        able = [
+            link
+            for link in (graph.producer.get(name, "") for name in terms)
+            if link in chains and link not in waited and _together(graph.task[link], task)
+        ]
         # Of two sums that meet, the shorter one is a term of the longer.
-        best: str | None = None
-        for name in task.inputs:
-            earlier = graph.producer.get(name, "")
-            if (
-                earlier in length
-                and len(graph.readers[name]) == 1
-                and name not in graph.results
-                and earlier not in waited
-                and _together(graph.task[earlier], task)
-                and (best is None or length[earlier] > length[best])
-            ):
-                best = earlier
-        before[task.name] = best
-        length[task.name] = 1 + (length[best] if best else 0)
-    inside = {link for link in before.values() if link}
-    chains = []
-    for name in before:
-        if name not in inside and length[name] >= _LINKS:
-            chain = []
-            link: str | None = name
-            while link:
-                chain.append(link)
-                link = before[link]
-            chains.append(chain[::-1])
-    return chains
+        chain = chains.pop(max(able, key=lambda link: len(chains[link]), default=""), [])
+        chain.append(task.name)
+        chains[task.name] = chain
+    return [chain for chain in chains.values() if len(chain) >= _LINKS]
 
 
 def _adds(graph: Graph, task: Task) -> bool:
