@@ -200,7 +200,7 @@ def grouped(
     gone: set[str] = set()
     for bucket in buckets:
         label = _label(graph, len(closing))
-        gone.update(task.name for task in bucket)
+        gone.update(task.name for task in bucket[:-1])
         made = []
         for position, column in enumerate(zip(*(task.outputs for task in bucket))):
             states = [graph.value[target[name]] for name in column]
@@ -225,11 +225,7 @@ def grouped(
     return replace(
         graph,
         values=tuple(values.values()),
-        tasks=tuple(
-            closing.get(task.name, task)
-            for task in graph.tasks
-            if task.name in closing or task.name not in gone
-        ),
+        tasks=tuple(closing.get(task.name, task) for task in graph.tasks if task.name not in gone),
         updates=tuple(updates),
         flat=(*graph.flat, *flat),
     )
