@@ -51,10 +51,7 @@ class Loss(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        criterion: Callable[..., Any] | None,
-        step_fn: Callable[..., Any] | None,
+        self, model: nn.Module, criterion: Callable[..., Any] | None, step_fn: Callable[..., Any] | None
     ) -> None:
         super().__init__()
         # Messages and pictures name what was trained.

@@ -49,12 +49,7 @@ class Stretch:
 
 
 def stretches(
-    graph: Graph,
-    parts: int,
-    learned: Collection[str],
-    *,
-    channels: bool = False,
-    masks: Collection[str] = (),
+    graph: Graph, parts: int, learned: Collection[str], *, channels: bool = False, masks: Collection[str] = ()
 ) -> list[Stretch]:
     """Return disjoint stretches that can be split into `parts` equal parts and, as refusals, why other products
     cannot.

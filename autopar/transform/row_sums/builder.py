@@ -139,15 +139,7 @@ class Steps:
             if size > 1
         ]  # fmt: skip
 
-    def total(
-        self,
-        name: str,
-        axes: Sequence[int],
-        step: str,
-        *,
-        keep: bool = False,
-        dtype: str = "",
-    ) -> str:
+    def total(self, name: str, axes: Sequence[int], step: str, *, keep: bool = False, dtype: str = "") -> str:
         """Append a sum over axes, along which parts are summands; along the others, parts of the sum. Return its
         name."""
         shape, dtype = self.shape(name), dtype or wide(self.dtype(name))
