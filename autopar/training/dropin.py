@@ -238,12 +238,8 @@ def plan_training(
 
     def planned(room: Machine, caps: Machine) -> Halves:
         plan = capped(timed("plan", plan_captured, joint, room, options, tensors, given), caps)
-        return Halves(
-            plan,
-            joint.gradients,
-            homes_of(joint, plan.costed.machine, tensors, options.home),
-            options.outputs,
-        )
+        homes = homes_of(joint, plan.costed.machine, tensors, options.home)
+        return Halves(plan, joint.gradients, homes, options.outputs)
 
     try:
         return joint, _within(machine, planned, once=given is not None)

@@ -205,17 +205,10 @@ def resident_tangent(captured: Captured, owner: dict[str, Any]) -> Captured:
     values = tuple(
         replace(each, kind="state", path=LOSS) if each.name == tangent else each for each in graph.values
     )
-    return replace(
-        captured,
-        graph=replace(
-            graph,
-            values=values,
-            inputs=tuple(name for name in graph.inputs if name != tangent),
-            state=(*graph.state, tangent),
-        ),
-        state={**captured.state, tangent: (owner, "tangent")},
-        tangents=(),
-    )
+    inputs = tuple(name for name in graph.inputs if name != tangent)
+    graph = replace(graph, values=values, inputs=inputs, state=(*graph.state, tangent))
+    state = {**captured.state, tangent: (owner, "tangent")}
+    return replace(captured, graph=graph, state=state, tangents=())
 
 
 def trained(captured: Captured, parameters: set[int]) -> Captured:

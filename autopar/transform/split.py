@@ -258,18 +258,8 @@ class _Split:
         """Append an inserted task with the source location of the value it serves and the phase of its reader."""
         producer = self.graph.producer.get(value)
         where = self.graph.task[producer] if producer else Task("", "")
-        self.tasks.append(
-            Task(
-                task,
-                target,
-                args,
-                outputs=(made,),
-                free=free,
-                module=where.module,
-                source=where.source,
-                phase=self.phase,
-            )
-        )
+        added = Task(task, target, args, outputs=(made,), free=free, phase=self.phase)
+        self.tasks.append(dataclasses.replace(added, module=where.module, source=where.source))
 
     def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
         """Return the tasks it must follow, by the names of their parts: a part follows the same part.
