@@ -15,7 +15,7 @@ from torch import nn
 from autopar.capture import Captured
 from autopar.ir.graph import SUM, SUMMED, Graph, Task
 from autopar.runtime.interpreter import interpret
-from autopar.transform.row_sums import summed
+from autopar.transform.row_sums import single_valued, summed
 from autopar.transform.split import split
 
 pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
@@ -312,6 +312,13 @@ def test_batch_norm_in_evaluation_is_cut_by_rows() -> None:
     x = torch.randn(ROWS, WIDTH, 6, dtype=torch.float64, requires_grad=True)
     _, parted = same(model, (x,))
     assert len(parts_of(parted, "aten.native_batch_norm_backward")) == 3
+
+
+def test_a_part_of_one_row_needs_no_variance_in_evaluation() -> None:
+    for training, lone in ((False, False), (True, True)):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).train(training)
+        parted = split(summed(joint(model, (torch.randn(4, 4),)).graph, batch_norm="per_part"), (3, 1))
+        assert parted.split and (single_valued(parted) is not None) == lone
 
 
 def test_batch_norm_of_each_part_is_what_data_parallel_does() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from ...ir.graph import OWN, SUMMED, Argument, Cut, Graph, Ref, Task, Value
 from .builder import Steps, axes_of, holds_batch, wide
@@ -185,12 +186,13 @@ def single_valued(graph: Graph) -> Task | None:
             steps = Steps(graph, task, values)
             given = _forward(steps)
             shape = steps.shape(given["input"])
-            if given.get("training", False) and math.prod(shape) == shape[1]:
+            # In its place the form for evaluation alone has a number.
+            if given.get("training") is True and math.prod(shape) == shape[1]:
                 return task
     return None
 
 
-def _forward(steps: Steps) -> dict[str, str]:
+def _forward(steps: Steps) -> dict[str, Any]:
     return steps.given(_NO_STATS if steps.task.target.endswith(".no_stats") else _STATS)
 
 
