@@ -41,7 +41,6 @@ def variance(steps: Steps) -> bool:
 
     This avoids cancellation (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983).
     """
-    kind = steps.task.target.removeprefix("aten.").partition(".")[0]
     given = steps.given("self dim", dim=None, keepdim=False, correction=None)
     name, outputs = given["self"], steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
@@ -57,7 +56,7 @@ def variance(steps: Steps) -> bool:
     squares = steps.total(_centred_squares(steps, name, middle, acc), axes, "squares", keep=keep)
     left = max(0, count - correction)
     spread = steps.pointwise("spread", "aten.div.Scalar", (Ref(squares), left), acc)
-    if kind.startswith("std"):
+    if steps.task.target.startswith("aten.std"):
         spread = steps.pointwise("root", "aten.sqrt.default", (Ref(spread),), acc)
     if len(outputs) > 1:
         flat = steps.shape(outputs[1])
@@ -122,8 +121,7 @@ def batch_norm_backward(steps: Steps) -> bool:
         return False
     acc, count = wide(steps.dtype(name)), math.prod(shape) // shape[1]
     weight = _wider(steps, given["weight"], acc, "weight")
-    mean, invstd = (_wider(steps, given[key], acc, key) for key in ("save_mean", "save_invstd"))
-    assert mean is not None and invstd is not None
+    mean, invstd = (steps.cast(given[key], acc, f"{key}_wide") for key in ("save_mean", "save_invstd"))
     sums = []
     for key, on, out in zip(("dweight", "dbias"), mask[1:], steps.task.outputs[1:]):
         direct = on and steps.dtype(out) == acc
