@@ -41,6 +41,7 @@ class Signature:
     captured: the graph that is placed: the gradient of the loss is state, held by `start`, and only trained parameters
     have gradients.
     weights: state that requires grad, by path.
+    parameters: those with a gradient, in the order of `Captured.gradients`.
     checked: gradients were compared with eager.
     latest: the program of the last call.
     plans: placements of other sizes, which new programs follow.
@@ -73,6 +74,7 @@ class Signature:
         self._entries: list[tuple[str, ...]] = []
         self._plans = plans
         self._trained = optimizers.trained(self.captured)
+        self.parameters = list(self._trained.values())
 
     @cached_property
     def gradients(self) -> Prepared:
@@ -133,11 +135,6 @@ class Signature:
                 # What fitted at one size need not at another.
                 pass
         return plan_captured(captured, self.machine, self.options, self.devices)
-
-    @property
-    def parameters(self) -> list[torch.Tensor]:
-        """Parameters with a gradient, in the order of `Captured.gradients`."""
-        return list(self._trained.values())
 
     def differentiated(
         self, args: Sequence[Any], run: Run, stale: bool = False

@@ -4,7 +4,7 @@ operator."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from ...ir.graph import DEFAULT, Const, Graph, Ref, Task, Value
@@ -74,6 +74,7 @@ _DRAWS: dict[str, Rule] = {
     "native_dropout": native_dropout,
     **dict.fromkeys(("new_empty", "empty_like"), noise),
 }
+_NORMS = ("_native_batch_norm_legit_functional", "_native_batch_norm_legit", "native_batch_norm")
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(LOSSES, loss),
     **dict.fromkeys((f"{name}_backward" for name in LOSSES), backward),
@@ -81,12 +82,10 @@ _RULES: dict[str, Rule] = {
     "mean": mean,
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
     **_DRAWS,
-    **dict.fromkeys(
-        ("_native_batch_norm_legit_functional", "_native_batch_norm_legit", "native_batch_norm"), batch_norm
-    ),
+    **dict.fromkeys(_NORMS, batch_norm),
     "native_batch_norm_backward": batch_norm_backward,
 }
-_BATCH_NORM = frozenset(name for name, rule in _RULES.items() if rule in (batch_norm, batch_norm_backward))
+_PER_PART = _RULES | dict.fromkeys((*_NORMS, "native_batch_norm_backward"), per_part)
 
 
 def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
@@ -100,38 +99,25 @@ def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
     Equal in exact arithmetic, and in the random draws. A task `t` becomes `t#sum`, …, `t`; values keep the names that
     readers use. Only useful before a split: for a whole batch the captured tasks are faster. Linear in tasks.
     """
-    return _rewritten(graph, lambda task: _rule(task, batch_norm))
+    return _rewritten(graph, _PER_PART if batch_norm == "per_part" else _RULES)
 
 
 def drawn(graph: Graph) -> Graph:
     """Let dropouts draw the whole mask from shape and dtype alone, as in `summed`, and change nothing else."""
-    return _rewritten(graph, lambda task: _DRAWS.get(_name(task)))
+    return _rewritten(graph, _DRAWS)
 
 
-def _rewritten(graph: Graph, ruled: Callable[[Task], Rule | None]) -> Graph:
+def _rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
     values: dict[str, Value] = {value.name: value for value in graph.values}
     tasks: list[Task] = []
     for task in graph.tasks:
-        rule = ruled(task)
+        space, _, rest = task.target.partition(".")
+        rule = rules.get(rest.partition(".")[0]) if space == "aten" else None
         steps = Steps(graph, task, values)
-        if rule is None or not rule(steps):
-            tasks.append(task)
-            continue
-        tasks += steps.tasks
+        tasks += steps.tasks if rule is not None and rule(steps) else (task,)
     kept = {name for task in tasks for name in task.outputs}
     return dataclasses.replace(
         graph,
         values=tuple(value for value in values.values() if value.kind != "made" or value.name in kept),
         tasks=tuple(tasks),
     )
-
-
-def _rule(task: Task, batch_norm: str) -> Rule | None:
-    name = _name(task)
-    return per_part if batch_norm == "per_part" and name in _BATCH_NORM else _RULES.get(name)
-
-
-def _name(task: Task) -> str:
-    """Return the ATen operator of a task without its overload; "" for others."""
-    space, _, rest = task.target.partition(".")
-    return rest.partition(".")[0] if space == "aten" else ""
