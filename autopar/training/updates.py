@@ -25,7 +25,6 @@ from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
 from . import optimizers
-from .formulas import entries
 from .losses import resident_tangent, trained
 
 log = logging.getLogger("autopar")
@@ -71,7 +70,6 @@ class Signature:
         self.refusal = self._too_big = ""
         self.latest: Prepared | None = None
         self._whole: Prepared | None = None
-        self._entries: list[tuple[str, ...]] = []
         self._plans = plans
         self._trained = optimizers.trained(self.captured)
         self.parameters = list(self._trained.values())
@@ -94,14 +92,7 @@ class Signature:
         self.refusal = self._too_big or optimizers.obstacle(optimizer, self._trained)
         if self.refusal:
             return None
-        wanted = [entries(group) for group in optimizer.param_groups]
-        if self._whole is not None and wanted != self._entries:
-            # With momentum or amsgrad switched, the step reads other state.
-            self._whole.executor.close()
-            self._whole = None
-            self._plans.pop("whole", None)
         if self._whole is None:
-            self._entries = wanted
             try:
                 updated = optimizers.updated(self.captured, optimizer, clip_norm=clip_norm)
                 self._whole = self._placed("whole", updated)
