@@ -81,7 +81,7 @@ class _Pieces:
         number = {task.name: position for position, task in enumerate(graph.tasks)}
         resident = graph.resident
         wanted = {*graph.results}
-        self.heaviest = [min(s for s in costs[task.name].seconds if s is not None) for task in graph.tasks]
+        self.heaviest = [costs[task.name].least for task in graph.tasks]
         self.total = list(self.heaviest)
         self.kind = [_kind(task, costs[task.name]) for task in graph.tasks]
         self.maker = {name: number[task] for name, task in graph.producer.items()}
@@ -214,7 +214,7 @@ def _clusters(
     for task in tasks:
         members.setdefault(cluster_of[task.name], []).append(task)
     name_of = {
-        cluster: max(held, key=lambda task: _weight(task, costs)).name for cluster, held in members.items()
+        cluster: max(held, key=lambda task: costs[task.name].least).name for cluster, held in members.items()
     }
     wanted = {*graph.results}
     before: dict[int, dict[int, None]] = {}
@@ -245,10 +245,6 @@ def _clusters(
             workspace_bytes=_scratch(graph, held, makes, costs),
         )
     return tuple(found[cluster] for cluster in topological(before))
-
-
-def _weight(task: Task, costs: Mapping[str, TaskCost]) -> float:
-    return min(seconds for seconds in costs[task.name].seconds if seconds is not None)
 
 
 def _seconds(

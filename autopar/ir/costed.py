@@ -26,6 +26,11 @@ class TaskCost:
     workspace_bytes: int = 0
     how: str = "roofline"
 
+    @property
+    def least(self) -> float:
+        """Seconds on the fastest device; 0 if it can run on none."""
+        return min((seconds for seconds in self.seconds if seconds is not None), default=0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

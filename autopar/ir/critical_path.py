@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from itertools import zip_longest
+from typing import Literal, NamedTuple, TypeAlias
 
 from .costed import CostedGraph
 from .timeline import Placed, Step, Transfer
@@ -18,8 +19,7 @@ Kind: TypeAlias = Literal["data", "order", "wire", "lane"]
 _RANK = {"data": 3, "order": 2, "wire": 1, "lane": 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class _Wait(NamedTuple):
     """A wait for the end of step number `step`, because of `kind`."""
 
     step: int
@@ -38,8 +38,8 @@ class Critical:
     """
 
     steps: tuple[Step, ...]
-    waits: tuple[tuple[Wait, ...], ...]
-    last: tuple[Wait | None, ...]
+    waits: tuple[tuple[_Wait, ...], ...]
+    last: tuple[_Wait | None, ...]
     path: tuple[int, ...]
     slack: tuple[float, ...]
 
@@ -51,21 +51,20 @@ class Critical:
     @property
     def compute_s(self) -> float:
         """Seconds of computation on the path."""
-        return sum(step.end - step.start for step in self._path_steps if isinstance(step, Placed))
+        return self._seconds(Placed)
 
     @property
     def transfer_s(self) -> float:
         """Seconds of transfers on the path."""
-        return sum(step.end - step.start for step in self._path_steps if isinstance(step, Transfer))
+        return self._seconds(Transfer)
 
     @property
     def busy_s(self) -> dict[tuple[str, Kind], float]:
         """Seconds of the path by (`compute` or `transfer`, why the next step waits for it: its result, `data` or
         `order`; or a free `lane` or `wire`)."""
         found: dict[tuple[str, Kind], float] = {}
-        for position, number in enumerate(self.path):
-            after = self.path[position + 1 : position + 2]
-            binding = self.last[after[0]] if after else None
+        for number, after in zip_longest(self.path, self.path[1:]):
+            binding = self.last[after] if after is not None else None
             step = self.steps[number]
             key = ("compute" if isinstance(step, Placed) else "transfer", binding.kind if binding else "data")
             found[key] = found.get(key, 0.0) + step.end - step.start
@@ -82,9 +81,9 @@ class Critical:
         """Step number of each cluster."""
         return {step.cluster: index for index, step in enumerate(self.steps) if isinstance(step, Placed)}
 
-    @property
-    def _path_steps(self) -> list[Step]:
-        return [self.steps[index] for index in self.path]
+    def _seconds(self, kind: type[Step]) -> float:
+        steps = (self.steps[number] for number in self.path)
+        return sum(step.end - step.start for step in steps if isinstance(step, kind))
 
 
 def critical(costed: CostedGraph, steps: tuple[Step, ...]) -> Critical:
@@ -94,7 +93,7 @@ def critical(costed: CostedGraph, steps: tuple[Step, ...]) -> Critical:
     return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))
 
 
-def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...]]:
+def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[_Wait, ...]]:
     machine = costed.machine
     at: dict[tuple[str, str], int] = {}
     index_of: dict[str, int] = {}
@@ -132,15 +131,15 @@ def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[Wait, ...
                 names.setdefault(in_lane[lane], "lane")
             in_lane[lane] = index
         names.pop(index, None)
-        found.append(tuple(Wait(number, kind) for number, kind in names.items()))
+        found.append(tuple(_Wait(number, kind) for number, kind in names.items()))
     return found
 
 
-def _binding(steps: tuple[Step, ...], waits: tuple[Wait, ...]) -> Wait | None:
+def _binding(steps: tuple[Step, ...], waits: tuple[_Wait, ...]) -> _Wait | None:
     return max(waits, key=lambda wait: (steps[wait.step].end, _RANK[wait.kind], -wait.step), default=None)
 
 
-def _path(steps: tuple[Step, ...], last: tuple[Wait | None, ...]) -> tuple[int, ...]:
+def _path(steps: tuple[Step, ...], last: tuple[_Wait | None, ...]) -> tuple[int, ...]:
     if not steps:
         return ()
     number: int | None = max(range(len(steps)), key=lambda index: (steps[index].end, index))
@@ -152,7 +151,7 @@ def _path(steps: tuple[Step, ...], last: tuple[Wait | None, ...]) -> tuple[int, 
     return tuple(reversed(found))
 
 
-def _slack(steps: tuple[Step, ...], waits: tuple[tuple[Wait, ...], ...]) -> tuple[float, ...]:
+def _slack(steps: tuple[Step, ...], waits: tuple[tuple[_Wait, ...], ...]) -> tuple[float, ...]:
     """Compute slack by a backward pass in reverse topological order, not by start, which steps of zero length may
     share."""
     successors: list[list[int]] = [[] for _ in steps]

@@ -25,7 +25,7 @@ class DeviceKind:
     """Environment variable that makes launches synchronous, to suggest after an error that is reported late."""
     figures: str = "autopar.costs.detect:accelerator"
     """`(device, alike, measured) -> Device`: adds rates, memory in bytes and chip; `alike` is how many of its kind
-    share it, `measured` the measurements of this machine (`costs.detect.Measurements`)."""
+    share it, `measured` the measurements of this machine (`costs.detect.Measured`)."""
     link: str = ""
     """`(src, dst, measured) -> Link`: the link at an end of this kind; empty: as measured for torch's copies."""
     lane: str = "autopar.runtime.lanes.accelerator:AcceleratorLane"

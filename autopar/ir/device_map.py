@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
+import networkx
+
 from .costed import CostedGraph
 
 Place: TypeAlias = tuple[float, int, int]
@@ -36,17 +38,8 @@ def _owner(path: str) -> str:
 
 def _units(paths: dict[str, str]) -> dict[str, str]:
     """Return, by module, a representative of the modules that share tensors with it."""
-    first = {_owner(path): _owner(path) for path in paths}
-
-    def root(module: str) -> str:
-        while first[module] != module:
-            module = first[module]
-        return module
-
-    for path, same in paths.items():
-        one, other = root(_owner(path)), root(_owner(same))
-        first[one] = other
-    return {module: root(module) for module in first}
+    tied = networkx.Graph((_owner(path), _owner(same)) for path, same in paths.items())
+    return {module: min(group) for group in networkx.connected_components(tied) for module in group}
 
 
 def _devices(costed: CostedGraph, devices: Mapping[str, str], unit: dict[str, str]) -> dict[str, str]:

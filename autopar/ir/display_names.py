@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property
+from itertools import takewhile
 
 from .costed import CostedGraph
 from .graph import JOIN, PART, SUM, UPDATES, Task
@@ -33,20 +35,10 @@ class Words:
     def __init__(self, costed: CostedGraph) -> None:
         self.costed, self.graph = costed, costed.graph
         self.training = any(task.phase != "forward" for task in self.graph.tasks)
-        self._clusters: dict[str, str] = {}
-        self._values: dict[str, str] = {}
-
-    def cluster(self, name: str) -> str:
-        """Return the display name of a cluster."""
-        if name not in self._clusters:
-            self._clusters[name] = self._cluster(name)
-        return self._clusters[name]
-
-    def value(self, name: str) -> str:
-        """Return the display name of a value."""
-        if name not in self._values:
-            self._values[name] = self._value(name)
-        return self._values[name]
+        self.cluster = cache(self._cluster)
+        """The display name of each cluster."""
+        self.value = cache(self._value)
+        """The display name of each value."""
 
     def task(self, task: Task) -> str:
         """Return the display name of a single task, as if it were a cluster."""
@@ -56,13 +48,9 @@ class Words:
         """Return the phase, of `PHASES`, in which a cluster spends most time; for views, that of the viewed value."""
         cluster = self.costed.cluster[name]
         tasks = [self.graph.task[task] for task in cluster.tasks]
-        shares: dict[str, float] = {}
-        for task in tasks:
-            if not task.free:
-                phase = self.phase_of_task[task.name]
-                shares[phase] = shares.get(phase, 0.0) + self._seconds(task)
+        shares = self._shares((t for t in tasks if not t.free), lambda task: self.phase_of_task[task.name])
         if shares:
-            return max(shares, key=lambda phase: shares[phase])
+            return _largest(shares)
         made = [self.phase_of_value[value] for value in cluster.makes if value in self.phase_of_value]
         return made[0] if made else tasks[0].phase
 
@@ -120,18 +108,17 @@ class Words:
         if phase == "update":
             return f"update {_together([path for task in heavy for path in _updated(task)])}"
         total = sum(map(self._seconds, heavy))
-        shares: dict[str, float] = {}
-        modules: dict[str, None] = {}
         of_loss = {_unit(task) for task in heavy if task.module == CRITERION}
-        for task in heavy:
-            unit = "loss" if task.module == CRITERION and len(of_loss) > 1 else _unit(task)
-            shares[unit] = shares.get(unit, 0.0) + self._seconds(task)
-            if task.module:
-                modules[unit] = None
+
+        def unit_of(task: Task) -> str:
+            return "loss" if task.module == CRITERION and len(of_loss) > 1 else _unit(task)
+
+        shares = self._shares(heavy, unit_of)
+        modules = {unit_of(task) for task in heavy if task.module}
         large = [unit for unit in shares if shares[unit] >= _SHARE * total]
         chosen = [unit for unit in large if unit in modules] or large or list(shares)
-        if len(shares) > 1 and not any(task.module for task in heavy):
-            chosen = [max(shares, key=lambda unit: shares[unit])]
+        if len(shares) > 1 and not modules:
+            chosen = [_largest(shares)]
         return f"{_together(chosen)}{self._phase(heavy)}{_suffix(tasks)}"
 
     def _special(self, task: Task) -> str:
@@ -159,13 +146,17 @@ class Words:
 
     def _seconds(self, task: Task) -> float:
         cost = self.costed.cost.get(task.name)
-        return min((seconds for seconds in cost.seconds if seconds is not None), default=0.0) if cost else 0.0
+        return cost.least if cost else 0.0
+
+    def _shares(self, tasks: Iterable[Task], key: Callable[[Task], str]) -> dict[str, float]:
+        """Return the sums of the seconds of tasks with the same `key`."""
+        found: dict[str, float] = {}
+        for task in tasks:
+            found[key(task)] = found.get(key(task), 0.0) + self._seconds(task)
+        return found
 
     def _most(self, tasks: list[Task]) -> str:
-        shares: dict[str, float] = {}
-        for task in tasks:
-            shares[task.phase] = shares.get(task.phase, 0.0) + self._seconds(task)
-        return max(shares, key=lambda phase: shares[phase])
+        return _largest(self._shares(tasks, lambda task: task.phase))
 
     def _phase(self, tasks: list[Task]) -> str:
         return f" {self._most(tasks)}" if self.training else ""
@@ -235,6 +226,10 @@ class Words:
         return found
 
 
+def _largest(shares: dict[str, float]) -> str:
+    return max(shares, key=shares.__getitem__)
+
+
 def _base(name: str) -> str:
     part = _PART.fullmatch(name)
     return part[1] if part else name
@@ -295,13 +290,5 @@ def _ends(names: list[str]) -> str:
 
 def common_module(paths: list[str]) -> str:
     """Return the longest dotted path that is a prefix of all `paths`."""
-    if not paths:
-        return ""
-    parts = paths[0].split(".")
-    for path in paths[1:]:
-        other = path.split(".")
-        same = 0
-        while same < min(len(parts), len(other)) and parts[same] == other[same]:
-            same += 1
-        parts = parts[:same]
-    return ".".join(parts)
+    levels = zip(*(path.split(".") for path in paths))
+    return ".".join(names[0] for names in takewhile(lambda names: len({*names}) == 1, levels))

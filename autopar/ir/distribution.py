@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from os import PathLike
-from pathlib import Path
 
 from ..errors import PlanError
-from ..system import jsonfile
 from ..system.text import seconds, size, table
+from . import serialize
 from .hosts import Hosts
-from .serialize import decode, encode
 
 FORMAT = "autopar distribution 1"
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
@@ -107,7 +105,7 @@ class Distribution:
     @cached_property
     def digest(self) -> str:
         """A hash of everything on which ranks must agree."""
-        return hashlib.sha256(json.dumps(encode(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(serialize.encode(self), sort_keys=True).encode()).hexdigest()
 
     def position(self, stage: int) -> int:
         """Return the position, within a replica, of the process that has a stage."""
@@ -169,17 +167,12 @@ class Distribution:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write to a JSON file."""
-        Path(path).write_text(json.dumps({"format": FORMAT, "distribution": encode(self)}, indent=1) + "\n")
+        serialize.save(self, FORMAT, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Distribution:
         """Read a file written by `save`; PlanError says what is wrong with it."""
-        data = jsonfile.load(path, f"write one with distribution.save({str(path)!r})", PlanError)
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise PlanError(
-                f"{path} is not an {FORMAT!r} file; write one with distribution.save({str(path)!r})"
-            )
-        return decode(Distribution, data.get("distribution"), str(path)).check()
+        return serialize.load(Distribution, FORMAT, path).check()
 
     def __str__(self) -> str:
         rows = [("stage", "process", "hosts", "units", "forward", "backward", "sends", "keeps", "state")]

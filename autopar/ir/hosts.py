@@ -9,7 +9,7 @@ from functools import cached_property
 from ..errors import DeviceError
 from ..system.text import size, table
 from .device import Link
-from .hardware import NETWORKS, Bus, find
+from .hardware import NETWORKS, find
 from .machine import Machine
 
 MOST_HOSTS = 4_096
@@ -99,12 +99,18 @@ class Hosts:
             raise DeviceError(
                 f'hosts={text!r} names no network; end it, for example, with " over ib-400" or " over ethernet-10"'
             )
-        ports, network = _ports(over.strip())
+        found = re.fullmatch(r"(?:(\d+)\s+)?(\S+)", over.strip())
+        if not found or found[1] == "0":
+            raise DeviceError(
+                f'"over {over.strip()}" names no network; write, for example, "over ib-400" or "over 8 ib-400"'
+            )
+        ports, network = int(found[1] or 1), find("network", found[2], NETWORKS)
+        rate, latency = ports * network.reached, network.latency_s
         made: list[Host] = []
         for count, chips in _groups(machines):
             machine = Machine.declare(*chips)
             for _ in range(count):
-                made.append(_host(f"host{len(made)}", machine, network, ports))
+                made.append(Host(f"host{len(made)}", machine, rate, latency, ports, network.title))
                 if len(made) > MOST_HOSTS:
                     raise DeviceError(f"hosts={text!r} are more than {MOST_HOSTS:,} hosts")
         return Hosts(tuple(made)).check()
@@ -122,19 +128,6 @@ def compute_devices(machine: Machine) -> tuple[str, ...]:
     """Return the names of the devices that compute: the accelerators, or else the CPU."""
     found = tuple(device.name for device in machine.devices if not device.traits.host)
     return found or tuple(device.name for device in machine.devices)
-
-
-def _host(name: str, machine: Machine, network: Bus, ports: int) -> Host:
-    return Host(name, machine, ports * network.reached, network.latency_s, ports, network.title)
-
-
-def _ports(text: str) -> tuple[int, Bus]:
-    found = re.fullmatch(r"(?:(\d+)\s+)?(\S+)", text)
-    if not found or found[1] == "0":
-        raise DeviceError(
-            f'"over {text}" names no network; write, for example, "over ib-400" or "over 8 ib-400"'
-        )
-    return int(found[1] or 1), find("network", found[2], NETWORKS)
 
 
 def _groups(text: str) -> list[tuple[int, list[str]]]:

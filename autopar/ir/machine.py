@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import Literal
 
 from ..errors import DeviceError
-from ..system import jsonfile
 from ..system.text import parse_bytes, size, table
-from . import pictures
+from . import pictures, serialize
 from .device import MOST_LANES, Device, Link
 from .hardware import declared, stood_in
-from .serialize import decode, encode
 
 FORMAT = "autopar machine 1"
 
@@ -130,7 +126,7 @@ class Machine:
     @property
     def serial(self) -> bool:
         """True if there is only one compute lane: every order of tasks then takes equally long."""
-        return sum(len(device.compute_lanes) for device in self.devices) == 1
+        return sum(device.lanes for device in self.devices) == 1
 
     @cached_property
     def uncapped(self) -> Machine:
@@ -217,15 +213,12 @@ class Machine:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write to a JSON file."""
-        Path(path).write_text(json.dumps({"format": FORMAT, "machine": encode(self)}, indent=1) + "\n")
+        serialize.save(self, FORMAT, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Machine:
         """Read a file written by `save`; DeviceError or PlanError says what is wrong with it."""
-        data = jsonfile.load(path, f"write one with machine.save({str(path)!r})", DeviceError)
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise DeviceError(f"{path} is not an {FORMAT!r} file; write one with machine.save({str(path)!r})")
-        return decode(Machine, data.get("machine"), str(path)).check()
+        return serialize.load(Machine, FORMAT, path, DeviceError).check()
 
     def _repr_html_(self) -> str:
         return str(pictures.render("html", self))

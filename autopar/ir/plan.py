@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 
-from ..errors import PlanError
-from ..system import jsonfile
 from ..system.text import percent, seconds, size, table
-from . import pictures
+from . import pictures, serialize
 from .costed import CostedGraph
 from .critical_path import Critical, critical
 from .device_map import device_map
 from .display_names import Words
 from .plan_check import check, sound
-from .serialize import decode, encode
 from .timeline import Memory, Placed, Span, Step, Timeline, Transfer
 
 FORMAT = "autopar plan 1"
@@ -199,43 +194,42 @@ class Plan:
 
     def timeline(self) -> Timeline:
         """Return the prediction as a timeline with its critical path."""
-        graph, machine = self.costed.graph, self.costed.machine
-        hot = {id(self.critical.steps[number]) for number in self.critical.path}
-        spans: list[tuple[Span, bool]] = []
-        for placed in self.placed:
-            first = graph.task[self.costed.cluster[placed.cluster].tasks[0]]
-            spans += [
-                (Span(lane, placed.device, "compute", placed.cluster, placed.start, placed.end,
-                      module=first.module, source=first.source, called=self.words.cluster(placed.cluster),
-                      phase=self.words.phase(placed.cluster)), id(placed) in hot)
-                for lane in placed.lanes
-            ]  # fmt: skip
-        for t in self.transfers:
-            device = t.lane.rsplit("/", 1)[0]
-            copy = Span(
-                t.lane,
-                device,
-                "copy",
-                t.value,
-                t.start,
-                t.end,
-                src=t.src,
-                dst=t.dst,
-                bytes=t.bytes,
-                ready=t.ready,
-                called=self.words.value(t.value),
-            )
-            spans.append((copy, id(t) in hot))
-        spans.sort(key=lambda pair: (pair[0].start, pair[0].lane))
-        return Timeline(
-            graph.name,
-            machine.lanes,
-            tuple(span for span, _ in spans),
-            self.makespan,
-            self.memory,
-            machine.label,
-            path=tuple(number for number, (_, critical) in enumerate(spans) if critical),
-        )
+        hot, machine = self.critical.on_path, self.costed.machine
+        found = [
+            (span, number in hot) for number, step in enumerate(self.steps) for span in self._spans(step)
+        ]
+        found.sort(key=lambda pair: (pair[0].start, pair[0].lane))
+        spans = tuple(span for span, _ in found)
+        path = tuple(number for number, (_, critical) in enumerate(found) if critical)
+        title, lanes = self.costed.graph.name, machine.lanes
+        return Timeline(title, lanes, spans, self.makespan, self.memory, machine.label, path=path)
+
+    def _spans(self, step: Step) -> list[Span]:
+        """Return the predicted spans of a step, one for each lane."""
+        if isinstance(step, Transfer):
+            device, called = step.lane.rsplit("/", 1)[0], self.words.value(step.value)
+            return [
+                Span(
+                    step.lane,
+                    device,
+                    "copy",
+                    step.value,
+                    step.start,
+                    step.end,
+                    src=step.src,
+                    dst=step.dst,
+                    bytes=step.bytes,
+                    ready=step.ready,
+                    called=called,
+                )
+            ]
+        first = self.costed.graph.task[self.costed.cluster[step.cluster].tasks[0]]
+        called, phase = self.words.cluster(step.cluster), self.words.phase(step.cluster)
+        return [
+            Span(lane, step.device, "compute", step.cluster, step.start, step.end, module=first.module,
+                 source=first.source, called=called, phase=phase)
+            for lane in step.lanes
+        ]  # fmt: skip
 
     def device_map(self) -> dict[str, str]:
         """Return the plan as a device map of Hugging Face accelerate: {module path: device}; accepted by `pins=`.
@@ -261,15 +255,12 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write to a JSON file, with graph, machine and costs."""
-        Path(path).write_text(json.dumps({"format": FORMAT, "plan": encode(self)}, indent=1) + "\n")
+        serialize.save(self, FORMAT, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Plan:
         """Read a file written by `save`, edited or not; PlanError or DeviceError says what is wrong with it."""
-        data = jsonfile.load(path, "a plan is read from what Plan.save wrote, never a pickle")
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise PlanError(f"{path} is not an {FORMAT!r} file; write one with plan.save({str(path)!r})")
-        plan = decode(Plan, data.get("plan"), str(path))
+        plan = serialize.load(Plan, FORMAT, path)
         check(str(path), plan)
         return plan
 

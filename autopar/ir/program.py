@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
 from ..errors import ProgramError
+from ..system import jsonfile
 
 FORMAT = "autopar program 1"
 
@@ -183,12 +184,8 @@ class Program:
     @staticmethod
     def load(path: str | PathLike[str]) -> Program:
         """Read a file written by `save`; ProgramError names the wrong line."""
-        try:
-            return Program.parse(Path(path).read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise ProgramError(
-                f"{path} is not text ({error}); a program is read from what Program.save wrote"
-            ) from None
+        way = "a program is read from what Program.save wrote"
+        return Program.parse(jsonfile.text(path, way, ProgramError))
 
     @staticmethod
     def parse(text: str) -> Program:
@@ -220,21 +217,13 @@ class Program:
 
 
 def _words(step: Step) -> list[str]:
-    if isinstance(step, Compute | Piece):
-        reads, writes = " ".join(map(_word, step.reads)), " ".join(map(_word, step.writes))
-        return [
-            "compute" if isinstance(step, Compute) else "piece",
-            " ".join(map(_word, tasks_of(step))),
-            ":",
-            *([reads] if reads else []),
-            "->",
-            *([writes] if writes else []),
-        ]
-    if isinstance(step, Copy):
-        return ["copy", _word(step.src), "->", _word(step.dst)]
-    if isinstance(step, Free):
-        return ["free", _word(step.buffer)]
-    return ["record" if isinstance(step, Record) else "wait", _word(step.event)]
+    match step:
+        case Copy(src, dst):
+            return ["copy", _word(src), "->", _word(dst)]
+        case Free(name) | Record(name) | Wait(name):
+            return [type(step).__name__.lower(), _word(name)]
+    kind, tasks = type(step).__name__.lower(), " ".join(map(_word, tasks_of(step)))
+    return [kind, tasks, ":", *map(_word, step.reads), "->", *map(_word, step.writes)]
 
 
 def _word(text: str) -> str:
@@ -290,10 +279,8 @@ class _Reader:
         lanes: list[tuple[str, str, list[Step]]] = []
         buffers: list[Buffer] = []
         outputs: list[str] = []
-        updates: list[tuple[str, str]] = []
-        keeps: list[tuple[str, str]] = []
-        workspace: list[tuple[str, int]] = []
-        caps: list[tuple[str, int]] = []
+        pairs: dict[str, list[tuple[str, str]]] = {"update": [], "keep": []}
+        counts: dict[str, list[tuple[str, int]]] = {"workspace": [], "cap": []}
         for words, quoted in self.rows():
             if name is None:
                 if " ".join(words[:3]) != FORMAT or len(words) != 4:
@@ -301,16 +288,12 @@ class _Reader:
                 name = words[3]
                 continue
             match words:
-                case ["cap", device, count]:
-                    caps.append((device, self.count(count)))
+                case ["cap" | "workspace" as what, of, count]:
+                    counts[what].append((of, self.count(count)))
                 case ["output", buffer]:
                     outputs.append(buffer)
-                case ["update", made, "->", target]:
-                    updates.append((made, target))
-                case ["keep", buffer, "->", state]:
-                    keeps.append((buffer, state))
-                case ["workspace", task, count]:
-                    workspace.append((task, self.count(count)))
+                case ["update" | "keep" as what, buffer, "->", target]:
+                    pairs[what].append((buffer, target))
                 case ["buffer", buffer, value, device, kind, count, *rest] if len(rest) in (0, 2):
                     if kind not in get_args(Kind):
                         raise self.wrong(f"{kind!r} is none of {', '.join(get_args(Kind))}")
@@ -333,10 +316,10 @@ class _Reader:
             tuple(Lane(lane, device, tuple(steps)) for lane, device, steps in lanes),
             tuple(buffers),
             tuple(outputs),
-            tuple(updates),
-            tuple(workspace),
-            tuple(caps),
-            tuple(keeps),
+            updates=tuple(pairs["update"]),
+            workspace=tuple(counts["workspace"]),
+            caps=tuple(counts["cap"]),
+            keeps=tuple(pairs["keep"]),
         )
 
     def step(self, words: list[str], quoted: list[bool]) -> Step:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import sys
 import types
 import typing
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from ..errors import PlanError
+from ..errors import AutoparError, PlanError
+from ..system import jsonfile
 from ..system.jsonfile import short, whole
 from .graph import Argument, Const, Ref
 
@@ -22,6 +26,24 @@ _KEYS = {"cluster": "run", "clusters": "runs"}
 
 LARGEST = 10**36
 """Limit on whole numbers in files, so that arithmetic on them stays finite; above any sum in a graph file."""
+
+
+def save(value: Any, file_format: str, path: str | PathLike[str]) -> None:
+    """Write a dataclass to a JSON file of a format such as `autopar plan 1`, in which it is called `plan`."""
+    key = file_format.split()[1]
+    Path(path).write_text(json.dumps({"format": file_format, key: encode(value)}, indent=1) + "\n")
+
+
+def load(
+    kind: type[T], file_format: str, path: str | PathLike[str], error: type[AutoparError] = PlanError
+) -> T:
+    """Read the dataclass `kind` from a file written by `save`; `error` or PlanError says what is wrong with it."""
+    key = file_format.split()[1]
+    way = f"write one with {key}.save({str(path)!r}), never a pickle"
+    data = jsonfile.load(path, way, error)
+    if not isinstance(data, dict) or data.get("format") != file_format:
+        raise error(f"{path} is not an {file_format!r} file; {way}")
+    return decode(kind, data.get(key), str(path))
 
 
 def encode(value: Any) -> Any:

@@ -41,7 +41,7 @@ def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: boo
             for stretch in products(graph, parts)
             if (forced and stretch.columns)
             or _held(graph, stretch) > cap
-            or (one_row and sum(_least(costed, name) for name in stretch.tasks) > LEAST_PRODUCT_S)
+            or (one_row and sum(costed.cost[name].least for name in stretch.tasks) > LEAST_PRODUCT_S)
         ]
         if begun:
             yield price(split_features(graph, parts, begun))
@@ -54,9 +54,3 @@ def _held(graph: Graph, stretch: Stretch) -> int:
     updates = [task for task in readers if task.phase == "update"]
     beside = {name for task in updates for name in (*task.inputs, *task.outputs)}
     return sum(graph.value[name].bytes for name in weights | beside)
-
-
-def _least(costed: CostedGraph, task: str) -> float:
-    """Return the seconds of a task on its fastest device."""
-    known = costed.cost.get(task)
-    return min((time for time in known.seconds if time is not None), default=0.0) if known else 0.0

@@ -30,7 +30,7 @@ measure 0.78 to 0.87 of the encoded rate, NVLink about 0.8); and of a port for l
 
 
 @dataclass(frozen=True, slots=True)
-class Bus:
+class _Bus:
     """A bus between two devices, or a network port.
 
     Datasheet bytes per second in one direction. No datasheet gives a latency: `latency_s` is the common seconds of an
@@ -56,9 +56,9 @@ def rows(table: str) -> Iterator[dict[str, str]]:
     return csv.DictReader((files(__package__) / table).read_text(encoding="utf-8").splitlines())
 
 
-def _of(*kinds: str) -> dict[str, Bus]:
+def _of(*kinds: str) -> dict[str, _Bus]:
     return {
-        row["bus"]: Bus(
+        row["bus"]: _Bus(
             row["bus"],
             row["title"],
             float(row["gb_per_s"]) * 1e9,
@@ -189,7 +189,7 @@ def declared(
         raise DeviceError('the chip list is empty; give at least one, for example "cpu", "h100-sxm"')
     given = [find("bus", name, BUSES) for name in ([bus] if isinstance(bus, str) else bus or ())]
     devices: list[Device] = []
-    buses: dict[str, tuple[Bus, Bus | None]] = {}
+    buses: dict[str, tuple[_Bus, _Bus | None]] = {}
     accelerators = 0
     for chip in found:
         if kind_of(chip.kind).host:
@@ -212,7 +212,7 @@ def declared(
     return tuple(devices), _links(devices, buses)
 
 
-def _links(devices: Sequence[Device], buses: Mapping[str, tuple[Bus, Bus | None]]) -> tuple[Link, ...]:
+def _links(devices: Sequence[Device], buses: Mapping[str, tuple[_Bus, _Bus | None]]) -> tuple[Link, ...]:
     """Return a link in each direction between any two devices.
 
     Buses are full duplex and each accelerator has its own, so that the wire of a link is one direction of one device's
