@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -28,6 +28,10 @@ from .probes import scaled
 from .work import main_dtype, touched
 
 log = logging.getLogger("autopar")
+
+Measured: TypeAlias = Callable[..., dict[str, float]]
+"""`(name, measure, *args)`: the stored figures of that name, in seconds, bytes and FLOP/s; else those of
+`measure(*args)`, which are then stored."""
 
 EMULATED_BYTES = 16 << 30
 """Memory of an emulated device in bytes: that of a small real one."""
@@ -62,7 +66,7 @@ def detect(devices: Sequence[str | Device]) -> Machine:
         if device.traits.host and device.lanes > cores():
             log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
                         device.name, device.lanes, cores())  # fmt: skip
-    measured = Measurements([device.name for device in wanted if device.torch_type != "cpu"])
+    measured = _measured([device.name for device in wanted if device.torch_type != "cpu"])
     found = []
     for asked, device in zip(given, wanted):
         if isinstance(asked, Device):
@@ -70,9 +74,7 @@ def detect(devices: Sequence[str | Device]) -> Machine:
         else:
             alike = sum(other.kind == device.kind for other in wanted)
             found.append(resolve_name(device.traits.figures)(device, alike, measured))
-    machine = Machine(tuple(found), _links(found, measured)).check()
-    measured.keep()
-    return machine
+    return Machine(tuple(found), _links(found, measured)).check()
 
 
 def _auto() -> tuple[str, ...]:
@@ -147,31 +149,23 @@ def _present(device: Device) -> Device:
     )
 
 
-class Measurements:
-    """Measurements of this machine by name, stored or made on first use."""
+def _measured(names: Sequence[str]) -> Measured:
+    """Return the measurements of this machine with these accelerators."""
+    titles = [torch.accelerator.current_accelerator(), *(_title(name) for name in names)] if names else []
+    path = cache.file_for("machine", [torch.__version__, *names, *titles])
+    entries = cache.load(path)
 
-    def __init__(self, names: Sequence[str]) -> None:
-        titles = [torch.accelerator.current_accelerator(), *(_title(name) for name in names)] if names else []
-        self.path = cache.file_for("machine", [torch.__version__, *names, *titles])
-        self.entries = cache.load(self.path)
-        self.new = False
-
-    def get(self, name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
-        """Return the figures called `name`, in seconds, bytes and FLOP/s, else those of `measure(*args)`."""
-        kept = self.entries.get(name)
+    def measured(name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
+        kept = entries.get(name)
         if isinstance(kept, dict) and kept and all(map(cache.figure, kept.values())):
             return kept
         start = time.perf_counter()
-        figures = measure(*args)
+        figures = entries[name] = measure(*args)
         log.info("measured %s in %.0f ms", name, (time.perf_counter() - start) * 1e3)
-        self.entries[name] = figures
-        self.new = True
+        cache.store(path, entries)
         return figures
 
-    def keep(self) -> None:
-        """Write new figures to the cache."""
-        if self.new:
-            cache.store(self.path, self.entries)
+    return measured
 
 
 def _rated(device: Device, figures: dict[str, float]) -> Device:
@@ -179,31 +173,31 @@ def _rated(device: Device, figures: dict[str, float]) -> Device:
     return replace(device, flops=flops, bytes_per_s=figures["bytes_per_s"], launch_s=figures["launch_s"])
 
 
-def host(device: Device, _: int, measured: Measurements) -> Device:
+def host(device: Device, _: int, measured: Measured) -> Device:
     """Return the CPU of this machine, its cores divided among its lanes."""
     return replace(_on_cores(device, device.lanes, measured), memory_bytes=_host_memory())
 
 
-def stand_in(device: Device, alike: int, measured: Measurements) -> Device:
+def stand_in(device: Device, alike: int, measured: Measured) -> Device:
     """Return a worker thread that is one of `alike` on the cores of this machine."""
     found = _on_cores(device, alike, measured)
     return replace(found, chip="a worker thread of the CPU", memory_bytes=EMULATED_BYTES)
 
 
-def accelerator(device: Device, _: int, measured: Measurements) -> Device:
+def accelerator(device: Device, _: int, measured: Measured) -> Device:
     """Return an accelerator of this machine."""
-    figures = measured.get(device.name, probe.rates, device.name, torch.get_num_threads())
+    figures = measured(device.name, probe.rates, device.name, torch.get_num_threads())
     rated = replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
     return replace(rated, scales=scales.kept(chip(rated)))
 
 
-def _on_cores(device: Device, lanes: int, measured: Measurements) -> Device:
+def _on_cores(device: Device, lanes: int, measured: Measured) -> Device:
     """Return a device as one of `lanes` on the cores: limited to its share of their joint rates."""
     total = torch.get_num_threads()
     count = max(1, total // lanes)
-    figures = measured.get(f"cpu, {count} threads", probe.rates, "cpu", count)
+    figures = measured(f"cpu, {count} threads", probe.rates, "cpu", count)
     if lanes > 1:
-        whole = measured.get(f"cpu, {total} threads", probe.rates, "cpu", total)
+        whole = measured(f"cpu, {total} threads", probe.rates, "cpu", total)
         shared = {name: min(rate, whole.get(name, rate) / lanes) for name, rate in figures.items()}
         figures = {**shared, "launch_s": figures["launch_s"]}
     rated = replace(_rated(device, figures), threads=count, chip=cache.processor())
@@ -243,7 +237,7 @@ def _host_memory() -> int | None:
         return fitted
 
 
-def _links(devices: Sequence[Device], measured: Measurements) -> tuple[Link, ...]:
+def _links(devices: Sequence[Device], measured: Measured) -> tuple[Link, ...]:
     """Return a link in each direction between any two devices."""
     links = []
     for src, dst in permutations(devices, 2):
@@ -252,15 +246,15 @@ def _links(devices: Sequence[Device], measured: Measurements) -> tuple[Link, ...
     return tuple(links)
 
 
-def _link(src: Device, dst: Device, measured: Measurements) -> Link:
+def _link(src: Device, dst: Device, measured: Measured) -> Link:
     """Return a link as measured for torch's copies. Copies within host memory share one wire; each accelerator has an
     incoming and an outgoing wire."""
     real = [device.name for device in (src, dst) if device.torch_type != "cpu"]
     if not real:
-        figures, wire = measured.get("memcpy", probe.memcpy), "host memory"
+        figures, wire = measured("memcpy", probe.memcpy), "host memory"
     else:
         ends = [end.name if end.name in real else "cpu" for end in (src, dst)]
-        figures = measured.get(f"{ends[0]} to {ends[1]}", probe.link, *ends)
+        figures = measured(f"{ends[0]} to {ends[1]}", probe.link, *ends)
         wire = f"{src.name} out" if src.name in real else f"{dst.name} in"
     return Link(src.name, dst.name, figures["latency_s"] + 2 * HANDOFF_S, figures["bytes_per_s"], wire)
 
@@ -281,7 +275,8 @@ def slow_down_for(plan: Plan, stand_in: Machine) -> float:
         modelled = costed.seconds(placed.cluster, placed.device) or 0.0
         if modelled <= 0 or modelled < floor:
             continue
-        share = _share_of(machine.device[placed.device], real, lanes)
+        # The lane's time against that of the whole real device, while all lanes compute at once.
+        share = max(lanes, real.threads * real.lanes / machine.device[placed.device].threads)
         tasks = (graph.task[name] for name in costed.cluster[placed.cluster].tasks)
         spent = sum(
             share
@@ -316,11 +311,6 @@ def slowed(plan: Plan, slow_down: float) -> Plan:
     if machine.clock != "declared" or machine.slow_down == chosen:
         return plan
     return replace(plan, costed=replace(plan.costed, machine=replace(machine, slow_down=chosen)))
-
-
-def _share_of(device: Device, real: Device, lanes: int) -> float:
-    """Return the ratio of a lane's time to that of the whole real device, while `lanes` compute at once."""
-    return max(lanes, real.threads * real.lanes / device.threads)
 
 
 def _round_up(value: float) -> float:

@@ -23,10 +23,9 @@ from ..system.text import bar
 from ..transform.divide import LOSS
 from . import calibrate as probe
 from . import scales
-from .replay import REFUSALS, made_up, replayed
-from .roofline import CALL, Estimator, checks, signature
-from .scales import Sample
-from .work import family, work
+from .replay import REFUSALS, bound, made_up, replayed
+from .roofline import CALL, checks, estimate, signature
+from .work import work
 
 log = logging.getLogger("autopar")
 
@@ -59,7 +58,7 @@ def measure(
     *,
     budget_s: float = BUDGET_S,
 ) -> dict[tuple[str, str], float]:
-    """Measure seconds by (`signature` of a task, device name), dispatch included.
+    """Measure seconds by (task, device name), dispatch included; equal operations (`signature`) are timed once.
 
     On a CPU the tasks run one after the other as in a call (`replay`), with a lane's threads, on `given` inputs and
     state, else on made-up ones; on an accelerator each runs alone on made-up inputs, on several copies in turn to keep
@@ -72,19 +71,17 @@ def measure(
     if machine.absent or machine.clock == "declared":
         log.info("nothing is measured: %s", machine.label)
         return {}
-    path = cache.file_for("operations", [scales.VERSION, torch.__version__])
-    book = _Book(graph, machine, calls, cache.load(path))
+    book = _Book(graph, machine, calls)
     start, timed = time.perf_counter(), 0
     for device in machine.devices:
         wanted = book.missing(device, budget_s)
         if wanted:
             try:
-                for task, seconds in _timed(graph, wanted, device, calls, given or {}, budget_s):
-                    book.enter(device, task, seconds)
+                for tasks, seconds in _timed(book, wanted, device, given or {}, budget_s):
+                    book.enter(device, tasks, seconds)
                     timed += 1
             finally:
-                cache.store(path, dict(list(book.entries.items())[-MOST_KEPT:]))
-                scales.keep({chip(device): scales.fitted(book.samples(device))})
+                book.keep(device)
     if timed:
         log.info("measured %d operations in %.2f s", timed, time.perf_counter() - start)
     return book.known()
@@ -99,8 +96,7 @@ def note(
 ) -> None:
     """Store the recorded seconds by (task, device), and those of the call outside its tasks, as measurements of this
     machine."""
-    path = cache.file_for("operations", [scales.VERSION, torch.__version__])
-    book = _Book(graph, machine, calls, cache.load(path))
+    book = _Book(graph, machine, calls)
     for device in machine.devices:
         for tasks in book.tasks.values():
             took = [seconds[task.name, device.name] for task in tasks if (task.name, device.name) in seconds]
@@ -109,8 +105,7 @@ def note(
         if device.traits.host and call_s > 0:
             entry = {"family": CALL, "kernels": 1, "busy_s": checks(graph), "seconds": [call_s]}
             book.entries[f"{chip(device)}, call: {graph.name}, {len(graph.tasks)} tasks"] = entry
-        scales.keep({chip(device): scales.fitted(book.samples(device))})
-    cache.store(path, dict(list(book.entries.items())[-MOST_KEPT:]))
+        book.keep(device)
 
 
 def measured(
@@ -120,14 +115,7 @@ def measured(
     given: Mapping[str, torch.Tensor],
 ) -> Ratios:
     """Return ratios by `measure`, on the given inputs and state."""
-    known = measure(graph, machine, calls, given)
-    seconds = {}
-    for task in graph.tasks:
-        key = signature(graph, task)
-        for device in machine.devices:
-            if (key, device.name) in known:
-                seconds[task.name, device.name] = known[key, device.name]
-    return _ratios(graph, machine, seconds)
+    return _ratios(graph, machine, measure(graph, machine, calls, given))
 
 
 def recorded(plan: Plan, seconds: Mapping[tuple[str, str], float]) -> Ratios:
@@ -148,12 +136,12 @@ def medians(plan: Plan, timelines: Iterable[Timeline]) -> dict[tuple[str, str], 
 
 
 def _ratios(graph: Graph, machine: Machine, seconds: Mapping[tuple[str, str], float]) -> Ratios:
-    estimators = {device.name: Estimator(machine, device) for device in machine.devices}
+    estimates = {device.name: estimate(machine, device) for device in machine.devices}
     found: dict[tuple[str, str], float] = {}
     whole: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for (name, device), took in seconds.items():
         task = graph.task[name]
-        guess = estimators[device].seconds(work(graph, task), family(graph, task))
+        guess = estimates[device](work(graph, task))
         if guess > 0:
             found[name, device] = took / guess
             if task.origin:
@@ -179,25 +167,19 @@ def measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]
 
 
 class _Book:
-    """Measurements of a graph's operations, as entries `{"family", "kernels", "busy_s", "seconds": [...]}`; None for
-    one that refuses."""
+    """The stored measurements of operations, as entries `{"family", "kernels", "busy_s", "seconds": [...]}`, None for
+    one that refuses; and the operations of a graph."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        machine: Machine,
-        calls: Mapping[str, Callable[..., Any]],
-        entries: dict[str, Any],
-    ) -> None:
-        self.graph, self.machine, self.entries = graph, machine, entries
+    def __init__(self, graph: Graph, machine: Machine, calls: Mapping[str, Callable[..., Any]]) -> None:
+        self.graph, self.machine, self.calls = graph, machine, calls
+        self.path = cache.file_for("operations", [scales.VERSION, torch.__version__])
+        self.entries = cache.load(self.path)
+        self.key = {task.name: signature(graph, task) for task in graph.tasks}
         self.tasks: dict[str, list[Task]] = {}
         for task in graph.tasks:
             if measurable(graph, task, calls):
-                self.tasks.setdefault(signature(graph, task), []).append(task)
-        self.key = {task.name: key for key, tasks in self.tasks.items() for task in tasks}
-        self.work = {
-            key: (work(graph, tasks[0]), family(graph, tasks[0])) for key, tasks in self.tasks.items()
-        }
+                self.tasks.setdefault(self.key[task.name], []).append(task)
+        self.work = {key: work(graph, tasks[0]) for key, tasks in self.tasks.items()}
         state = sum(graph.value[name].bytes for name in graph.state)
         self.where = "near" if state <= NEAR_BYTES else "far"
 
@@ -208,10 +190,10 @@ class _Book:
     def missing(self, device: Device, budget_s: float) -> list[Task]:
         """Return the tasks to time: of operations that are unmeasured or far from the roofline; first one task for
         each, the longest first, then more, within the budget."""
-        estimator = Estimator(self.machine, device)
+        estimated = estimate(self.machine, device)
         ranked = []
         for key, tasks in self.tasks.items():
-            guess = estimator.seconds(*self.work[key])
+            guess = estimated(self.work[key])
             entry = self.entries.get(self.label(device, key), ...)
             if entry is ... or _far(entry, guess):
                 ranked += [(turn, -guess, task) for turn, task in enumerate(tasks)]
@@ -228,32 +210,36 @@ class _Book:
         if seconds is None:
             self.entries.setdefault(label, None)
             return
-        todo, kind = self.work[self.key[tasks[0].name]]
+        todo = self.work[self.key[tasks[0].name]]
         before = _seconds(self.entries.pop(label, None))
         busy = todo.seconds(device.flops_per_s(todo.dtype), device.bytes_per_s)
         self.entries[label] = {
-            "family": kind, "kernels": todo.kernels, "busy_s": busy, "seconds": [*before, seconds][-TIMES:],
+            "family": todo.family, "kernels": todo.kernels, "busy_s": busy, "seconds": [*before, seconds][-TIMES:],
         }  # fmt: skip
 
     def known(self) -> dict[tuple[str, str], float]:
-        """Return the seconds of each operation on each device."""
+        """Return the seconds of each task on each device."""
         found = {}
-        for device in self.machine.devices:
-            for key in sorted(self.tasks):
+        for task in self.graph.tasks:
+            key = self.key[task.name]
+            for device in self.machine.devices if key in self.tasks else ():
                 seconds = _seconds(self.entries.get(self.label(device, key)))
                 if seconds:
-                    found[key, device.name] = statistics.median(seconds)
+                    found[task.name, device.name] = statistics.median(seconds)
         return found
 
-    def samples(self, device: Device) -> Iterator[Sample]:
+    def keep(self, device: Device) -> None:
+        """Store all entries, and the scales of a device as fitted to them."""
+        cache.store(self.path, dict(list(self.entries.items())[-MOST_KEPT:]))
+        scales.keep({chip(device): scales.fitted(self._samples(device))})
+
+    def _samples(self, device: Device) -> Iterator[tuple[str, int, float, float]]:
         """Yield all entries of a chip, of this graph and of others."""
         for label, entry in self.entries.items():
             if label.startswith(f"{chip(device)}, ") and (seconds := _seconds(entry)):
-                with_work = entry.get("family"), entry.get("kernels"), entry.get("busy_s")
-                if isinstance(with_work[0], str) and all(
-                    isinstance(part, (int, float)) for part in with_work[1:]
-                ):
-                    yield Sample(*with_work, statistics.median(seconds))
+                kind, kernels, busy = entry.get("family"), entry.get("kernels"), entry.get("busy_s")
+                if isinstance(kind, str) and all(isinstance(part, (int, float)) for part in (kernels, busy)):
+                    yield kind, kernels, busy, statistics.median(seconds)
 
 
 def _seconds(entry: Any) -> list[float]:
@@ -273,31 +259,25 @@ def _far(entry: Any, guess: float) -> bool:
 
 
 def _timed(
-    graph: Graph,
-    tasks: Sequence[Task],
-    device: Device,
-    calls: Mapping[str, Callable[..., Any]],
-    given: Mapping[str, torch.Tensor],
-    budget_s: float,
+    book: _Book, tasks: Sequence[Task], device: Device, given: Mapping[str, torch.Tensor], budget_s: float
 ) -> Iterator[tuple[list[Task], float | None]]:
     """Yield the tasks of each operation with its seconds."""
     alike: dict[str, list[Task]] = {}
     for task in tasks:
-        alike.setdefault(signature(graph, task), []).append(task)
+        alike.setdefault(book.key[task.name], []).append(task)
     on = torch.device(device.torch_device)
     if on.type == "cpu":
-        here = {name: tensor for name, tensor in given.items() if _usable(graph, name, tensor, on)}
+        here = {name: tensor for name, tensor in given.items() if _usable(book.graph, name, tensor, on)}
         with probe.threads(device.threads):
-            found = replayed(graph, tasks, on, calls, here, budget_s)
+            found = replayed(book.graph, tasks, on, book.calls, here, budget_s)
         for each in alike.values():
             seconds = [took for task in each if (took := found[task.name]) is not None]
             yield each, statistics.fmean(seconds) if seconds else None
         return
-    far = sum(graph.value[name].bytes for name in graph.state) > NEAR_BYTES
     start = time.perf_counter()
     for each in bar(list(alike.values()), "measuring"):
         if time.perf_counter() - start < budget_s:
-            yield each, _alone(graph, each[0], device, calls, far)
+            yield each, _alone(book, each[0], device)
 
 
 def _usable(graph: Graph, name: str, tensor: torch.Tensor, device: torch.device) -> bool:
@@ -309,28 +289,19 @@ def _usable(graph: Graph, name: str, tensor: torch.Tensor, device: torch.device)
     return tuple(tensor.shape) == value.shape and str(tensor.dtype) == f"torch.{value.dtype}"
 
 
-def _alone(
-    graph: Graph, task: Task, device: Device, calls: Mapping[str, Callable[..., Any]], far: bool
-) -> float | None:
+def _alone(book: _Book, task: Task, device: Device) -> float | None:
     """Return the seconds of one call on an accelerator; None if it refuses these inputs or they do not fit."""
-    on = torch.device(device.torch_device)
+    graph, on = book.graph, torch.device(device.torch_device)
     nbytes = sum(graph.value[name].bytes for name in task.inputs)
-    copies = max(1, min(_MOST_COPIES, 8 * NEAR_BYTES // max(1, nbytes))) if far else 1
+    copies = max(1, min(_MOST_COPIES, 8 * NEAR_BYTES // max(1, nbytes))) if book.where == "far" else 1
     try:
         with torch.no_grad():
-            function, prepared = bind.target(task.target, calls), []
+            function, prepared = bind.target(task.target, book.calls), []
             for _ in range(copies):
                 made = {name: made_up(graph, graph.value[name], on) for name in task.inputs}
-                args = [bind.argument(value, made.__getitem__, on) for value in task.args]
-                kwargs = {name: bind.argument(value, made.__getitem__, on) for name, value in task.kwargs}
-                prepared.append((args, kwargs))
+                prepared.append(bound(task, function, made, on))
             turn = itertools.cycle(prepared)
-
-            def call() -> Any:
-                args, kwargs = next(turn)
-                return function(*args, **kwargs)
-
-            return _blocks(call, device.torch_device)
+            return _blocks(lambda: next(turn)(), device.torch_device)
     except REFUSALS as error:
         log.debug("%s is not measured on %s: %s", task.where, device.name, error)
         return None

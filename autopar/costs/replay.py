@@ -8,6 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -45,20 +46,55 @@ def replayed(
     another process took the core are left out as long as others remain.
     """
     wanted = {task.name for task in tasks}
-    player = _Player(graph, [task for task in graph.tasks if task.name in wanted], device, calls, given)
+    order = [task for task in graph.tasks if task.name in wanted]
+    functions = [bind.target(task.target, calls) for task in order]
+    last = {name: at for at, task in enumerate(order) for name in (*task.inputs, *task.outputs)}
+    dead = [
+        [name for name in (*task.inputs, *task.outputs) if last[name] == at and name not in given]
+        for at, task in enumerate(order)
+    ]
+    refused: set[str] = set()
+
+    def once() -> list[float]:
+        """Return the seconds of each task in one pass; 0 for tasks that refused."""
+        clock, values, seconds = time.perf_counter, dict(given), [0.0] * len(order)
+        for at, task in enumerate(order):
+            if task.name in refused:
+                continue
+            made = None
+            try:
+                for name in task.inputs:
+                    if name not in values:
+                        values[name] = made_up(graph, graph.value[name], device)
+                call = bound(task, functions[at], values, device)
+                begin = clock()
+                made = call()
+                seconds[at] = clock() - begin
+            except REFUSALS as error:
+                log.debug("%s is not measured: %s", task.where, error)
+                refused.add(task.name)
+                continue
+            values.update(zip(task.outputs, made if task.unpack else (made,)))
+            # Nothing is kept that a call would have freed.
+            del call
+            made = None
+            for name in dead[at]:
+                values.pop(name, None)
+        return seconds
+
     start = time.perf_counter()
     samples: list[tuple[int, list[float]]] = []
     with torch.no_grad():
-        player.play()
+        once()
         while len(samples) < PASSES and (len(samples) < FEWEST or time.perf_counter() - start < budget_s):
             before = preemptions()
-            seconds = player.play()
+            seconds = once()
             samples.append((preemptions() - before, seconds))
             if time.perf_counter() - start > 4 * budget_s:
                 break
     columns = zip(*undisturbed(samples))
-    found = {task.name: statistics.median(column) for task, column in zip(player.tasks, columns)}
-    return {name: found[name] if name in found and name not in player.refused else None for name in wanted}
+    found = {task.name: statistics.median(column) for task, column in zip(order, columns)}
+    return {name: found[name] if name in found and name not in refused else None for name in wanted}
 
 
 def preemptions() -> int:
@@ -79,58 +115,13 @@ def undisturbed(samples: Sequence[tuple[int, T]]) -> list[T]:
     return [sample for _, sample in ordered[: max(FEWEST, len(ordered) // 2)]]
 
 
-class _Player:
-    """Player of some tasks of a graph in order."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        tasks: Sequence[Task],
-        device: torch.device,
-        calls: Mapping[str, Callable[..., Any]],
-        given: Mapping[str, torch.Tensor],
-    ) -> None:
-        self.graph, self.tasks, self.device, self.given = graph, tasks, device, given
-        self.refused: set[str] = set()
-        self.functions = [bind.target(task.target, calls) for task in tasks]
-        last = {name: at for at, task in enumerate(tasks) for name in (*task.inputs, *task.outputs)}
-        self.dead = [
-            [name for name in (*task.inputs, *task.outputs) if last[name] == at and name not in given]
-            for at, task in enumerate(tasks)
-        ]
-
-    def play(self) -> list[float]:
-        """Return the seconds of each task in one pass; 0 for tasks that refused."""
-        clock, values, seconds = time.perf_counter, dict(self.given), [0.0] * len(self.tasks)
-        for at, (task, function) in enumerate(zip(self.tasks, self.functions)):
-            if task.name in self.refused:
-                continue
-            made = None
-            try:
-                for name in task.inputs:
-                    if name not in values:
-                        values[name] = made_up(self.graph, self.graph.value[name], self.device)
-                args = [bind.argument(value, values.__getitem__, self.device) for value in task.args]
-                kwargs = {
-                    name: bind.argument(value, values.__getitem__, self.device) for name, value in task.kwargs
-                }
-                begin = clock()
-                made = function(*args, **kwargs)
-                seconds[at] = clock() - begin
-            except REFUSALS as error:
-                log.debug("%s is not measured: %s", task.where, error)
-                self.refused.add(task.name)
-                continue
-            if task.unpack:
-                values.update(zip(task.outputs, made))
-            elif task.outputs:
-                values[task.outputs[0]] = made
-            # Nothing is kept that a call would have freed.
-            del args, kwargs
-            made = None
-            for name in self.dead[at]:
-                values.pop(name, None)
-        return seconds
+def bound(
+    task: Task, function: Callable[..., Any], values: Mapping[str, torch.Tensor], device: torch.device
+) -> Callable[[], Any]:
+    """Return the call of a task's `function` on a device with these values."""
+    args = [bind.argument(item, values.__getitem__, device) for item in task.args]
+    kwargs = {name: bind.argument(item, values.__getitem__, device) for name, item in task.kwargs}
+    return partial(function, *args, **kwargs)
 
 
 def made_up(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:

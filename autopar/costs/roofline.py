@@ -9,14 +9,14 @@ included, and a factor on the rest for each family of them (`Device.scales`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from ..ir.costed import CostedGraph, TaskCost
 from ..ir.device import Device
 from ..ir.graph import Argument, Const, Graph, Ref, Task
 from ..ir.machine import Machine
 from .clustering import fuse
-from .work import Work, family, touched, work
+from .work import Work, touched, work
 
 VIEW_S = 1e-6
 """Seconds of the interpreter for a view, which moves no data."""
@@ -47,7 +47,7 @@ def cost(
     machine: Machine,
     *,
     homes: Mapping[str, str],
-    deliver: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    deliver: Sequence[tuple[str, str]] | None = None,
     pins: Mapping[str, str] | None = None,
     ratios: Mapping[tuple[str, str], float] | None = None,
 ) -> CostedGraph:
@@ -55,7 +55,7 @@ def cost(
 
     homes: device of each input and state value before the call; missing ones, or devices outside the machine, mean the
     host.
-    deliver: device of outputs by name, or the whole list of `CostedGraph.deliver`; "" leaves an output where it is
+    deliver: as in `CostedGraph.deliver`, for a device outside the machine the host; "" leaves an output where it is
     made. By default outputs go to the host and updates to the home of what they update.
     pins: the only device of some tasks.
     ratios: by (task, device name), measured seconds ÷ the roofline's, for it and its parts.
@@ -66,13 +66,14 @@ def cost(
         name: homes[name] if homes.get(name) in machine.device else machine.host
         for name in (*graph.inputs, *graph.state)
     }
-    delivered = _delivered(graph, machine, home, deliver)
+    if deliver is None:
+        deliver = [(name, machine.host) for name in graph.outputs]
+        deliver += [(name, home[target]) for name, target in graph.updates]
+    delivered = tuple((name, to if to in machine.device or not to else machine.host) for name, to in deliver)
     caller = home[graph.inputs[0]] if graph.inputs else machine.host
     allowed = _allowed(graph, pins or {}, caller)
-    estimators = [Estimator(machine, device) for device in machine.devices]
-    costs = tuple(
-        _cost(graph, task, estimators, allowed.get(task.name), ratios or {}) for task in graph.tasks
-    )
+    estimates = {device.name: estimate(machine, device) for device in machine.devices}
+    costs = tuple(_cost(graph, task, estimates, allowed.get(task.name), ratios or {}) for task in graph.tasks)
     clusters = fuse(graph, machine, costs)
     return CostedGraph(
         graph, machine, costs, clusters, tuple(home.items()), delivered, call_s=call_seconds(graph, machine)
@@ -112,84 +113,59 @@ def signature(graph: Graph, task: Task) -> str:
     return f"{task.target}({', '.join(arguments)})"
 
 
-def _delivered(
-    graph: Graph,
-    machine: Machine,
-    home: Mapping[str, str],
-    deliver: Mapping[str, str] | Iterable[tuple[str, str]],
-) -> tuple[tuple[str, str], ...]:
-    pairs = () if isinstance(deliver, Mapping) else tuple(deliver)
-    if len(pairs) == len(graph.outputs) + len(graph.updates):
-        return tuple(
-            (name, goal if goal in machine.device or not goal else machine.host) for name, goal in pairs
-        )
-    goals = deliver if isinstance(deliver, Mapping) else dict(pairs)
-    known = {name: goal for name, goal in goals.items() if goal in machine.device or not goal}
-    found = [(name, known.get(name, machine.host)) for name in graph.outputs]
-    return tuple(found + [(name, home.get(target, machine.host)) for name, target in graph.updates])
+def estimate(machine: Machine, device: Device) -> Callable[[Work], float]:
+    """Return the roofline of one device of a machine: the seconds of a task from its work, with dispatch unless
+    hidden."""
+    traits, rates = device.traits, dict[str, float]()
+    # On the declared clock a stand-in takes the time of a chip, whose queue hides the host's dispatch.
+    here = not (traits.hides_dispatch or (traits.stand_in and machine.clock == "declared"))
+    scales = {name: (launch, factor) for name, launch, factor in device.scales}
+
+    def seconds(todo: Work) -> float:
+        if todo.family == "view" and "view" not in scales:
+            return VIEW_S if here else 0.0
+        if todo.dtype not in rates:
+            rates[todo.dtype] = device.flops_per_s(todo.dtype)
+        busy = todo.seconds(rates[todo.dtype], device.bytes_per_s)
+        if scales:
+            if todo.family not in scales:
+                scales[todo.family] = _nearest(todo.family, scales, device)
+            launch, factor = scales[todo.family]
+            return todo.kernels * launch + factor * busy
+        return todo.kernels * device.launch_s + busy + (device.dispatch_s if here else 0.0)
+
+    return seconds
 
 
-class Estimator:
-    """The roofline of one device of a machine."""
-
-    def __init__(self, machine: Machine, device: Device) -> None:
-        traits = device.traits
-        # On the declared clock a stand-in takes the time of a chip, whose queue hides the host's dispatch.
-        self.here = not (traits.hides_dispatch or (traits.stand_in and machine.clock == "declared"))
-        self.device = device
-        self._scales = {name: (launch, factor) for name, launch, factor in device.scales}
-        self._rates: dict[str, float] = {}
-
-    def seconds(self, work: Work, kind: str) -> float:
-        """Return the seconds of a task of the family `kind`, with dispatch unless hidden."""
-        device = self.device
-        if kind == "view" and kind not in self._scales:
-            return VIEW_S if self.here else 0.0
-        if work.dtype not in self._rates:
-            self._rates[work.dtype] = device.flops_per_s(work.dtype)
-        busy = work.seconds(self._rates[work.dtype], device.bytes_per_s)
-        if self._scales:
-            launch, factor = self._scale(kind)
-            return work.kernels * launch + factor * busy
-        return work.kernels * device.launch_s + busy + (device.dispatch_s if self.here else 0.0)
-
-    def _scale(self, kind: str) -> tuple[float, float]:
-        """Return launch and factor of a family; if it was never timed, those of the nearest product, or the launch of
-        elementwise operators."""
-        found = self._scales.get(kind)
-        if found is None and kind.startswith("product "):
-            alike = [name for name in self._scales if name.startswith("product ")]
-            side = int(kind.split()[1])
-            found = (
-                self._scales[min(alike, key=lambda name: abs(int(name.split()[1]) - side))] if alike else None
-            )
-        if found is None:
-            launch = self._scales.get("elementwise", (self.device.launch_s + self.device.dispatch_s, 1.0))[0]
-            found = launch, 1.0
-        self._scales[kind] = found
-        return found
+def _nearest(family: str, scales: Mapping[str, tuple[float, float]], device: Device) -> tuple[float, float]:
+    """Return launch and factor of a family that was never timed: those of the nearest product, or the launch of
+    elementwise operators."""
+    products = [name for name in scales if name.startswith("product ")]
+    if products and family.startswith("product "):
+        side = int(family.split()[1])
+        return scales[min(products, key=lambda name: abs(int(name.split()[1]) - side))]
+    return scales.get("elementwise", (device.launch_s + device.dispatch_s, 1.0))[0], 1.0
 
 
 def _cost(
     graph: Graph,
     task: Task,
-    estimators: Sequence[Estimator],
+    estimates: Mapping[str, Callable[[Work], float]],
     only: str | None,
     ratios: Mapping[tuple[str, str], float],
 ) -> TaskCost:
     """Return the cost of a task, which may be bound to one device; from measurements of it, or of the task that it is
     a part of, if there are any."""
-    todo, kind = work(graph, task), family(graph, task)
+    todo = work(graph, task)
     seconds: list[float | None] = []
     how = "roofline"
-    for estimator in estimators:
-        name = estimator.device.name
+    for name, estimated in estimates.items():
         if only is not None and name != only:
             seconds.append(None)
             continue
         ratio = ratios.get((task.name, name), ratios.get((task.origin, name)) if task.origin else None)
         how = how if ratio is None else "measured"
-        seconds.append(estimator.seconds(todo, kind) * (1.0 if ratio is None else ratio))
+        seconds.append(estimated(todo) * (1.0 if ratio is None else ratio))
     workspace = touched(graph, task) if task.target.startswith(_SCRATCH) else 0
     return TaskCost(task.name, tuple(seconds), workspace, how)
 

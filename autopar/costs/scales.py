@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -25,40 +25,34 @@ Scales: TypeAlias = tuple[tuple[str, float, float], ...]
 """(family, launch in seconds, factor), as in `Device.scales`."""
 
 
-class Sample(NamedTuple):
-    """A measured operation: its kernels, seconds by the roofline without launches, and measured seconds."""
-
-    family: str
-    kernels: int
-    busy_s: float
-    seconds: float
+_Sample: TypeAlias = tuple[int, float, float]
+"""A measured operation: its kernels, seconds by the roofline without launches, and measured seconds."""
 
 
-def fitted(samples: Iterable[Sample]) -> Scales:
-    """Return the scale of each family with samples."""
-    families: dict[str, list[Sample]] = {}
-    for sample in samples:
-        families.setdefault(sample.family, []).append(sample)
+def fitted(samples: Iterable[tuple[str, int, float, float]]) -> Scales:
+    """Return the scale of each family from measured operations: (family, kernels, seconds by the roofline without
+    launches, measured seconds)."""
+    families: dict[str, list[_Sample]] = {}
+    for family, kernels, busy_s, seconds in samples:
+        families.setdefault(family, []).append((kernels, busy_s, seconds))
     return tuple((name, *_fit(found[-MOST_EACH:])) for name, found in sorted(families.items()))
 
 
-def _fit(samples: Sequence[Sample]) -> tuple[float, float]:
+def _fit(samples: Sequence[_Sample]) -> tuple[float, float]:
     """Return launch and factor of the samples of one family."""
-    shortest = min(sample.seconds / sample.kernels for sample in samples)
+    shortest = min(seconds / kernels for kernels, _, seconds in samples)
     best = (float("inf"), 0.0, 0.0)
     for share in LAUNCHES:
         launch = max(LEAST_S, share * shortest)
         factor = max(LEAST_FACTOR, _factor(samples, launch))
-        error = sum(abs(launch * s.kernels + factor * s.busy_s - s.seconds) / s.seconds for s in samples)
+        error = sum(abs(launch * n + factor * busy - took) / took for n, busy, took in samples)
         best = min(best, (error, launch, factor))
     return best[1:]
 
 
-def _factor(samples: Sequence[Sample], launch: float) -> float:
+def _factor(samples: Sequence[_Sample], launch: float) -> float:
     """Return the median of seconds beyond the launches ÷ the roofline's, weighted by the roofline's share."""
-    ratios = sorted(
-        ((s.seconds - launch * s.kernels) / s.busy_s, s.busy_s / s.seconds) for s in samples if s.busy_s > 0
-    )
+    ratios = sorted(((took - launch * n) / busy, busy / took) for n, busy, took in samples if busy > 0)
     half, so_far = sum(weight for _, weight in ratios) / 2, 0.0
     for ratio, weight in ratios:
         so_far += weight

@@ -64,9 +64,10 @@ _BY_NAME = {name: family for family, names in _FAMILIES.items() for name in name
 
 
 class Work(NamedTuple):
-    """FLOPs in `dtype` and bytes of a task, done in `kernels` sequential kernels, each of which also reads `weights`
-    bytes, and the number of rows that it `waits` for."""
+    """FLOPs in `dtype` and bytes of a task of a `family`, done in `kernels` sequential kernels, each of which also
+    reads `weights` bytes, and the number of rows that it `waits` for."""
 
+    family: str
     dtype: str
     flops: int
     bytes: int
@@ -82,19 +83,19 @@ class Work(NamedTuple):
 
 
 def work(graph: Graph, task: Task) -> Work:
-    """Return FLOPs, bytes, kernels and looked-up rows of a task."""
+    """Return family, FLOPs, bytes, kernels and looked-up rows of a task."""
     moved, name = touched(graph, task), operator(task)
-    dtype = main_dtype(graph, task)
+    kind, dtype = family(graph, task), main_dtype(graph, task)
     if task.target in UPDATES:
         kernels = _KERNELS[len(task.outputs)]
         moved = max(moved, int(_PASSES * kernels * graph.value[task.outputs[0]].bytes))
-        return Work(dtype, task.flops, moved, kernels)
+        return Work(kind, dtype, task.flops, moved, kernels)
     if name in _RECURRENT and task.inputs:
-        return Work(dtype, task.flops, moved, *_steps(graph, task))
+        return Work(kind, dtype, task.flops, moved, *_steps(graph, task))
     waits = 0
     if task.target.startswith(ROWS) and len(task.inputs) > 1:
         waits = math.prod(graph.value[task.inputs[1]].shape)
-    return Work(dtype, task.flops, moved, waits=waits)
+    return Work(kind, dtype, task.flops, moved, waits=waits)
 
 
 def operator(task: Task) -> str:

@@ -23,6 +23,7 @@ from ..transform.row_sums import single_valued, summed
 from ..transform.shares import fitting
 from ..transform.split import allot, even, shares, split
 from .feature_cuts import Price, feature_cuts
+from .options import Options
 
 log = logging.getLogger("autopar")
 
@@ -43,42 +44,33 @@ BUDGETS = (0.5, 0.2, 0.05, 0.0)
 """Shares of the saved bytes to keep, tried in turn while a cap does not hold."""
 
 
-def best_plan(
-    graph: Graph,
-    price: Price,
-    *,
-    policy: Policy = "auto",
-    split: Split = "auto",
-    batch_norm: str = "full",
-    recompute: str | float | None = None,
-) -> Plan:
+def best_plan(graph: Graph, price: Price, options: Options) -> Plan:
     """Return the shortest feasible plan over all candidate splits of the batch, the whole graph included.
 
     price: costs a graph on the machine.
-    split: None: whole batch; an int: that many equal parts; a mapping: share of rows of each device; "features":
-    products split along features, into the number of parts that is shortest; "auto": all that may pay.
-    batch_norm: as in `sums.summed`.
-    recompute: share of the bytes saved for a backward that stay saved (`recompute`); "auto": the largest of `BUDGETS`
-    with which caps hold.
+    options.split: None: whole batch; an int: that many equal parts; a mapping: share of rows of each device;
+    "features": products split along features, into the number of parts that is shortest; "auto": all that may pay.
+    options.recompute: share of the bytes saved for a backward that stay saved (`recomputed`); "auto": the largest of
+    `BUDGETS` with which caps hold.
 
     Raises the PlanError or MemoryCapError of the whole graph if nothing is feasible.
     """
 
     def planned(graph: Graph) -> Plan:
         try:
-            return _best_cut(graph, price, policy, split, batch_norm)
+            return _best_cut(graph, price, options)
         except MemoryCapError:
             if len(graph.tasks) > FINEST:
                 raise
         log.info("%s: tasks are placed one by one, for runs of them do not fit", graph.name)
-        return _best_cut(graph, lambda cut: unfused(price(cut)), policy, split, batch_norm)
+        return _best_cut(graph, lambda cut: unfused(price(cut)), options)
 
-    if recompute is None:
+    if options.recompute is None:
         return planned(graph)
     from ..transform.rematerialize import recomputed
 
-    if recompute != "auto":
-        return planned(recomputed(graph, float(recompute)))
+    if options.recompute != "auto":
+        return planned(recomputed(graph, float(options.recompute)))
     try:
         return planned(graph)
     except MemoryCapError as error:
@@ -129,8 +121,9 @@ class _Race:
         self.ran.append(Candidate("-", f"{parts} parts", None, why))
 
 
-def _best_cut(graph: Graph, price: Price, policy: Policy, split: Split, batch_norm: str) -> Plan:
+def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
     """Return the best plan over all splits of the batch."""
+    policy, split, batch_norm = options.policy, options.split, options.batch_norm
     if split is not None and not isinstance(split, str):
         rows = batch_of(graph)
         if rows is not None and rows < 2:
@@ -205,11 +198,16 @@ def _by_room(
     speeds = {
         name: 1 / time for name in machine.device if (time := singles.get(name) or _alone(costed, name))
     }
-    accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
-    for group in [speeds, accelerators] if accelerators != speeds else [speeds]:
+    for group in _groups(speeds, machine):
         found = _fitting(graph, price, batch_norm, machine, group)
         if found is not None:
             yield found
+
+
+def _groups(speeds: dict[str, float], machine: Machine) -> list[dict[str, float]]:
+    """Return the speeds of all devices, and those of the accelerators alone if these are fewer."""
+    accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
+    return [speeds, accelerators] if accelerators != speeds else [speeds]
 
 
 def _fitting(
@@ -303,22 +301,6 @@ def split_graph(
     return cut
 
 
-def require_split(wanted: Split, machine: Machine) -> None:
-    """Raise PlanError or DeviceError for a `split=` that is invalid on this machine for any graph."""
-    if wanted in (None, "auto", "features"):
-        return
-    if isinstance(wanted, bool) or not isinstance(wanted, (int, Mapping)):
-        raise PlanError(
-            f'split={wanted!r} is not known; give "auto", "features", None, a number of parts or {{device: share}}'
-        )
-    if isinstance(wanted, Mapping):
-        for name in wanted:
-            machine.require(name)
-        allot(1, tuple(wanted.values()))
-    elif wanted < 1:
-        raise PlanError(f"split={wanted}: the number of parts is at least 1")
-
-
 def candidates(
     graph: Graph, machine: Machine, wanted: Split, singles: Mapping[str, float | None]
 ) -> list[tuple[int, ...]]:
@@ -326,7 +308,6 @@ def candidates(
     if wanted is None:
         return []
     batch = batch_of(graph)
-    require_split(wanted, machine)
     if not isinstance(wanted, str):
         if batch is None:
             raise PlanError(
@@ -340,10 +321,7 @@ def candidates(
     lanes = sum(device.lanes for device in machine.devices)
     found = [even(batch, parts) for parts in range(2, min(lanes, batch, 8) + 1)]
     speeds = {name: 1 / time for name, time in singles.items() if time}
-    accelerators = {name: speed for name, speed in speeds.items() if not machine.device[name].traits.host}
-    for group in (speeds, accelerators):
-        if len(group) > 1:
-            found.append(shares(batch, tuple(group.values())))
+    found += [shares(batch, tuple(group.values())) for group in _groups(speeds, machine) if len(group) > 1]
     room = max(1, LARGEST_SPLIT_GRAPH // max(1, len(graph.tasks)))
     return [sizes for sizes in dict.fromkeys(found) if 1 < len(sizes) <= room]
 

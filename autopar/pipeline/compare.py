@@ -102,9 +102,7 @@ class Snapshot:
 
     def live(self) -> dict[str, torch.Tensor]:
         """Return the caller's own inputs and state, by value name."""
-        found = dict(zip(self.captured.graph.inputs, self.tensors))
-        found.update({name: owner[key] for name, (owner, key) in self.captured.state.items()})
-        return found
+        return present(self.captured, self.tensors)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -124,6 +122,12 @@ class Snapshot:
         numbers, or another thread advanced them meanwhile, as torch does at the end of each capture."""
         now = generators()
         return all(torch.equal(now[name], state) for name, state in self.drawn.items())
+
+
+def present(captured: Captured, tensors: Sequence[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
+    """Return the tensors of a captured model by value: its state, and its inputs if given."""
+    state = {name: owner[key] for name, (owner, key) in captured.state.items()}
+    return {**state, **dict(zip(captured.graph.inputs, tensors))}
 
 
 def apart(leaf: Any) -> Any:

@@ -26,7 +26,7 @@ from ..runtime.kernels.stack import module_of
 from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Arrangement
-from .compare import error, limit, no_worse, widen
+from .compare import error, limit, no_worse, present, widen
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def arranged(
     if not pieces:
         raise Refusal("it can do none of the tasks")
     check(program, graph)
-    state = {name: owner[key] for name, (owner, key) in captured.state.items()} if stack.frozen else {}
+    state = present(captured) if stack.frozen else {}
     modules = {piece.tasks[0]: module_of(piece, program, graph, device, state) for piece in pieces}
     seen = _seen(form, program, pool, modules, samples[0].inputs)
     kernels = {}
@@ -114,7 +114,7 @@ def _in_double(form: Form, inputs: Sequence[Any]) -> list[Any]:
     """Return outputs and updates of a graph computed in float64."""
     graph, captured = form.plan.costed.graph, form.captured
     wide = replace(graph, tasks=tuple(map(_widened, graph.tasks)))
-    state = {name: owner[key].detach() for name, (owner, key) in captured.state.items()}
+    state = {name: tensor.detach() for name, tensor in present(captured).items()}
     values = {name: widen(item) for name, item in (*zip(graph.inputs, inputs), *state.items())}
     for _ in interpret(wide, captured.calls, values, torch.device("cpu")):
         pass

@@ -17,7 +17,7 @@ from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..planner import require_policy
 from ..runtime.kernels import STACKS
-from .batch_split import require_split
+from ..transform.split import allot
 
 Pins: TypeAlias = Mapping[str, str | int | torch.device]
 """Devices by module path, glob, or path of a parameter, as in the device maps of Hugging Face accelerate: "" is the
@@ -71,7 +71,7 @@ class Options:
         """Return the options with the machine's device names in `pins`. Raises PlanError or DeviceError for what this
         machine, or the model if it is a module, lacks."""
         require_policy(self.policy, machine.device)
-        require_split(self.split, machine)
+        _require_split(self.split, machine)
         pins = {path: _device(path, device, machine) for path, device in self.pins.items()}
         require_devices(pins, machine)
         require_home(self.home, machine)
@@ -107,6 +107,22 @@ class Options:
                     f"with model.to({machine.device[device].torch_device!r})"
                 )
         return self
+
+
+def _require_split(wanted: Any, machine: Machine) -> None:
+    """Raise PlanError or DeviceError for a `split=` that is invalid on this machine for any graph."""
+    if wanted in (None, "auto", "features"):
+        return
+    if isinstance(wanted, bool) or not isinstance(wanted, (int, Mapping)):
+        raise PlanError(
+            f'split={wanted!r} is not known; give "auto", "features", None, a number of parts or {{device: share}}'
+        )
+    if isinstance(wanted, Mapping):
+        for name in wanted:
+            machine.require(name)
+        allot(1, tuple(wanted.values()))
+    elif wanted < 1:
+        raise PlanError(f"split={wanted}: the number of parts is at least 1")
 
 
 def _device(path: str, given: Any, machine: Machine) -> str:

@@ -37,6 +37,7 @@ from ..transform.buckets import grouped
 from ..transform.feature_split import LABEL, split_features
 from ..transform.rewrites import local
 from .batch_split import best_plan, passed_over, split_graph
+from .compare import present
 from .kernel_build import Form, in_place
 from .kernel_choice import KernelChoice, compilable
 from .options import Options
@@ -104,12 +105,10 @@ def prepare(
     args: tuple[Any, ...],
     given: Plan | None,
     pool: Replicas | None = None,
-    recorded: Ratios | None = None,
 ) -> Prepared:
-    """Plan, lower, check and bind a capture for the arguments of a call. `pool`: copies of its state. `recorded`:
-    seconds of its tasks in earlier calls."""
+    """Plan, lower, check and bind a capture for the arguments of a call. `pool`: copies of its state."""
     tensors = captured.flatten(args)
-    plan = timed("plan", plan_captured, captured, machine, options, tensors, given, recorded)
+    plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
 
     def planned(other: Machine) -> Plan:
         return plan_captured(captured, other, replace(options, measure=False), tensors)
@@ -248,44 +247,33 @@ def plan_captured(
     if recorded is None and options.measures(machine):
         ratios = timed("measure", measured, graph, machine, captured.calls, present(captured, tensors))
 
+    def costed(candidate: Graph, homes: Mapping[str, str], pins: Mapping[str, str]) -> CostedGraph:
+        to = deliveries(candidate, machine, homes, options.outputs, gradients)
+        return cost(candidate, machine, homes=homes, deliver=to, pins=pins, ratios=ratios)
+
     def price(candidate: Graph) -> CostedGraph:
-        pinned = {
-            task.name: pins[task.origin or task.name]
-            for task in candidate.tasks
-            if (task.origin or task.name) in pins
-        }
-        pinned.update(pinned_sums(candidate, sums))
-        own = living(candidate, homes)
-        to = deliveries(candidate, machine, own, options.outputs, gradients)
-        return cost(candidate, machine, homes=own, deliver=to, pins=pinned, ratios=ratios)
+        whole = {task.name: task.origin or task.name for task in candidate.tasks}
+        pinned = {name: pins[origin] for name, origin in whole.items() if origin in pins}
+        return costed(candidate, living(candidate, homes), {**pinned, **pinned_sums(candidate, sums)})
 
     def moved(candidate: Graph, device: str) -> CostedGraph:
         own = {**homes, **dict.fromkeys(candidate.state, device)}
-        to = deliveries(candidate, machine, own, options.outputs, gradients)
-        only = dict.fromkeys((task.name for task in candidate.tasks), device)
-        return cost(candidate, machine, homes=own, deliver=to, pins=only, ratios=ratios)
+        return costed(candidate, own, dict.fromkeys((task.name for task in candidate.tasks), device))
 
-    def held(plan: Plan) -> Plan:
-        """Return the plan with the times after moving the model to each single device, for comparison."""
-        if len(machine.devices) == 1 and not graph.streamed:
-            return plan
+    def finished(plan: Plan) -> Plan:
+        """Return the plan with the values that its devices make, the times after moving the model to each single
+        device, for comparison, and its slow-down."""
+        plan = propagated(plan, captured.with_slices(plan.costed.graph))
         tied = pins or graph.changing or graph.updates or graph.streamed or any(t.home for t in graph.tasks)
-        return replace(plan, singles=seconds_moved(graph, machine, moved)) if tied else plan
+        if tied and (len(machine.devices) > 1 or graph.streamed):
+            plan = replace(plan, singles=seconds_moved(graph, machine, moved))
+        return with_slow_down(plan)
 
     if given is None:
-        best = best_plan(
-            graph,
-            price,
-            policy=options.policy,
-            split=options.split,
-            batch_norm=options.batch_norm,
-            recompute=options.recompute,
-        )
-        return with_slow_down(held(propagated(best, captured.with_slices(best.costed.graph))))
+        return finished(best_plan(graph, price, options))
     then, now = _shapes(given.costed.graph), _shapes(graph)
     try:
-        again = _as_given(graph, price, given, options.batch_norm)
-        return with_slow_down(held(propagated(again, captured.with_slices(again.costed.graph))))
+        return finished(_as_given(graph, price, given, options.batch_norm))
     except MemoryCapError:
         raise
     except PlanError as error:
@@ -294,12 +282,6 @@ def plan_captured(
         raise PlanError(
             f"plan= was made for inputs of {then}, this call has {now}; plan again with autopar.plan"
         ) from error
-
-
-def present(captured: Captured, tensors: Sequence[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
-    """Return the tensors of a captured model by value: its state, and its inputs if given."""
-    state = {name: owner[key] for name, (owner, key) in captured.state.items()}
-    return {**state, **dict(zip(captured.graph.inputs, tensors))}
 
 
 def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:

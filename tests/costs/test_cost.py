@@ -153,9 +153,9 @@ def test_results_are_delivered_to_the_host_unless_told_otherwise():
     graph = replace(chain(2), updates=(("v1", "v0"),))
     homes = {"v0": "cuda:0"}
     assert cost(graph, MACHINE, homes=homes).deliver == (("v2", "cpu"), ("v1", "cuda:0"))
-    assert cost(graph, MACHINE, homes=homes, deliver={"v2": "cuda:1"}).deliver[0] == ("v2", "cuda:1")
-    as_placed = (("v2", ""), ("v1", "cuda:0"))
-    assert cost(graph, MACHINE, homes=homes, deliver=as_placed).deliver == as_placed
+    for to, found in (("cuda:1", "cuda:1"), ("", ""), ("cuda:9", "cpu")):
+        told = cost(graph, MACHINE, homes=homes, deliver=(("v2", to), ("v1", "cuda:0")))
+        assert told.deliver == (("v2", found), ("v1", "cuda:0"))
 
 
 @settings(max_examples=20)

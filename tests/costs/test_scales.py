@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costs.detect import detect
-from autopar.costs.scales import Sample, fitted, keep, kept
+from autopar.costs.scales import fitted, keep, kept
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def folder(tmp_path, monkeypatch):
 @given(st.floats(2e-6, 1e-4), st.floats(0.1, 20), st.integers(0, 7))
 def test_launch_and_factor_are_found_beside_a_wrong_sample(launch, factor, wrong):
     works = [1e-8, 2e-8, 3e-8, 1e-5, 1e-4, 3e-4, 1e-3, 2e-3]
-    samples = [Sample("f", 1, busy, launch + factor * busy) for busy in works]
-    samples[wrong] = samples[wrong]._replace(seconds=samples[wrong].seconds * 30)
-    ((name, at_least, slope),) = fitted(samples)
+    took = [launch + factor * busy for busy in works]
+    took[wrong] *= 30
+    ((name, at_least, slope),) = fitted(("f", 1, *sample) for sample in zip(works, took))
     assert name == "f"
     errors = sorted(
         abs(at_least + slope * busy - launch - factor * busy) / (launch + factor * busy) for busy in works
@@ -31,12 +31,12 @@ def test_launch_and_factor_are_found_beside_a_wrong_sample(launch, factor, wrong
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.floats(0, 1), st.floats(1e-7, 10)), min_size=1, max_size=8))
 def test_any_samples_have_a_scale_that_can_be_one(rows):
-    ((_, launch, factor),) = fitted(Sample("f", *row) for row in rows)
+    ((_, launch, factor),) = fitted(("f", *row) for row in rows)
     assert 0 < launch < 11 and 0 < factor < float("inf")
 
 
 def test_each_family_has_its_own():
-    samples = [Sample(name, 1, 1e-3, took) for name, took in (("a", 1e-3), ("b", 5e-3))]
+    samples = [(name, 1, 1e-3, took) for name, took in (("a", 1e-3), ("b", 5e-3))]
     found = {name: factor for name, _, factor in fitted(samples)}
     assert found["b"] > 3 * found["a"]
 

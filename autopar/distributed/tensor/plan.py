@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,15 +14,15 @@ from torch import nn
 from ...capture import Captured
 from ...capture.ahead import ahead
 from ...costs.measure import Ratios, measured
-from ...costs.roofline import Estimator
-from ...costs.work import family, work
+from ...costs.roofline import estimate
+from ...costs.work import Work, work
 from ...errors import PlanError
-from ...ir.device import Link
+from ...ir.device import Device, Link
 from ...ir.graph import Graph, Task
 from ...ir.hosts import compute_devices
 from ...ir.machine import Machine
 from ...pipeline.batch_split import WORTH
-from ...pipeline.stages import present
+from ...pipeline.compare import present
 from ...planner.pipelines.grid import all_reduce_s
 from ...system.text import percent, seconds, table
 from ...transform.features import CONVOLUTIONS as TARGETS
@@ -161,8 +161,9 @@ def tensor_plan(
     given = present(captured, tensors)
     real = not machine.absent and not any(tensor.is_meta for tensor in given.values())
     ratios = measured(captured.graph, machine, captured.calls, given) if real else {}
-    estimator = Estimator(machine, machine.device[compute_devices(machine)[0]])
-    price = _Price(captured.graph, ranks, link, dispatch_s, trains, estimator, ratios)
+    device = machine.device[compute_devices(machine)[0]]
+    by_roofline = estimate(machine, device)
+    price = _Price(captured.graph, ranks, link, dispatch_s, trains, device, by_roofline, ratios)
     learned = [name for name in captured.graph.state if given[name].requires_grad]
     groups: list[TensorGroup] = []
     for stretch in stretches(captured.graph, ranks, learned, channels=True):
@@ -184,21 +185,22 @@ class _Price:
     link: Link
     dispatch_s: float
     training: bool
-    estimator: Estimator
+    device: Device
+    estimate: Callable[[Work], float]
     ratios: Ratios
 
     def seconds(self, tasks: Iterable[str], graph: Graph | None = None) -> float:
         """Return the seconds of tasks in a step, for the sizes of values in `graph`."""
-        at, device, total = graph or self.graph, self.estimator.device, 0.0
+        at, total = graph or self.graph, 0.0
         for name in tasks:
             task = at.task[name]
-            once = self.estimator.seconds(work(at, task), family(at, task))
-            once *= self.ratios.get((name, device.name), 1.0)
+            once = self.estimate(work(at, task))
+            once *= self.ratios.get((name, self.device.name), 1.0)
             if not self.training:
                 total += once
             elif task.target == EMBEDDING:
                 # Its gradient is as large as the table, whatever was looked up.
-                total += 2 * once + 2 * at.value[task.inputs[0]].bytes / device.bytes_per_s
+                total += 2 * once + 2 * at.value[task.inputs[0]].bytes / self.device.bytes_per_s
             else:
                 total += _TRAINED * once
         return total
