@@ -88,7 +88,8 @@ def compile(
     CaptureError, PlanError or MemoryCapError; each says what to type next.
     """
     _require_callable(model)
-    _require_plain(model)
+    if isinstance(model, CompiledModule):
+        raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine, options, given = prepared(
         model,
@@ -276,13 +277,7 @@ def _require_step(
     model: Any, criterion: Any, step_fn: Any, optimizer: Any, autocast: Any, scaler: Any, clip_norm: Any
 ) -> None:
     """Raise CaptureError or PlanError if the arguments cannot make a training step."""
-    for given, what in (
-        (model, "model"),
-        (criterion, "criterion"),
-        (step_fn, "step_fn"),
-        (optimizer, "optimizer"),
-    ):
-        _require_made(given, what)
+    _require_made(model=model, criterion=criterion, step_fn=step_fn, optimizer=optimizer)
     _require_trainable(model, None)
     if isinstance(model, CompiledModule):
         raise CaptureError("the model is compiled already; give train_step the plain one, compiled.module")
@@ -327,11 +322,12 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return asked is not None and asked.default is inspect.Parameter.empty
 
 
-def _require_made(given: Any, what: str) -> None:
-    if isinstance(given, type):
-        raise CaptureError(
-            f"the {what} is the class {given.__name__}; give one made of it: {given.__name__}(…)"
-        )
+def _require_made(**given: Any) -> None:
+    for what, kind in given.items():
+        if isinstance(kind, type):
+            raise CaptureError(
+                f"the {what} is the class {kind.__name__}; give one made of it: {kind.__name__}(…)"
+            )
 
 
 def _examples(inputs: Any, keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -347,13 +343,8 @@ def _examples(inputs: Any, keywords: Any) -> tuple[tuple[Any, ...], dict[str, An
     return tuple(inputs or ()), dict(keywords or {})
 
 
-def _require_plain(model: Any) -> None:
-    if isinstance(model, CompiledModule):
-        raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
-
-
 def _require_callable(model: Any) -> None:
-    _require_made(model, "model")
+    _require_made(model=model)
     if not callable(model):
         raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
 

@@ -98,13 +98,8 @@ def _computing(kind: type[nn.Module]) -> Iterator[str]:
         yield from STEPS
 
 
-class _Within(threading.local):
-    """Thread-local flag: `method` is set inside a counted method, whose inner calls are not counted again."""
-
-    method = False
-
-
-_within = _Within()
+_within = threading.local()
+"""Has `method` set inside a counted method, whose inner calls are not counted again."""
 
 
 def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,7 +108,7 @@ def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(written)
     def method(fast: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = name in STEPS or any(isinstance(item, torch.Tensor) for item in (*args, *kwargs.values()))
-        if torch.compiler.is_dynamo_compiling() or _within.method or not tensors:
+        if torch.compiler.is_dynamo_compiling() or getattr(_within, "method", False) or not tensors:
             return written(fast, *args, **kwargs)
         placement = fast._placement
         before = placement.backend.calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,13 +42,12 @@ class DataParallel(CompiledModule):
 
     __slots__ = ("_asked", "_deliver", "_held", "device_ids", "dim", "output_device")
 
-    if TYPE_CHECKING:
-        device_ids: list[Any]
-        output_device: Any
-        dim: int
-        _deliver: torch.device
-        _asked: tuple[tuple[Any, ...], dict[str, Any]]
-        _held: Plan | None
+    device_ids: list[Any]
+    output_device: Any
+    dim: int
+    _deliver: torch.device
+    _asked: tuple[tuple[Any, ...], dict[str, Any]]
+    _held: Plan | None
 
     def __new__(cls, module: nn.Module, *_: Any, **__: Any) -> DataParallel:
         """Create an instance of the module's own class as well. Raises CaptureError if `module` is not a module."""

@@ -23,7 +23,7 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Arguments, Done, Kept, Short, again
 from ..pipeline.compare import Snapshot
-from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
+from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
@@ -47,18 +47,10 @@ class Served:
     def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
         self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
-        self.written, self.calls = "", 0
-        self.right = 0
-        """Number of programs that were compared with eager and found equal."""
+        self.written = ""
         # Where nothing is left behind in Python the model itself may be asked too.
         self.whole = outermost() and not broken(module)[0] and not effects()
-        self.programs: Kept[Planned] = Kept(self.name)
-        self.placed: Plan | None = None
-        # Planned ahead; the first call is still to be checked.
-        self._unchecked: set[Hashable] = set()
-        # Random numbers were not eager's during their check, perhaps for another thread: the next call is checked.
-        self._disturbed: set[Hashable] = set()
-        self._short: Short | None = None
+        self._clear()
         try:
             self.region = timed("capture", Region, module, examples, backend.root, backend.parameters)
             self.name = self.programs.called = self.region.name
@@ -68,9 +60,22 @@ class Served:
             module.graph.lint()
             self.as_written(explain(self.name, error))
             return
+        self.arguments = Arguments(self.region)
+
+    def _clear(self) -> None:
+        """Begin without programs."""
+        self.programs: Kept[Planned] = Kept(self.name)
+        self.placed: Plan | None = None
+        self.calls = 0
+        self.right = 0
+        """Number of programs that were compared with eager and found equal."""
+        # Planned ahead; the first call is still to be checked.
+        self._unchecked: set[Hashable] = set()
+        # Random numbers were not eager's during their check, perhaps for another thread: the next call is checked.
+        self._disturbed: set[Hashable] = set()
+        self._short: Short | None = None
         self._twins: list[Served] = []
         self._index: dict[int, Served] = {}
-        self.arguments = Arguments(self.region)
 
     @property
     def backend(self) -> Backend:
@@ -175,9 +180,7 @@ class Served:
         backend, twin = self.backend, copy.copy(self)
         twin.region = self.region.of(args, backend.root)
         twin.arguments = Arguments(twin.region)
-        twin.programs, twin.placed, twin._unchecked, twin._disturbed = Kept(self.name), None, set(), set()
-        twin.calls, twin.right, twin._short = 0, 0, None
-        twin._twins, twin._index = [], {}
+        twin._clear()
         backend.served.append(twin)
         return twin
 
@@ -220,13 +223,8 @@ class Served:
         options = self.backend.options
         if options.check == "never" or (options.check != "always" and self.right >= CHECKED):
             return False
-        whole = _whole(prepared)
-        if by_parts(whole, options.batch_norm):
-            return False
-        plans = prepared.plans if isinstance(prepared, Training) else (whole,)
-        if drawn_elsewhere(plans, prepared.captured):
-            return False
-        return options.check == "always" or not unwanted(whole)
+        halves = prepared.plans if isinstance(prepared, Training) else (prepared.plan,)
+        return wanted(_whole(prepared), halves, prepared.captured, options)
 
     def _planned(self, args: Sequence[Any]) -> Planned:
         backend = self.backend

@@ -21,6 +21,7 @@ from ..ir.plan import Plan
 from ..runtime.interpreter import interpret
 from ..system.text import seconds
 from .compare import LIMIT, Snapshot, apart, difference, error, generators, limit, no_worse, restore, widen
+from .options import Options
 
 log = logging.getLogger("autopar")
 
@@ -209,7 +210,8 @@ class Eager(Snapshot):
         def shaken(path: str, leaf: Any) -> Any:
             made = apart(leaf)
             if path and made.is_floating_point():
-                _shaken(made, draw)
+                noise = torch.rand(made.shape, generator=draw).to(made) * 2 - 1
+                made.addcmul_(made, noise, value=4 * torch.finfo(made.dtype).eps)
             return _alike(made, leaf)
 
         return self._retold("of its rounding", shaken, lambda model: model)
@@ -269,13 +271,6 @@ def _alike(made: Any, leaf: Any) -> Any:
     return made.requires_grad_(leaf.requires_grad) if isinstance(made, torch.Tensor) else made
 
 
-def _shaken(weight: torch.Tensor, draw: torch.Generator) -> None:
-    """Change the last bits of a weight."""
-    noise = torch.rand(weight.shape, generator=draw).to(weight) * 2 - 1
-    with torch.no_grad():
-        weight.addcmul_(weight, noise, value=4 * torch.finfo(weight.dtype).eps)
-
-
 @contextmanager
 def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
     """Disable the user's hooks of leaves in the block; they are for the user's own gradients, not for a check's."""
@@ -290,14 +285,9 @@ def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
-    """Return the largest entry of all floating-point tensors."""
-    return max((_scale(t) for t in tensors if t is not None and t.is_floating_point()), default=0.0)
-
-
-def _scale(tensor: torch.Tensor) -> float:
-    """Return the largest finite entry."""
-    entries = tensor.detach().abs()
-    return float(entries.nan_to_num(0.0, 0.0).max()) if tensor.numel() else 0.0
+    """Return the largest finite entry of all floating-point tensors."""
+    floating = (t.detach() for t in tensors if t is not None and t.is_floating_point() and t.numel())
+    return max((float(t.abs().nan_to_num(0.0, 0.0).max()) for t in floating), default=0.0)
 
 
 def _loosest(graph: Graph) -> float:
@@ -349,47 +339,38 @@ def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | Non
     return told
 
 
-def unwanted(plan: Plan) -> bool:
-    """Return True if the first run need not, or cannot well, be compared with eager; log why in one line."""
-    single, home = dict(plan.singles), plan.costed.machine.host
-    if home in single and single[home] is None:
-        log.info('check skipped: eager does not fit on %s alone; check="always" insists', home)
+def wanted(plan: Plan, halves: Sequence[Plan], captured: Captured, options: Options) -> bool:
+    """Return True if a first run can, and by its options should, be compared with eager; else log why in one line.
+    `halves`: the plans that run for `plan`."""
+    machine = plan.costed.machine
+    alone_s = dict(plan.singles).get(machine.host, 0.0)
+    devices = next(filter(None, (_drawn_elsewhere(half, str(captured.home)) for half in halves)), set())
+    if options.batch_norm == "per_part" and plan.costed.graph.split:
+        why = 'eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
+    elif devices:
+        generators = f"the generators of {', '.join(sorted(devices))}"
+        why = f"random numbers come from {generators}, in the order of the plan; eager's are those of {captured.home}"
+    elif options.check == "always":
         return True
-    best = single.get(home)
-    if plan.costed.machine.clock == "real" and best is not None and best > LONGEST_S:
-        log.info('check skipped: eager would take about %s; check="always" insists', seconds(best))
+    elif alone_s is None:
+        why = f'eager does not fit on {machine.host} alone; check="always" insists'
+    elif machine.clock == "real" and alone_s > LONGEST_S:
+        why = f'eager would take about {seconds(alone_s)}; check="always" insists'
+    else:
         return True
+    log.info("check skipped: %s", why)
     return False
 
 
-def by_parts(plan: Plan, batch_norm: str) -> bool:
-    """Return True if each part of the batch has its own statistics, as the user asked, where eager's are of the whole
-    batch."""
-    wished = batch_norm == "per_part" and bool(plan.costed.graph.split)
-    if wished:
-        log.info(
-            'check skipped: eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
-        )
-    return wished
-
-
-def drawn_elsewhere(plans: Sequence[Plan], captured: Captured) -> bool:
-    """Return True if random numbers of any of these plans differ from eager's: other generators, parts that draw
-    independently, or another order. Log it in one line."""
-    for plan in plans:
-        costed, home = plan.costed, str(captured.home)
-        drawing = [task.name for task in costed.graph.tasks if task.random == LOCAL]
-        order = [name for placed in plan.placed for name in costed.cluster[placed.cluster].tasks]
-        place = costed.machine.device
-        devices = {place[plan.place[costed.cluster_of[name]].device].torch_device for name in drawing}
-        parts = any(costed.graph.task[name].part for name in drawing)
-        wanted = set(drawing)
-        if parts or devices - {home} or [name for name in order if name in wanted] != drawing:
-            log.info(
-                "check skipped: random numbers come from the generators of %s, in the order of the plan; eager's are "
-                "those of %s",
-                ", ".join(sorted(devices)),
-                home,
-            )
-            return True
-    return False
+def _drawn_elsewhere(plan: Plan, home: str) -> set[str]:
+    """Return the torch devices that draw random numbers, if these differ from those that eager draws on `home`: other
+    generators, parts that draw independently, or another order."""
+    costed = plan.costed
+    drawing = [task.name for task in costed.graph.tasks if task.random == LOCAL]
+    order = [name for placed in plan.placed for name in costed.cluster[placed.cluster].tasks]
+    place = costed.machine.device
+    devices = {place[plan.place[costed.cluster_of[name]].device].torch_device for name in drawing}
+    parts = any(costed.graph.task[name].part for name in drawing)
+    drawn = set(drawing)
+    alike = not parts and devices <= {home} and [name for name in order if name in drawn] == drawing
+    return set() if alike else devices

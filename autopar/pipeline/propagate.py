@@ -89,7 +89,6 @@ class _Propagation:
         self.known = {value.name: self._known(value) for value in self.graph.values}
         self.forms = {name: self.known[name] for name in self.at}
         self.storage = {name: self.graph.value[name].storage for name in self.at}
-        self.resident = costed.resident
         self.calls: dict[Any, tuple[_Made, ...] | str | None] = {}
 
     def values(self) -> dict[str, Value]:
@@ -113,7 +112,7 @@ class _Propagation:
             self.storage[name] = self._memory(task, index, made)
 
     def _made(
-        self, task: Task, device: str, reads: tuple[str, ...], given: tuple[Form | None, ...]
+        self, task: Task, device: str, reads: tuple[str, ...], given: tuple[_Form | None, ...]
     ) -> tuple[_Made, ...] | None:
         """Return the outputs of a task; None if no call can tell."""
         kind = self.kinds[device]
@@ -132,7 +131,7 @@ class _Propagation:
         return found
 
     def _tried(
-        self, task: Task, kind: str, given: tuple[Form | None, ...], plain: tuple[Form | None, ...]
+        self, task: Task, kind: str, given: tuple[_Form | None, ...], plain: tuple[_Form | None, ...]
     ) -> tuple[_Made, ...] | str | None:
         """Return the outputs of a call; as text the reason why it fails; None if unknown. `plain`: forms as
         captured."""
@@ -171,7 +170,7 @@ class _Propagation:
             return self.storage.get(value.storage, value.storage)
         return self.storage[up]
 
-    def _judge(self, task: Task, device: str, name: str, form: Form | None) -> None:
+    def _judge(self, task: Task, device: str, name: str, form: _Form | None) -> None:
         """Raise PlanError if a value is not a valid substitute for the captured one for its readers or the caller."""
         known, result = self.known[name], name in self.graph.results
         if known == form or (not result and (_blank(known) or _blank(form))):
@@ -203,12 +202,12 @@ class _Propagation:
             return "move the model and its inputs to a device of the plan, so that it is captured there"
         return f"keep it on {own}: pins={{{task.module or '*'!r}: {own!r}}}"
 
-    def _arrived(self, name: str, device: str) -> Form | None:
+    def _arrived(self, name: str, device: str) -> _Form | None:
         """Return a value as it arrives on a device: copies are dense."""
         form = self.forms[name]
         return form if form is None or self.at[name] == device else copied(form)
 
-    def _known(self, value: Value) -> Form | None:
+    def _known(self, value: Value) -> _Form | None:
         """Return a value as captured; strides are known for state, the axis order for others."""
         if value.dtype == "object":
             return None
@@ -217,8 +216,8 @@ class _Propagation:
             owner, key = self.captured.state[value.name]
             tensor = owner[key]
             if tensor.layout is torch.strided and tuple(tensor.shape) == value.shape:
-                return Form(value.shape, tensor.stride(), dtype)
-        return Form(value.shape, in_order(value.shape, value.order), dtype)
+                return _Form(value.shape, tensor.stride(), dtype)
+        return _Form(value.shape, in_order(value.shape, value.order), dtype)
 
     def _now(self, value: Value) -> Value:
         form, storage = self.forms[value.name], self.storage[value.name]
@@ -230,15 +229,15 @@ class _Propagation:
         return Value(value.name, form.shape, dtype, size, storage, value.kind, value.path, axes(form))
 
 
-def _blank(form: Form | None) -> bool:
+def _blank(form: _Form | None) -> bool:
     return form is None or 0 in form.shape
 
 
-def _words(form: Form | None) -> str:
+def _words(form: _Form | None) -> str:
     return "no tensor" if form is None else f"{list(form.shape)} of {form.dtype}"
 
 
-class Form(NamedTuple):
+class _Form(NamedTuple):
     """A tensor without its elements."""
 
     shape: tuple[int, ...]
@@ -251,7 +250,7 @@ class _Made:
     """One output of a call: its form (None: not a tensor), and the input whose memory it shares, by index, or the
     output ~index if negative; None: its own."""
 
-    form: Form | None
+    form: _Form | None
     memory: int | None
 
 
@@ -267,7 +266,7 @@ def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) 
     return bind.target(target, calls)
 
 
-def called(task: Task, kind: str, given: tuple[Form | None, ...]) -> tuple[_Made, ...]:
+def called(task: Task, kind: str, given: tuple[_Form | None, ...]) -> tuple[_Made, ...]:
     """Return the outputs of a task, whose values are named by index, for inputs of these forms on a device type.
 
     Raises torch's errors, also if this build of torch has no such call.
@@ -295,19 +294,19 @@ def _outputs(made: Any, owner: dict[int, int]) -> Iterator[_Made]:
             yield _Made(None, None)
             continue
         memory = item.untyped_storage()._cdata
-        yield _Made(Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory))
+        yield _Made(_Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory))
         owner.setdefault(memory, ~index)
 
 
 @lru_cache(maxsize=4096)
-def copied(form: Form) -> Form:
+def copied(form: _Form) -> _Form:
     """Return the form of a copy, which is dense."""
     tensor = torch.empty_strided(form.shape, form.strides, device="meta")
     return form._replace(strides=torch.empty_like(tensor).stride())
 
 
 @lru_cache(maxsize=4096)
-def axes(form: Form) -> tuple[int, ...]:
+def axes(form: _Form) -> tuple[int, ...]:
     """Return its `Value.order`."""
     return memory_order(torch.empty_strided(form.shape, form.strides, device="meta"))
 

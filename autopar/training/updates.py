@@ -17,7 +17,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import again
 from ..pipeline.compare import Snapshot
-from ..pipeline.eager_check import Eager, by_parts, drawn_elsewhere, unwanted
+from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, bind, plan_captured, timed
 from ..runtime.executor import Executor
@@ -176,9 +176,7 @@ class Signature:
     def _eager(self, args: Sequence[Any]) -> Eager | None:
         """Return eager's result for this call; None if the user's options make it differ."""
         plan = self.gradients.plan
-        if by_parts(plan, self.options.batch_norm) or drawn_elsewhere((plan,), self.captured):
-            return None
-        if self.options.check == "first" and unwanted(plan):
+        if not wanted(plan, (plan,), self.captured, self.options):
             return None
         ((tangent, _),) = self.raw.tangents
         with alone():

@@ -12,7 +12,7 @@ from training_models import Convolved, Tied, mlp
 
 from autopar.lowering.lower import lower
 from autopar.pipeline.options import Options
-from autopar.pipeline.propagate import Form, axes
+from autopar.pipeline.propagate import _Form, axes
 from autopar.pipeline.stages import plan_captured
 
 
@@ -65,7 +65,7 @@ def test_tasks_mean_the_same_on_a_gpu(name, policy, parts):
         if made is None:
             assert about.dtype == "object"
             return
-        form = Form(tuple(made.shape), made.stride(), made.dtype)
+        form = _Form(tuple(made.shape), made.stride(), made.dtype)
         assert (about.shape, about.dtype) == (form.shape, str(form.dtype).removeprefix("torch."))
         assert (about.bytes, about.order) == (made.numel() * made.element_size(), axes(form))
         root = memory.setdefault(made.untyped_storage()._cdata, (made, name))[1]
