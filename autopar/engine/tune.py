@@ -163,7 +163,8 @@ def tuned(backend: Backend, call: Callable[[], Any], rounds: int, calls: int) ->
         before = sum(program.plan.makespan for program in regions.programs.values())
         took, tasks = regions.run(calls)
         before = before or sum(program.plan.makespan for program in regions.programs.values())
-        done.append(Round(tuple(map(_called, regions.programs.values())), before, took))
+        names = tuple(program.plan.candidate().name for program in regions.programs.values())
+        done.append(Round(names, before, took))
         log.info("tune, round %d: %s", number, seconds(took))
         seen.add(_placements(regions.programs))
         for served, program in regions.programs.items():
@@ -206,11 +207,6 @@ def _planned(
         shorter = other.makespan < plan.makespan * (1 - WORTH)
         found[served] = bind(captured, other, backend.pool) if shorter else program
     return found
-
-
-def _called(program: Prepared) -> str:
-    split = program.plan.costed.graph.split
-    return f"{program.plan.policy}, {split}" if split else program.plan.policy
 
 
 def _placements(programs: Mapping[Served, Prepared]) -> tuple[Any, ...]:

@@ -132,18 +132,15 @@ def compute_devices(machine: Machine) -> tuple[str, ...]:
 
 def _groups(text: str) -> list[tuple[int, list[str]]]:
     """Return (number of hosts, chips of each) for each group in the text."""
-    group = r"\s*(?:(\d+)\s*[x×]\s*)?(?:\(([^()]*)\)|([^()+]+?))\s*"
-    found, at = [], 0
-    while at < len(text):
-        match = re.compile(group + r"(?:\+|$)").match(text, at)
+    found = []
+    for group in re.split(r"\+(?![^(]*\))", text):
+        match = re.fullmatch(r"\s*(?:(\d+)\s*[x×]\s*)?(?:\(([^()]*)\)|([^()]*?))\s*", group)
         if not match:
             raise DeviceError(
-                f'hosts: cannot read {text[at:].strip()!r}; write, for example, "8 x (cpu + 8 h100) over ib-400"'
+                f'hosts: cannot read {group.strip()!r}; write, for example, "8 x (cpu + 8 h100) over ib-400"'
             )
-        chips = _chips(match[2] if match[2] is not None else match[3])
-        found.append((int(match[1] or 1), chips))
-        at = match.end()
-    if not found or any(count < 1 for count, _ in found):
+        found.append((int(match[1] or 1), _chips(match[3] if match[2] is None else match[2])))
+    if any(count < 1 for count, _ in found):
         raise DeviceError(
             f'hosts: {text.strip()!r} are no hosts; write, for example, "2 x cpu over ethernet-10"'
         )

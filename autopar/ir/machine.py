@@ -9,10 +9,11 @@ from os import PathLike
 from typing import Literal
 
 from ..errors import DeviceError
+from ..system.process import cores
 from ..system.text import parse_bytes, size, table
 from . import pictures, serialize
 from .device import MOST_LANES, Device, Link
-from .hardware import declared, stood_in
+from .hardware import declared
 
 FORMAT = "autopar machine 1"
 
@@ -208,7 +209,9 @@ class Machine:
             raise DeviceError(f'slow_down is a number above 0 or "auto", not {slow_down!r}')
         factor = 0.0 if slow_down == "auto" else float(slow_down)
         devices, links = declared(chips, "emulated", bus)
-        machine = Machine(stood_in(devices), links, clock="declared", slow_down=factor)
+        threads = max(1, cores() // sum(device.lanes for device in devices))
+        devices = tuple(replace(device, threads=threads) for device in devices)
+        machine = Machine(devices, links, clock="declared", slow_down=factor)
         return machine.check().limited(memory)
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -171,6 +171,10 @@ class Plan:
             return math.inf if self.reached else 0.0
         return self.reached / self.lower_bound - 1
 
+    def candidate(self, note: str = "") -> Candidate:
+        """Return its entry among the plans of a race."""
+        return Candidate(self.policy, self.costed.graph.split, self.makespan, note)
+
     @property
     def moved(self) -> int:
         """Bytes moved between devices in one call."""

@@ -111,7 +111,7 @@ class _Race:
             self.refusal = self.refusal or error
             return None
         self.plans.append(plan)
-        self.ran += [Candidate(plan.policy, split, plan.makespan, note)] if split else plan.candidates
+        self.ran += [plan.candidate(note)] if split else plan.candidates
         if split:
             log.info("planned %s%s: %s", split, f", {note}" if note else "", seconds(plan.makespan))
         return plan
@@ -179,10 +179,10 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
         best = replace(best, singles=whole.singles)
     ran = race.ran
     if policy == "auto" and split in (None, "auto") and whole and (why := _not_worth(best)):
-        beaten = Candidate(best.policy, best.costed.graph.split, best.makespan, why)
+        beaten = best.candidate(why)
         best = place(whole.costed, "single")
         if best.makespan > (beaten.makespan or 0.0):
-            ran = [beaten if (c.policy, c.split) == (beaten.policy, beaten.split) else c for c in ran]
+            ran = [beaten if each.name == beaten.name else each for each in ran]
             best = passed_over(best, beaten)
     return replace(best, candidates=tuple(ran))
 

@@ -74,7 +74,7 @@ class Eager(Snapshot):
         self.leaves = {p: t for p, t in wanted if t.requires_grad and once[id(t)] == p}
         versions = {name: t._version for name, t in self.live().items() if not t.is_inference()}
         with self.restored():
-            outputs, self.gradients = self._cluster(model, self.args, self.leaves)
+            outputs, self.gradients = self._called(model, self.args, self.leaves)
             self.outputs = [apart(leaf) for leaf in outputs]
             self.strides = [strides_of(leaf) for leaf in outputs]
             live = self.live()
@@ -86,7 +86,7 @@ class Eager(Snapshot):
                         "use torch operations on the tensor itself (not .data or numpy), or keep this part out of it"
                     )
 
-    def _cluster(
+    def _called(
         self, model: Callable[..., Any], args: Any, leaves: Mapping[str, torch.Tensor]
     ) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
         # What the caller computed from a weight is no part of the call, nor is its gradient.
@@ -236,7 +236,7 @@ class Eager(Snapshot):
         try:
             args = pytree.tree_map(told, self.args)
             leaves = {path: made[id(tensor)] for path, tensor in self.leaves.items()}
-            outputs, gradients = self._cluster(make(self.model), args, leaves)
+            outputs, gradients = self._called(make(self.model), args, leaves)
         except Exception as failure:
             log.info("no second opinion %s: %s", what, failure)
             return {}

@@ -22,7 +22,7 @@ from ..errors import MemoryCapError, PlanError
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
 from ..ir.machine import Machine
-from ..ir.plan import Candidate, Plan
+from ..ir.plan import Plan
 from ..ir.program import Program
 from ..lowering.check import Report, check
 from ..lowering.lower import lower
@@ -214,10 +214,8 @@ def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prep
         alone.executor.close()
         return replace(placed, single_s=alone_s)
     placed.executor.close()
-    graph = placed.plan.costed.graph
-    note = f"measured {seconds(placed_s)}, the single device {seconds(alone_s)}"
-    beaten = Candidate(placed.plan.policy, graph.split, placed.plan.makespan, note)
-    others = tuple(c for c in placed.plan.candidates if (c.policy, c.split) != (beaten.policy, beaten.split))
+    beaten = placed.plan.candidate(f"measured {seconds(placed_s)}, the single device {seconds(alone_s)}")
+    others = tuple(each for each in placed.plan.candidates if each.name != beaten.name)
     kept = replace(passed_over(alone.plan, beaten), candidates=(*others, beaten))
     return replace(alone, plan=kept, single_s=alone_s)
 

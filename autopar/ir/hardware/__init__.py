@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from itertools import permutations
 from typing import TypeVar
 
 from ...errors import DeviceError
-from ...system.process import cores
 from ..device import HANDOFF_S, Device, Link, kind_of
 
 T = TypeVar("T")
@@ -169,12 +168,6 @@ def find_chip(name: str) -> Chip:
     lowered = ALIASES.get(lowered, lowered)
     more = ". For another chip, give a Device with its own figures instead of a name"
     return find("chip", lowered if lowered in CHIPS else name, CHIPS, ALIASES, more)
-
-
-def stood_in(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return the devices with this machine's cores divided among their lanes."""
-    threads = max(1, cores() // sum(device.lanes for device in devices))
-    return tuple(replace(device, threads=threads) for device in devices)
 
 
 def declared(
