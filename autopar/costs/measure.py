@@ -23,13 +23,14 @@ from ..system.text import bar
 from ..transform.divide import LOSS
 from . import calibrate as probe
 from . import scales
-from .replay import REFUSALS, bound, made_up, replayed
-from .roofline import CALL, checks, estimate, signature
+from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
+from .roofline import CALL, Ratios, checks, estimate, signature
 from .work import work
 
 log = logging.getLogger("autopar")
 
-Ratios: TypeAlias = Mapping[tuple[str, str], float]
+Seconds: TypeAlias = Mapping[tuple[str, str], float]
+"""By (task, device name)."""
 
 BUDGET_S = 1.0
 """Limit in seconds on measuring a graph on one device."""
@@ -51,12 +52,7 @@ _MOST_COPIES = 16
 
 
 def measure(
-    graph: Graph,
-    machine: Machine,
-    calls: Mapping[str, Callable[..., Any]],
-    given: Mapping[str, torch.Tensor] | None = None,
-    *,
-    budget_s: float = BUDGET_S,
+    graph: Graph, machine: Machine, calls: Calls, given: Tensors | None = None, *, budget_s: float = BUDGET_S
 ) -> dict[tuple[str, str], float]:
     """Measure seconds by (task, device name), dispatch included; equal operations (`signature`) are timed once.
 
@@ -87,13 +83,7 @@ def measure(
     return book.known()
 
 
-def note(
-    graph: Graph,
-    machine: Machine,
-    calls: Mapping[str, Callable[..., Any]],
-    seconds: Mapping[tuple[str, str], float],
-    call_s: float,
-) -> None:
+def note(graph: Graph, machine: Machine, calls: Calls, seconds: Seconds, call_s: float) -> None:
     """Store the recorded seconds by (task, device), and those of the call outside its tasks, as measurements of this
     machine."""
     book = _Book(graph, machine, calls)
@@ -108,17 +98,12 @@ def note(
         book.keep(device)
 
 
-def measured(
-    graph: Graph,
-    machine: Machine,
-    calls: Mapping[str, Callable[..., object]],
-    given: Mapping[str, torch.Tensor],
-) -> Ratios:
+def measured(graph: Graph, machine: Machine, calls: Calls, given: Tensors) -> Ratios:
     """Return ratios by `measure`, on the given inputs and state."""
     return _ratios(graph, machine, measure(graph, machine, calls, given))
 
 
-def recorded(plan: Plan, seconds: Mapping[tuple[str, str], float]) -> Ratios:
+def recorded(plan: Plan, seconds: Seconds) -> Ratios:
     """Return ratios from seconds of a plan's tasks; for a split task also from the sum over its parts."""
     return _ratios(plan.costed.graph, plan.costed.machine, seconds)
 
@@ -135,7 +120,7 @@ def medians(plan: Plan, timelines: Iterable[Timeline]) -> dict[tuple[str, str], 
     return {key: statistics.median(found) for key, found in samples.items()}
 
 
-def _ratios(graph: Graph, machine: Machine, seconds: Mapping[tuple[str, str], float]) -> Ratios:
+def _ratios(graph: Graph, machine: Machine, seconds: Seconds) -> Ratios:
     estimates = {device.name: estimate(machine, device) for device in machine.devices}
     found: dict[tuple[str, str], float] = {}
     whole: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -156,7 +141,7 @@ def chip(device: Device) -> str:
     return f"cpu, {device.threads} threads" if device.torch_type == "cpu" else device.chip
 
 
-def measurable(graph: Graph, task: Task, calls: Mapping[str, Callable[..., Any]]) -> bool:
+def measurable(graph: Graph, task: Task, calls: Calls) -> bool:
     """Return True if calling a task's operator, even on the user's tensors, has no effects."""
     if task.random or task.after or task.target in calls or task.target == LOSS or not task.outputs:
         return False
@@ -170,7 +155,7 @@ class _Book:
     """The stored measurements of operations, as entries `{"family", "kernels", "busy_s", "seconds": [...]}`, None for
     one that refuses; and the operations of a graph."""
 
-    def __init__(self, graph: Graph, machine: Machine, calls: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, graph: Graph, machine: Machine, calls: Calls) -> None:
         self.graph, self.machine, self.calls = graph, machine, calls
         self.path = cache.file_for("operations", [scales.VERSION, torch.__version__])
         self.entries = cache.load(self.path)
@@ -259,7 +244,7 @@ def _far(entry: Any, guess: float) -> bool:
 
 
 def _timed(
-    book: _Book, tasks: Sequence[Task], device: Device, given: Mapping[str, torch.Tensor], budget_s: float
+    book: _Book, tasks: Sequence[Task], device: Device, given: Tensors, budget_s: float
 ) -> Iterator[tuple[list[Task], float | None]]:
     """Yield the tasks of each operation with its seconds."""
     alike: dict[str, list[Task]] = {}

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -24,6 +24,11 @@ log = logging.getLogger("autopar")
 
 T = TypeVar("T")
 
+Calls: TypeAlias = Mapping[str, Callable[..., Any]]
+"""The user's own code that tasks call, by target."""
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
+"""Tensors by the name of their value."""
+
 PASSES = 20
 """Limit on passes over a graph; fewer if it is long."""
 FEWEST = 3
@@ -32,12 +37,7 @@ REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, MemoryError)
 
 
 def replayed(
-    graph: Graph,
-    tasks: Iterable[Task],
-    device: torch.device,
-    calls: Mapping[str, Callable[..., Any]],
-    given: Mapping[str, torch.Tensor],
-    budget_s: float,
+    graph: Graph, tasks: Iterable[Task], device: torch.device, calls: Calls, given: Tensors, budget_s: float
 ) -> dict[str, float | None]:
     """Time tasks in the order of the graph; return the median of up to `PASSES` passes within about `budget_s`
     seconds, without the first; None for tasks that refuse.
@@ -116,7 +116,7 @@ def undisturbed(samples: Sequence[tuple[int, T]]) -> list[T]:
 
 
 def bound(
-    task: Task, function: Callable[..., Any], values: Mapping[str, torch.Tensor], device: torch.device
+    task: Task, function: Callable[..., Any], values: Tensors, device: torch.device
 ) -> Callable[[], Any]:
     """Return the call of a task's `function` on a device with these values."""
     args = [bind.argument(item, values.__getitem__, device) for item in task.args]

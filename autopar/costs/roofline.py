@@ -10,6 +10,7 @@ included, and a factor on the rest for each family of them (`Device.scales`).
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TypeAlias
 
 from ..ir.costed import CostedGraph, TaskCost
 from ..ir.device import Device
@@ -20,6 +21,11 @@ from .work import Work, touched, work
 
 VIEW_S = 1e-6
 """Seconds of the interpreter for a view, which moves no data."""
+
+Estimate: TypeAlias = Callable[[Work], float]
+"""The seconds of a task from its work."""
+Ratios: TypeAlias = Mapping[tuple[str, str], float]
+"""By (task, device name), measured seconds ÷ the roofline's, for a task and its parts."""
 
 CALL = "call"
 """Family of calls themselves: guards and arguments."""
@@ -49,7 +55,7 @@ def cost(
     homes: Mapping[str, str],
     deliver: Sequence[tuple[str, str]] | None = None,
     pins: Mapping[str, str] | None = None,
-    ratios: Mapping[tuple[str, str], float] | None = None,
+    ratios: Ratios | None = None,
 ) -> CostedGraph:
     """Cost each task of a graph on each device, and fuse tasks into clusters.
 
@@ -58,7 +64,6 @@ def cost(
     deliver: as in `CostedGraph.deliver`, for a device outside the machine the host; "" leaves an output where it is
     made. By default outputs go to the host and updates to the home of what they update.
     pins: the only device of some tasks.
-    ratios: by (task, device name), measured seconds ÷ the roofline's, for it and its parts.
 
     Linear in tasks.
     """
@@ -113,7 +118,7 @@ def signature(graph: Graph, task: Task) -> str:
     return f"{task.target}({', '.join(arguments)})"
 
 
-def estimate(machine: Machine, device: Device) -> Callable[[Work], float]:
+def estimate(machine: Machine, device: Device) -> Estimate:
     """Return the roofline of one device of a machine: the seconds of a task from its work, with dispatch unless
     hidden."""
     traits, rates = device.traits, dict[str, float]()
@@ -148,11 +153,7 @@ def _nearest(family: str, scales: Mapping[str, tuple[float, float]], device: Dev
 
 
 def _cost(
-    graph: Graph,
-    task: Task,
-    estimates: Mapping[str, Callable[[Work], float]],
-    only: str | None,
-    ratios: Mapping[tuple[str, str], float],
+    graph: Graph, task: Task, estimates: Mapping[str, Estimate], only: str | None, ratios: Ratios
 ) -> TaskCost:
     """Return the cost of a task, which may be bound to one device; from measurements of it, or of the task that it is
     a part of, if there are any."""

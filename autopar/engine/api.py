@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -31,10 +31,12 @@ from .compiled import Compiled, CompiledModule, placed
 
 log = logging.getLogger("autopar")
 
+Devices: TypeAlias = str | Sequence[str | Device] | Machine
+
 
 def compile(
     model: Callable[..., Any],
-    devices: str | Sequence[str | Device] | Machine = "auto",
+    devices: Devices = "auto",
     *,
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
@@ -117,7 +119,7 @@ def compile(
 
 def prepared(
     model: Callable[..., Any] | None,
-    devices: str | Sequence[str | Device] | Machine = "auto",
+    devices: Devices = "auto",
     *,
     memory: Mapping[str, int | str] | None = None,
     plan: Plan | str | PathLike[str] | None = None,
@@ -138,7 +140,7 @@ def prepared(
 
 def plan(
     model: Callable[..., Any],
-    devices: str | Sequence[str | Device] | Machine = "auto",
+    devices: Devices = "auto",
     *,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
@@ -203,7 +205,7 @@ def train_step(
     model: nn.Module,
     criterion: Callable[..., torch.Tensor] | None,
     optimizer: torch.optim.Optimizer,
-    devices: str | Sequence[str | Device] | Machine = "auto",
+    devices: Devices = "auto",
     *,
     step_fn: Callable[..., Any] | None = None,
     clip_norm: float | None = None,
@@ -349,12 +351,7 @@ def _require_callable(model: Any) -> None:
         raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
 
 
-def _machine(
-    devices: str | Sequence[str | Device] | Machine,
-    memory: Mapping[str, int | str] | None,
-    *,
-    here: bool = False,
-) -> Machine:
+def _machine(devices: Devices, memory: Mapping[str, int | str] | None, *, here: bool = False) -> Machine:
     if isinstance(devices, Machine):
         machine = devices.check()
     else:

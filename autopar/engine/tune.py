@@ -15,7 +15,7 @@ import torch
 
 from ..costs import measure as measuring
 from ..costs.detect import present
-from ..costs.measure import note
+from ..costs.measure import Seconds, note
 from ..costs.replay import FEWEST, preemptions, undisturbed
 from ..errors import AutoparError, PlanError
 from ..ir.plan import Plan
@@ -82,7 +82,7 @@ class _Regions:
     wall: float = 0.0
     quiet: bool = False
 
-    def run(self, calls: int) -> tuple[float, dict[Served, dict[tuple[str, str], float]]]:
+    def run(self, calls: int) -> tuple[float, dict[Served, Seconds]]:
         """Return the median seconds of calls (lanes only), and of each task.
 
         Calls during which another process took a core are left out if enough others remain; `quiet` says whether they
@@ -97,7 +97,7 @@ class _Regions:
         for timeline in chain.from_iterable(undisturbed(recorded)):
             by_title.setdefault(timeline.title, []).append(timeline)
         self.programs = self._served(by_title)
-        total, found = 0.0, {}
+        total, found = 0.0, dict[Served, Seconds]()
         for served, program in self.programs.items():
             lines = by_title[program.plan.costed.graph.name]
             total += statistics.median(line.makespan for line in lines) / program.plan.costed.machine.stretch
@@ -187,9 +187,7 @@ def tuned(backend: Backend, call: Callable[[], Any], rounds: int, calls: int) ->
     return Tuned(tuple(done), best[1], ended)
 
 
-def _planned(
-    backend: Backend, regions: _Regions, tasks: Mapping[Served, dict[tuple[str, str], float]]
-) -> dict[Served, Prepared]:
+def _planned(backend: Backend, regions: _Regions, tasks: Mapping[Served, Seconds]) -> dict[Served, Prepared]:
     """Return new programs where they are predicted to be shorter than those that ran; else keep those."""
     found = {}
     for served, program in regions.programs.items():
@@ -214,7 +212,7 @@ def _placements(programs: Mapping[Served, Prepared]) -> tuple[Any, ...]:
     return tuple(str(program.program) for program in programs.values())
 
 
-def _keep(backend: Backend, regions: _Regions, tasks: Mapping[Served, dict[tuple[str, str], float]]) -> None:
+def _keep(backend: Backend, regions: _Regions, tasks: Mapping[Served, Seconds]) -> None:
     """Keep the seconds measured on a real and quiet machine; for one graph on one lane, also those of a call beyond
     its tasks."""
     if not (present(backend.machine) and regions.quiet):

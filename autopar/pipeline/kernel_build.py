@@ -160,14 +160,11 @@ def trying(
 
 
 _Tensors = Sequence[torch.Tensor]
+_Modules = Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]]
 
 
 def _seen(
-    form: Form,
-    program: Program,
-    pool: Replicas,
-    modules: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]],
-    inputs: Sequence[Any],
+    form: Form, program: Program, pool: Replicas, modules: _Modules, inputs: Sequence[Any]
 ) -> dict[str, tuple[_Tensors, _Tensors]]:
     """Return the inputs and outputs of each piece in a call with eager kernels."""
     seen: dict[str, tuple[_Tensors, _Tensors]] = {}

@@ -15,9 +15,9 @@ import torch
 from ..capture import Captured
 from ..costs.clustering import repriced, unfused
 from ..costs.detect import detect, slowed, with_slow_down
-from ..costs.measure import Ratios, measured
+from ..costs.measure import measured
 from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
-from ..costs.roofline import cost
+from ..costs.roofline import Ratios, cost
 from ..errors import MemoryCapError, PlanError
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph

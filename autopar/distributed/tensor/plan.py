@@ -13,8 +13,8 @@ from torch import nn
 
 from ...capture import Captured
 from ...capture.ahead import ahead
-from ...costs.measure import Ratios, measured
-from ...costs.roofline import estimate
+from ...costs.measure import measured
+from ...costs.roofline import Ratios, estimate
 from ...costs.work import Work, work
 from ...errors import PlanError
 from ...ir.device import Device, Link
