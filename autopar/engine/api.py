@@ -90,8 +90,7 @@ def compile(
     CaptureError, PlanError or MemoryCapError; each says what to type next.
     """
     _require_callable(model)
-    if isinstance(model, CompiledModule):
-        raise CaptureError("the model is compiled already; give compile the plain one, compiled.module")
+    _require_plain(model, "compile")
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine, options, given = prepared(
         model,
@@ -281,8 +280,7 @@ def _require_step(
     """Raise CaptureError or PlanError if the arguments cannot make a training step."""
     _require_made(model=model, criterion=criterion, step_fn=step_fn, optimizer=optimizer)
     _require_trainable(model, None)
-    if isinstance(model, CompiledModule):
-        raise CaptureError("the model is compiled already; give train_step the plain one, compiled.module")
+    _require_plain(model, "train_step")
     rule = criterion if step_fn is None else step_fn
     if (criterion is None) == (step_fn is None) or not callable(rule):
         raise CaptureError(
@@ -343,6 +341,11 @@ def _examples(inputs: Any, keywords: Any) -> tuple[tuple[Any, ...], dict[str, An
             f'example_kwargs is a {type(keywords).__name__}; give the keywords of one call, such as {{"mask": mask}}'
         )
     return tuple(inputs or ()), dict(keywords or {})
+
+
+def _require_plain(model: Any, function: str) -> None:
+    if isinstance(model, CompiledModule):
+        raise CaptureError(f"the model is compiled already; give {function} the plain one, compiled.module")
 
 
 def _require_callable(model: Any) -> None:
