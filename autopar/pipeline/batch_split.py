@@ -18,11 +18,11 @@ from ..planner import Policy, place
 from ..system.text import percent, seconds
 from ..transform.batch_axis import batch_of
 from ..transform.buckets import bucketed
+from ..transform.feature_split import Price, feature_cuts
 from ..transform.rewrites import own
 from ..transform.row_sums import single_valued, summed
 from ..transform.shares import fitting
 from ..transform.split import allot, even, shares, split
-from .feature_cuts import Price, feature_cuts
 from .options import Options
 
 log = logging.getLogger("autopar")
