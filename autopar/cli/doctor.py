@@ -13,6 +13,7 @@ from ..costs.detect import accelerators, detect
 from ..ir.hardware import BUSES, CHIPS
 from ..planner import native
 from ..system import cache, versions
+from ..system.process import KEPT_BYTES, keep_freed_memory
 from ..system.text import size, table
 
 
@@ -34,6 +35,13 @@ def main(argv: Sequence[str]) -> int:
     print(f"{versions.SUPPORTED} are supported{wrong}")
     print(f"measurements are kept in {cache.folder()}")
     print(native.TOLD)
+    why = keep_freed_memory()
+    kept = (
+        f"returned to the system at the C library's discretion: {why}"
+        if why
+        else f"kept, up to {size(KEPT_BYTES)}"
+    )
+    print(f"memory that the process frees is {kept}")
     print()
     print(detect(names))
     if len(found) > 1:

@@ -23,6 +23,7 @@ from ..pipeline.batch_split import Split
 from ..pipeline.options import Kernels, Options, Pins
 from ..pipeline.stages import at_home, plan_captured, timed
 from ..planner import Policy
+from ..system.process import keep_freed_memory
 from ..training.dropin import plan_training
 from ..training.losses import Loss
 from ..training.signatures import step_ahead
@@ -355,6 +356,9 @@ def _require_callable(model: Any) -> None:
 
 
 def _machine(devices: Devices, memory: Mapping[str, int | str] | None, *, here: bool = False) -> Machine:
+    if here:
+        # Before anything is measured, since it changes what allocations take.
+        keep_freed_memory()
     if isinstance(devices, Machine):
         machine = devices.check()
     else:

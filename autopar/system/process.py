@@ -1,7 +1,9 @@
-"""The process: its cores, pauses of its garbage collector, and its state as seen by others."""
+"""The process: its cores, its memory, pauses of its garbage collector, and its state as seen by others."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
 import os
 import socket
@@ -15,6 +17,33 @@ from typing import Any, Literal
 def cores() -> int:
     """Return the number of cores that this process may use, if the system tells, else of all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+KEPT_BYTES, LARGEST_BYTES = 2**31 - 1, 2**25
+"""Freed memory that stays in the process, and the size from which an allocation is returned when it is freed; both the
+most that `mallopt` takes."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+"""Environment variables by which users set the same."""
+
+
+@functools.cache
+def keep_freed_memory() -> str:
+    """Let glibc keep freed memory for later allocations, as torch's allocators of accelerators do; return the reason if
+    it does not, "" if it does.
+
+    Else it returns the memory of activations and gradients to the system, often in every call, and each page is cleared
+    and mapped again when it is next used. What the environment sets stays as it is.
+    """
+    if chosen := [name for name in _SETTINGS if name in os.environ]:
+        return f"{chosen[0]} is set"
+    try:
+        library = ctypes.CDLL(None)
+        _, mallopt = library.gnu_get_libc_version, library.mallopt
+    except (OSError, TypeError, AttributeError):
+        return "the C library is not glibc"
+    done = mallopt(_TRIM_THRESHOLD, KEPT_BYTES) and mallopt(_MMAP_THRESHOLD, LARGEST_BYTES)
+    return "" if done else "mallopt refuses"
 
 
 @contextmanager

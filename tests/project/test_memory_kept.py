@@ -1,0 +1,68 @@
+"""Freed memory stays in the process once a model is compiled, unless the user has chosen otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autopar.system.process import keep_freed_memory
+
+pytestmark = pytest.mark.skipif(
+    keep_freed_memory() == "the C library is not glibc", reason="only glibc has these settings"
+)
+
+PAGES = """
+import resource, sys
+import torch, autopar
+from torch import nn
+
+model, x = nn.Linear(8, 8), torch.randn(2, 8)
+if sys.argv[1] == "compiled":
+    with torch.no_grad():
+        autopar.compile(model, ["cpu"])(x)
+
+def call():
+    # More than glibc keeps by itself, in blocks that each come from its heap.
+    held = [torch.ones(1 << 21) for _ in range(12)]
+    del held
+
+for _ in range(3):
+    call()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    call()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages(how: str, **environment: str) -> int:
+    """The pages that ten calls of the same allocations are given anew."""
+    found = subprocess.run(
+        [sys.executable, "-c", PAGES, how],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(found.stdout.split()[-1])
+
+
+@pytest.mark.slow
+def test_pages_are_used_again_after_a_compile():
+    plain, compiled = pages("plain"), pages("compiled")
+    assert compiled * 10 < plain
+
+
+@pytest.mark.slow
+def test_what_the_environment_sets_stays():
+    assert pages("compiled", MALLOC_TRIM_THRESHOLD_="131072") * 2 > pages(
+        "plain", MALLOC_TRIM_THRESHOLD_="131072"
+    )
+
+
+def test_the_reason_names_the_setting(monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert keep_freed_memory.__wrapped__() == "MALLOC_TRIM_THRESHOLD_ is set"
