@@ -1,4 +1,14 @@
-"""Suites that time calls and training steps of autopar beside rivals in the same process."""
+"""Suites that time calls and training steps of autopar beside rivals, in the same process or in pairs of processes."""
 
-SUITES = ("overhead", "first_call", "overlap", "training", "optimizers", "predictions", "pipelines", "gpu")
+SUITES = (
+    "overhead",
+    "first_call",
+    "overlap",
+    "training",
+    "optimizers",
+    "predictions",
+    "pipelines",
+    "processes",
+    "gpu",
+)
 """Modules of this package with a `run`."""
