@@ -6,6 +6,7 @@ twice as often as `optimizer.step()` does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -43,13 +44,20 @@ def overwriting(program: Program, graph: Graph, able: Callable[[Task], bool]) ->
             and made not in reads
         )
 
-    last = {
+    candidates = {
         step.task: step
         for step in lane.steps
         if isinstance(step, Compute)
         and step.task not in awaited
         and able(graph.task[step.task])
         and all(replaces(step, made) for made in step.writes)
+    }
+    readers = Counter(buffer[name].storage for step in candidates.values() for name in step.reads)
+    # Another of them may read the old value too.
+    last = {
+        task: step
+        for task, step in candidates.items()
+        if all(readers[target[made]] == 1 for made in step.writes)
     }
     held = {buffer[name].storage for step in last.values() for name in step.reads}
 
