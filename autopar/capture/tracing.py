@@ -220,7 +220,7 @@ _RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
 
 
 class _Autocast(TorchFunctionMode):
-    """What autocast does within some calls, done from outside.
+    """Torch function mode that casts the arguments of operators kept whole, as autocast casts those of their parts.
 
     Autocast casts the inputs of listed operators. `einsum`, `lstm` and others are not listed but composed of some that
     are: where operators are kept whole (`weights` is None), they would be recorded without casts and have another dtype

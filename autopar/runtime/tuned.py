@@ -59,7 +59,7 @@ class Arrangement:
 
 
 class _Choose(Protocol):
-    """What compiles and times arrangements: `pipeline.kernel_choice.KernelChoice`."""
+    """Interface of `pipeline.kernel_choice.KernelChoice`, which compiles arrangements and chooses the fastest."""
 
     wanted: str
 
