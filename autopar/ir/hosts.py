@@ -12,8 +12,8 @@ from .device import Link
 from .hardware import NETWORKS, find
 from .machine import Machine
 
-MOST_HOSTS = 4_096
-"""Limit on the hosts of one declaration, against input that would exhaust memory."""
+MOST_HOSTS, MOST_CHIPS = 4_096, 1_024
+"""Limits on the hosts of one declaration and the chips of each, against input that would exhaust memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +153,7 @@ def _chips(text: str) -> list[str]:
         match = re.fullmatch(r"\s*(?:(\d+)\s+)?(\S+)\s*", part)
         if not match:
             raise DeviceError(f"hosts: {part.strip()!r} is no chip; write a name, such as h100, or 8 h100")
+        if len(chips) + int(match[1] or 1) > MOST_CHIPS:
+            raise DeviceError(f"hosts: {text.strip()!r} are more than {MOST_CHIPS:,} chips of one host")
         chips += [match[2]] * int(match[1] or 1)
     return chips

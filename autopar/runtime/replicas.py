@@ -61,6 +61,11 @@ def _sample(tensor: Any) -> _Sample | None:
     return read, read()
 
 
+def _address(tensor: Any) -> Callable[[], int]:
+    """Return the function that returns the address of a tensor; -1 if it has none, like a sparse one."""
+    return tensor.data_ptr if tensor.layout is torch.strided else lambda: -1
+
+
 class Master:
     """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change.
 
@@ -96,7 +101,7 @@ class Master:
         # Before the tensor: another thread must not read the sample of one that is gone.
         self._sample = None
         self.tensor = tensor
-        self.pointer = tensor.data_ptr() if tensor.layout is torch.strided else -1
+        self.pointer = _address(tensor)()
         self.version = -1 if tensor.is_inference() else tensor._version
         self._sample = _sample(tensor) if self.sampled else None
         return self.stamp
@@ -138,20 +143,29 @@ class Watch:
         stamps = [master.look() for master in self._masters]
         tensors = [master.tensor for master in self._masters]
         self._traces = [
-            (master, master.owner, master.key, tensor, stamp, master.version, tensor.data_ptr())
+            (
+                master,
+                master.owner,
+                master.key,
+                tensor,
+                stamp,
+                master.version,
+                _address(tensor),
+                master.pointer,
+            )
             for master, tensor, stamp in zip(self._masters, tensors, stamps)
         ]
         self._samples = [sample for tensor in tensors if (sample := _sample(tensor)) is not None]
 
     def unchanged(self) -> bool:
         """Return True if nothing has changed."""
-        for master, owner, key, tensor, stamp, version, pointer in self._traces:
+        for master, owner, key, tensor, stamp, version, address, pointer in self._traces:
             if (
                 owner[key] is not tensor
                 or master.stamp != stamp
                 or version < 0
                 or tensor._version != version
-                or tensor.data_ptr() != pointer
+                or address() != pointer
             ):
                 return False
         return all(read() == saved for read, saved in self._samples)

@@ -39,3 +39,11 @@ def test_other_traces_are_seen(change) -> None:
     assert watch.unchanged()
     change(tensor)
     assert not watch.unchanged()
+
+
+def test_a_sparse_tensor_is_watched_by_its_version() -> None:
+    tensor = torch.eye(3).to_sparse()
+    watch = watched(tensor)
+    assert watch.unchanged()
+    tensor.mul_(2)
+    assert not watch.unchanged()
