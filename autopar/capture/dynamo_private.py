@@ -47,12 +47,13 @@ __all__ = ["TorchDynamoException"]
 
 Check: TypeAlias = Callable[[tuple[Any, ...]], bool]
 """A predicate on the positional arguments of a call."""
-Guard: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Check | None]
-"""`guard(args, pinned)` returns the check that is true for arguments if the code that serves `args` serves these. None
-if unknown.
+Guard: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any], bool], Check | None]
+"""`guard(args, pinned, watched)` returns the check that is true for arguments if the code that serves `args` serves
+these. None if unknown.
 
-It runs Dynamo's own guards, with two exceptions: `pinned`, objects by their source, must be these very objects; and
-hooks of modules are checked together once any hook has been registered.
+It runs Dynamo's own guards, with two exceptions: `pinned`, tensors by their source, must be these very objects, and
+are not looked at further if they are `watched` by the caller; and hooks of modules are checked together once any hook
+has been registered.
 """
 
 _SETTINGS: dict[str, Any] = {
@@ -205,9 +206,9 @@ def compiled(
     def called(*args: Any, **kwargs: Any) -> Any:
         return made(_hooks(), *args, **kwargs)
 
-    def guard(args: tuple[Any, ...], pinned: Mapping[str, Any]) -> Check | None:
+    def guard(args: tuple[Any, ...], pinned: Mapping[str, Any], watched: bool) -> Check | None:
         try:
-            return _check(function, code, args, pinned)
+            return _check(function, code, args, pinned, watched)
         except (AttributeError, LookupError, TypeError, RuntimeError):
             # Another release of torch.
             return None
@@ -216,7 +217,11 @@ def compiled(
 
 
 def _check(
-    function: Callable[..., Any], code: CodeType, args: tuple[Any, ...], pinned: Mapping[str, Any]
+    function: Callable[..., Any],
+    code: CodeType,
+    args: tuple[Any, ...],
+    pinned: Mapping[str, Any],
+    watched: bool,
 ) -> Check | None:
     call = {"function": function, "hooks": _hooks(), "args": args, "kwargs": {}}
     entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
@@ -227,13 +232,15 @@ def _check(
 
     def kept(node: Any) -> bool:
         source = node.get_source()
-        return source not in pinned and source.rpartition(".")[2] not in hooks
+        return not (watched and source in pinned) and source.rpartition(".")[2] not in hooks
 
     root = whole.root.clone_manager(kept)
     nodes = {node.get_source(): node for node in _managers(root)}
     for source, item in pinned.items():
         owner, _, key = source[:-2].rpartition("['")
-        node = nodes[owner].dict_getitem_manager(key, source, item, GuardManagerType.GUARD_MANAGER)
+        node = nodes.get(source) or nodes[owner].dict_getitem_manager(
+            key, source, item, GuardManagerType.GUARD_MANAGER
+        )
         node.add_id_match_guard(id(item), [f"{source} is the same"], None)
     check, registered = root.check, RemovableHandle.next_id
 

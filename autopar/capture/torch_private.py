@@ -40,10 +40,19 @@ def memory(item: Any) -> int | None:
 
 
 def transformed() -> str:
-    """Return the torch.func transform or forward-mode AD active in this thread as text; "" if there is none."""
+    """Return what is active in this thread that no captured graph is fit for, as text; "" if nothing is.
+
+    Dynamo would take no call of a function any more after one under a dispatch mode of the user's.
+    """
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "torch.func (grad, vmap, jvp, ...)"
-    return "torch.autograd.forward_ad.dual_level" if torch.autograd.forward_ad._current_level >= 0 else ""
+        return "a torch.func transform (grad, vmap, jvp, ...)"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "torch.autograd.forward_ad.dual_level"
+    for index in range(torch._C._len_torch_dispatch_stack()):
+        mode = torch._C._get_dispatch_stack_at(index)
+        if not mode.is_infra_mode():
+            return f"{type(mode).__name__}, a TorchDispatchMode,"
+    return ""
 
 
 def packs_saved() -> bool:

@@ -49,7 +49,7 @@ class _Placement:
         self.backend = Backend(Served, machine, options, root, given, positional(model))
         self.backend.entry = _Placement.call.__code__
         self.run, guard = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
-        self.direct = Direct(model, guard, self.backend) if Direct.fits(self.backend) else None
+        self.direct = Direct(model, guard, self.backend)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output, placed if a graph can be captured."""
@@ -59,8 +59,8 @@ class _Placement:
         model = self.model
         expected: list[Any] = []
         backend = self.backend
-        if transformed():
-            self.unplaced("a torch.func transform or forward-mode AD is active")
+        if active := transformed():
+            self.unplaced(f"{active} is active")
             return model(*args, **kwargs)
         before = backend.calls
         output = self.run(*args, **kwargs)
@@ -104,10 +104,9 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of the model, computed by the plan for these arguments."""
         placement = self._placement
-        direct = placement.direct
-        if direct is None or torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return placement.call(*args, **kwargs)
-        return direct(placement.call, args, kwargs)
+        return placement.direct(placement.call, args, kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture, plan and lower for these arguments without running."""
@@ -124,16 +123,14 @@ class Compiled:
     @property
     def settled(self) -> bool:
         """True if the kernels of all calls so far are chosen and none is being tried in turns with eager."""
-        direct = self._placement.direct
         chosen = all(executor.settled for executor in self._placement.backend.tuned())
-        return chosen and (direct is None or not direct.on_trial)
+        return chosen and not self._placement.direct.on_trial
 
     @property
     def serving(self) -> str:
         """Kernel library that serves each program, with threads and lanes, separated by ";", such as "onnxruntime, 2
         lanes"; "eager" for PyTorch's kernels; "the model itself" if the plain model is faster."""
-        direct = self._placement.direct
-        if direct is not None and direct.plain:
+        if self._placement.direct.plain:
             return "the model itself"
         return "; ".join(executor.serving for executor in self._placement.backend.tuned()) or "eager"
 
@@ -181,7 +178,7 @@ class Compiled:
             ready.measure()
         timeline = backend.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
-        notes = [*backend.notes(), *(direct.notes() if direct else [])]
+        notes = [*backend.notes(), *direct.notes()]
         return explain(ready.plan, measured, ready.single_s, notes)
 
     def draw(self, path: str | PathLike[str]) -> None:

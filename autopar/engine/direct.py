@@ -1,5 +1,5 @@
-"""The choice between the placed model and the plain model, whichever is faster; and a shortcut from the user's
-arguments to compiled kernels, once Dynamo's guards hold."""
+"""A shortcut from the user's arguments to the program, once Dynamo's guards hold; and the choice between the placed
+model and the plain model, whichever is faster."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ log = logging.getLogger("autopar")
 
 _ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
 """Dynamo's name of a positional argument."""
-FIRST, MORE = 1, 10
-"""Calls without a shortcut before one is sought, and the factor by which that number grows each time. Excludes the
-first call of a trial."""
+FIRST, MORE = 3, 10
+"""The call without a shortcut in which one is sought, and the factor by which that number grows each time. The first
+call is compared with eager, the second makes the short path of its graph."""
 MOST = 64
 """Limit on the number of remembered sets of sizes."""
 UNSEEN = 10
@@ -38,11 +38,11 @@ look takes about 3 µs. Only while there is one set of sizes."""
 
 
 class Direct:
-    """The choice, by trial, between a placed model and the plain model, which needs no guards, for calls without
-    gradients.
+    """The way of a call to a placed model: a shortcut if there is one, else through Dynamo.
 
-    After the kernels of all programs are chosen, the two alternate in the caller's own calls (`trial`), for each set
-    of sizes. If the placed model does not win, the plain model serves, and the trial is repeated after a while
+    If the user asked for the fastest form (`contested`), placed and plain model, which needs no guards, alternate in
+    the caller's own calls (`trial`) once the kernels of all programs are chosen, for each set of sizes, without
+    gradients. If the placed model does not win, the plain model serves, and the trial is repeated after a while
     (`trial.AGAIN`). Calls of the plain model are correct whatever has changed in the meantime.
     """
 
@@ -54,12 +54,8 @@ class Direct:
         self._long, self._next = 0, FIRST
         self._known: dict[Hashable, _Sizes] = {}
         self._unseen = 0
-
-    @classmethod
-    def fits(cls, backend: Backend) -> bool:
-        """Return True if the user asked for the fastest form and for nothing that requires a plan."""
         options, machine = backend.options, backend.machine
-        return (
+        self.contested = (
             options.kernels == "auto"
             and options.check != "always"
             and options.batch_norm == "full"
@@ -67,11 +63,16 @@ class Direct:
             and present(machine)
             and all(device.torch_type == "cpu" for device in machine.devices)
         )
+        """True if the user asked for the fastest form and for nothing that requires a plan."""
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output, computed by the plain model or by its `placed` form."""
         if self._ahead is not None and not kwargs and (found := self._ahead(args)) is not None:
             return found
+        if not self.contested:
+            made = self._by_plan(placed, args, kwargs)
+            self._ahead = self._shortcut
+            return made
         if self._unseen and self._backend.recording is None and not torch.is_grad_enabled():
             self._unseen -= 1
             return self._model(*args, **kwargs)
@@ -200,10 +201,10 @@ def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:
 
 class _Shortcut:
     """A call path for positional tensors that skips Dynamo's frame entry, generated code and program look-up, which
-    are half of the cost of a short call.
+    are most of what autopar costs a short call.
 
-    It serves calls of one program with compiled kernels and no side effects that returns a tensor, or a tuple or list
-    of tensors.
+    It serves calls of one program of compiled kernels, or of one lane in the caller's thread, that has no side effects
+    and returns a tensor, or a tuple or list of tensors.
     """
 
     def __init__(
@@ -217,8 +218,8 @@ class _Shortcut:
     ) -> None:
         self._backend, self._programs, self._short, self._holds = backend, served.programs, short, holds
         self._latest = served, short.prepared
-        assert isinstance(short.prepared.executor, TunedExecutor)
-        self._kernels = short.prepared.executor.by_kernels
+        executor = short.prepared.executor
+        self._program = executor.by_kernels if isinstance(executor, TunedExecutor) else executor
         self._inputs, self._answer = chosen(inputs), answer
 
     @classmethod
@@ -231,7 +232,9 @@ class _Shortcut:
         short, answer = served._short, _answer(found, output)
         if short is None or answer is None or not served.whole or served.backend.root is None:
             return None
-        if not isinstance(short.prepared.executor, TunedExecutor):
+        executor = short.prepared.executor
+        tuned = isinstance(executor, TunedExecutor)
+        if not tuned and executor.inline is None:
             return None
         pinned, inputs = {}, []
         for place in served.arguments.places:
@@ -242,7 +245,8 @@ class _Shortcut:
                 inputs.append(int(given[1]))
             else:
                 return None
-        holds = guard(args, pinned)
+        # Kernels look at the weights themselves.
+        holds = guard(args, pinned, tuned)
         return cls(backend, served, short, holds, inputs, answer) if holds is not None else None
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
@@ -255,7 +259,7 @@ class _Shortcut:
             or not self._holds(args)
         ):
             return None
-        outputs = self._kernels(self._inputs(args))
+        outputs = self._program(self._inputs(args))
         if outputs is None:
             return None
         backend.calls += 1

@@ -14,7 +14,6 @@ from torch import nn
 import autopar
 from autopar.engine import direct
 from autopar.engine.compiled import Compiled
-from autopar.engine.direct import Direct
 from autopar.runtime import trial
 
 
@@ -122,15 +121,15 @@ def test_another_trial_is_held_after_a_while(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_what_asks_for_the_plan_is_placed(options: dict[str, Any]) -> None:
     fast = autopar.compile(mlp(), ["cpu"], **{"kernels": "auto", **options})
-    assert not Direct.fits(fast._placement.backend)
+    assert not fast._placement.direct.contested
 
 
 def test_emulated_devices_and_given_plans_are_placed() -> None:
     model, x = mlp(), torch.randn(5, 8)
     emulated = autopar.compile(model, ["cpu", "emulated:0"], kernels="auto")
-    assert not Direct.fits(emulated._placement.backend)
+    assert not emulated._placement.direct.contested
     plan = autopar.plan(model, ["cpu"], example_inputs=(x,))
-    assert not Direct.fits(autopar.compile(model, ["cpu"], kernels="auto", plan=plan)._placement.backend)
+    assert not autopar.compile(model, ["cpu"], kernels="auto", plan=plan)._placement.direct.contested
 
 
 def test_a_real_trial_ends(monkeypatch: pytest.MonkeyPatch) -> None:

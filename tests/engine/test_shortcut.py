@@ -1,4 +1,4 @@
-"""Calls straight to kernels: only while everything is as it was, and no others."""
+"""Calls straight to the program: only while everything is as it was, and no others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from compilers import Folding, alone, compiled, mlp, using
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
+from torch.utils.flop_counter import FlopCounterMode
 
 import autopar
 from autopar.engine.compiled import Compiled
@@ -25,9 +26,14 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def warm(model: nn.Module, *args: Any) -> Compiled:
+@pytest.fixture(params=["eager", "auto"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def warm(kernels: str, model: nn.Module, *args: Any) -> Compiled:
     """A compiled model after a few calls."""
-    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    fast = autopar.compile(model, ["cpu"], kernels=kernels)  # type: ignore[arg-type]
     fast(*args)
     fast.wait()
     for _ in range(6):
@@ -80,9 +86,9 @@ SHIFT = 1.0
     ],
     ids=["tensor", "tuple", "list", "dict", "number"],
 )
-def test_what_a_model_returns(form: Callable[..., Any], short: bool) -> None:
+def test_what_a_model_returns(kernels: str, form: Callable[..., Any], short: bool) -> None:
     args = torch.randn(3, 8), torch.randn(3, 8)
-    assert long_calls(warm(Many(form), *args), *args) == (0 if short else 2)
+    assert long_calls(warm(kernels, Many(form), *args), *args) == (0 if short else 2)
 
 
 def changes() -> dict[str, Callable[[Any, pytest.MonkeyPatch], None]]:
@@ -121,22 +127,24 @@ def changes() -> dict[str, Callable[[Any, pytest.MonkeyPatch], None]]:
 
 @pytest.mark.parametrize("change", changes().values(), ids=list(changes()))
 def test_what_changes_is_seen(
-    change: Callable[[Any, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    kernels: str, change: Callable[[Any, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, args = Many(lambda a, b: a + b), (torch.randn(3, 8), torch.randn(3, 8))
-    fast = warm(model, *args)
+    fast = warm(kernels, model, *args)
     assert long_calls(fast, *args) == 0
     try:
         change(model, monkeypatch)
-        assert long_calls(fast, *args) == 2
+        # Only kernels hold values of weights.
+        kept = kernels == "eager" and change.__name__ in ("dtype", "value")
+        assert long_calls(fast, *args) == (0 if kept else 2)
     finally:
         if hasattr(pytest, "handle"):
             pytest.handle.remove()
 
 
-def test_other_calls_go_the_long_way() -> None:
+def test_other_calls_go_the_long_way(kernels: str) -> None:
     model, x, y = Many(lambda a, b: a + b), torch.randn(3, 8), torch.randn(3, 8)
-    fast = warm(model, x, y)
+    fast = warm(kernels, model, x, y)
     assert long_calls(fast, x, y=y) == 2
     assert long_calls(fast, x, x) == 2
     assert long_calls(fast, torch.randn(5, 8), y[:1]) == 2
@@ -149,6 +157,54 @@ def test_other_calls_go_the_long_way() -> None:
     assert long_calls(fast, torch.randn(3, 8), y) == 0
 
 
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "gradients": torch.enable_grad,
+    "saved-tensor hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+    "dispatch mode": lambda: FlopCounterMode(display=False),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=list(CONTEXTS))
+def test_what_is_active_is_seen(kernels: str, context: Callable[[], Any]) -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    fast = warm(kernels, model, x)
+    with context():
+        found, expected = fast(x), model(x)
+        torch.testing.assert_close(found, expected)
+        assert found.requires_grad == expected.requires_grad
+        assert found.is_inference() == expected.is_inference()
+    fast(x)
+    assert long_calls(fast, x) == 0
+
+
+def test_a_call_under_a_dispatch_mode_is_the_only_one_that_is_not_placed() -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    fast = autopar.compile(model, ["cpu"])
+    fast(x)
+    counted = FlopCounterMode(display=False)
+    with counted:
+        fast(x)
+    assert counted.get_total_flops() > 0
+    before = fast._placement.backend.calls
+    fast(x)
+    assert fast._placement.backend.calls == before + 1
+    assert "FlopCounterMode, a TorchDispatchMode, is active" in fast.explain()
+
+
+def test_transforms_go_the_long_way(kernels: str) -> None:
+    model, x = mlp(), torch.randn(5, 8)
+    fast = warm(kernels, model, x)
+    torch.testing.assert_close(torch.vmap(fast)(torch.stack([x, x]))[1], model(x))
+    other = {name: value * 2 for name, value in model.state_dict().items()}
+    torch.testing.assert_close(
+        torch.func.functional_call(fast, other, (x,)), torch.func.functional_call(model, other, (x,))
+    )
+    # Kernels hold the weights, and are compiled again.
+    assert long_calls(fast, x) == (0 if kernels == "eager" else 2)
+
+
 def test_hooks_that_were_there_are_seen_to_go() -> None:
     model, x = mlp(), torch.randn(5, 8)
     handle = model[0].register_forward_hook(lambda module, args, made: made * 2)
@@ -159,17 +215,17 @@ def test_hooks_that_were_there_are_seen_to_go() -> None:
     torch.testing.assert_close(fast(x), model(x))
 
 
-def test_dynamo_forgets() -> None:
+def test_dynamo_forgets(kernels: str) -> None:
     model, x = mlp(), torch.randn(5, 8)
-    fast = warm(model, x)
+    fast = warm(kernels, model, x)
     assert long_calls(fast, x) == 0
     torch._dynamo.reset()
     assert long_calls(fast, x) == 2
 
 
-def test_a_model_goes_with_its_compiled_form() -> None:
+def test_a_model_goes_with_its_compiled_form(kernels: str) -> None:
     model, x = mlp(), torch.randn(5, 8)
-    fast, gone = warm(model, x), weakref.ref(model)
+    fast, gone = warm(kernels, model, x), weakref.ref(model)
     assert long_calls(fast, x) == 0
     del model, fast
     gc.collect()
