@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ try:
     from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import counters
+    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
     from torch._export.utils import (
         _collect_all_valid_cia_ops_for_aten_namespace,
         _is_preservable_cia_op,
@@ -45,16 +46,20 @@ except ImportError as error:
 # What is torch's own, for others to import from here.
 __all__ = ["TorchDynamoException"]
 
-Check: TypeAlias = Callable[[tuple[Any, ...]], bool]
-"""A predicate on the positional arguments of a call."""
-Guard: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any], bool], Check | None]
-"""`guard(args, pinned, watched)` returns the check that is true for arguments if the code that serves `args` serves
-these. None if unknown.
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
+Check: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+"""A predicate on the arguments of a call."""
+Guard: TypeAlias = Callable[[Arguments, Mapping[str, Any], Collection[str]], Check | None]
+"""`guard(arguments, pinned, watched)` returns the check that is true for arguments if the code that serves these
+serves them too. None if unknown.
 
-It runs Dynamo's own guards, with two exceptions: `pinned`, tensors by their source, must be these very objects, and
-are not looked at further if they are `watched` by the caller; and hooks of modules are checked together once any hook
+It runs Dynamo's own guards, with two exceptions: `pinned`, objects by their source, must be these very objects, and
+those of the sources in `watched` are not looked at further; and hooks of modules are checked together once any hook
 has been registered.
 """
+Store: TypeAlias = tuple[str, Any, str, Any]
+"""A side effect that sets an attribute to a constant: source of the object, the object, the attribute's name, value."""
 
 _SETTINGS: dict[str, Any] = {
     # A recurrent layer is otherwise a graph break.
@@ -88,6 +93,7 @@ _HOOKS = tuple(
     f"_{way}_{kind}" for way in ("forward", "forward_pre") for kind in ("hooks", "hooks_with_kwargs")
 ) + ("_backward_hooks", "_backward_pre_hooks")
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
+_CONSTANTS = (type(None), bool, int, float, str)
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()
 
@@ -133,12 +139,25 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def effects() -> bool:
-    """Return True if the call being captured in this thread has side effects in Python, such as a list that grows."""
-    translator = InstructionTranslator.current_tx()
-    found = translator.output.side_effects
-    changed = (item for item in found.id_to_variable.values() if found.is_modified(item))
-    return bool(found.tensor_hooks) or any(getattr(item, "source", None) is not None for item in changed)
+def effects() -> list[Store] | None:
+    """Return the attributes that the call being captured in this thread sets to constants; None if it has other side
+    effects in Python, such as a list that grows."""
+    found = InstructionTranslator.current_tx().output.side_effects
+    stores: list[Store] = []
+    for item in found.id_to_variable.values():
+        source = getattr(item, "source", None)
+        made = isinstance(item.mutation_type, (AttributeMutationNew, ValueMutationNew))
+        if source is None or made or not found.is_modified(item):
+            continue
+        stored = found.store_attr_mutations.get(item)
+        # What a list or dict holds is changed too if it is itself the object.
+        if not stored or getattr(item, "_base_vt", None) is not None or not hasattr(item, "value"):
+            return None
+        for name, value in stored.items():
+            if not value.is_python_constant() or not isinstance(value.as_python_constant(), _CONSTANTS):
+                return None
+            stores.append((_named(source), item.value, name, value.as_python_constant()))
+    return None if found.tensor_hooks else stores
 
 
 def outermost() -> bool:
@@ -206,9 +225,9 @@ def compiled(
     def called(*args: Any, **kwargs: Any) -> Any:
         return made(_hooks(), *args, **kwargs)
 
-    def guard(args: tuple[Any, ...], pinned: Mapping[str, Any], watched: bool) -> Check | None:
+    def guard(arguments: Arguments, pinned: Mapping[str, Any], watched: Collection[str]) -> Check | None:
         try:
-            return _check(function, code, args, pinned, watched)
+            return _check(function, code, arguments, pinned, watched)
         except (AttributeError, LookupError, TypeError, RuntimeError):
             # Another release of torch.
             return None
@@ -219,11 +238,12 @@ def compiled(
 def _check(
     function: Callable[..., Any],
     code: CodeType,
-    args: tuple[Any, ...],
+    arguments: Arguments,
     pinned: Mapping[str, Any],
-    watched: bool,
+    watched: Collection[str],
 ) -> Check | None:
-    call = {"function": function, "hooks": _hooks(), "args": args, "kwargs": {}}
+    args, kwargs = arguments
+    call = {"function": function, "hooks": _hooks(), "args": args, "kwargs": kwargs}
     entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
     whole = next((entry.guard_manager for entry in entries if entry.guard_manager.root.check(call)), None)
     if whole is None:
@@ -232,7 +252,7 @@ def _check(
 
     def kept(node: Any) -> bool:
         source = node.get_source()
-        return not (watched and source in pinned) and source.rpartition(".")[2] not in hooks
+        return source not in watched and source.rpartition(".")[2] not in hooks
 
     root = whole.root.clone_manager(kept)
     nodes = {node.get_source(): node for node in _managers(root)}
@@ -244,7 +264,7 @@ def _check(
         node.add_id_match_guard(id(item), [f"{source} is the same"], None)
     check, registered = root.check, RemovableHandle.next_id
 
-    def holds(args: tuple[Any, ...]) -> bool:
+    def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         nonlocal registered
         if hooks and registered != RemovableHandle.next_id:
             now = RemovableHandle.next_id
@@ -254,11 +274,11 @@ def _check(
         return (
             whole.cache_entry is not None
             and _eval_frame._stance.stance == "default"
-            and check({"function": function, "hooks": _hooks(), "args": args, "kwargs": {}})
+            and check({"function": function, "hooks": _hooks(), "args": args, "kwargs": kwargs})
         )
 
     # Guards on pairs of tensors may have a state of their own, that a clone does not reset.
-    same = all(whole.root.check(call) and holds(args) for _ in range(2))
+    same = all(whole.root.check(call) and holds(args, kwargs) for _ in range(2))
     return holds if same and whole.root.check(call) else None
 
 
@@ -294,7 +314,11 @@ def _hooks() -> str:
 def source_of(node: fx.Node) -> str:
     """Return the source of a placeholder in Dynamo's terms, such as `L['self']._modules['0']._parameters['weight']`;
     "" if unknown."""
-    name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", "")
+    return _named(getattr(node.meta.get("grapharg"), "source", None))
+
+
+def _named(source: Any) -> str:
+    name = getattr(source, "name", "")
     # A method before torch 2.12.
     return str(name() if callable(name) else name)
 

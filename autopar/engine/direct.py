@@ -3,6 +3,7 @@ model and the plain model, whichever is faster."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import re
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..capture.dynamo_private import Check, Guard
-from ..capture.torch_private import transformed
+from ..capture.dynamo_private import Arguments, Check, Guard
+from ..capture.torch_private import pytree, transformed
 from ..costs.detect import present
 from ..pipeline.calls import Short
 from ..runtime import trial
@@ -25,8 +26,10 @@ from .served import Served
 
 log = logging.getLogger("autopar")
 
-_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]")
-"""Dynamo's name of a positional argument."""
+_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\]")
+"""Dynamo's name of an argument."""
+_KINDS = (torch.Tensor, type(None), bool, int, float, str)
+"""Types of the arguments of a shortcut; the guards compare constants."""
 FIRST, MORE = 3, 10
 """The call without a shortcut in which one is sought, and the factor by which that number grows each time. The first
 call is compared with eager, the second makes the short path of its graph."""
@@ -67,7 +70,7 @@ class Direct:
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output, computed by the plain model or by its `placed` form."""
-        if self._ahead is not None and not kwargs and (found := self._ahead(args)) is not None:
+        if self._ahead is not None and (found := self._ahead(args, kwargs)) is not None:
             return found
         if not self.contested:
             made = self._by_plan(placed, args, kwargs)
@@ -139,16 +142,16 @@ class Direct:
         """Call the placed model, by a shortcut if there is one. A shortcut is sought after a few calls without one,
         then after ten times as many."""
         backend, shortcut = self._backend, self._shortcut
-        if shortcut is not self._ahead and shortcut and not kwargs and (found := shortcut(args)) is not None:
+        if shortcut is not self._ahead and shortcut and (found := shortcut(args, kwargs)) is not None:
             return found
         self._long += 1
-        if kwargs or self._long < self._next or backend.recording is not None:
+        if self._long < self._next or backend.recording is not None:
             return placed(*args, **kwargs)
         self._next *= MORE
         backend.returned = []
         try:
-            made = placed(*args)
-            self._shortcut = _Shortcut.of(backend, self._guard, args, made) or shortcut
+            made = placed(*args, **kwargs)
+            self._shortcut = _Shortcut.of(backend, self._guard, (args, kwargs), made) or shortcut
         finally:
             backend.returned = None
         return made
@@ -200,11 +203,12 @@ def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:
 
 
 class _Shortcut:
-    """A call path for positional tensors that skips Dynamo's frame entry, generated code and program look-up, which
-    are most of what autopar costs a short call.
+    """A call path that skips Dynamo's frame entry, generated code and program look-up, which are most of what autopar
+    costs a short call.
 
-    It serves calls of one program of compiled kernels, or of one lane in the caller's thread, that has no side effects
-    and returns a tensor, or a tuple or list of tensors.
+    It serves calls, with tensors and constants, of one program of compiled kernels, or of one lane in the caller's
+    thread, that returns a tensor, or a tuple, list or dict of tensors. All that such a call does besides is to set
+    attributes to constants, which they must be already.
     """
 
     def __init__(
@@ -213,53 +217,60 @@ class _Shortcut:
         served: Served,
         short: Short,
         holds: Check,
+        names: tuple[str, ...],
         inputs: Sequence[int],
         answer: Callable[[list[Any]], Any],
     ) -> None:
         self._backend, self._programs, self._short, self._holds = backend, served.programs, short, holds
-        self._latest = served, short.prepared
+        self._latest, self._stores = (served, short.prepared), served.stores or ()
         executor = short.prepared.executor
         self._program = executor.by_kernels if isinstance(executor, TunedExecutor) else executor
-        self._inputs, self._answer = chosen(inputs), answer
+        self._names, self._inputs, self._answer = names, chosen(inputs), answer
 
     @classmethod
-    def of(cls, backend: Backend, guard: Guard, args: tuple[Any, ...], output: Any) -> _Shortcut | None:
+    def of(cls, backend: Backend, guard: Guard, arguments: Arguments, output: Any) -> _Shortcut | None:
         """Return the shortcut for calls like the one that has just returned `output`; None if there is none."""
-        returned = backend.returned or ()
-        if len(returned) != 1 or not all(isinstance(item, torch.Tensor) for item in args):
+        returned, (args, kwargs) = backend.returned or (), arguments
+        if len(returned) != 1 or not all(isinstance(item, _KINDS) for item in (*args, *kwargs.values())):
             return None
         ((served, found),) = returned
         short, answer = served._short, _answer(found, output)
-        if short is None or answer is None or not served.whole or served.backend.root is None:
+        if short is None or answer is None or served.stores is None or served.backend.root is None:
             return None
         executor = short.prepared.executor
         tuned = isinstance(executor, TunedExecutor)
         if not tuned and executor.inline is None:
             return None
-        pinned, inputs = {}, []
+        pinned, inputs, names = {}, [], (*kwargs,)
         for place in served.arguments.places:
             given = _ARGUMENT.fullmatch(place.source)
             if place.kind == "state" and place.key in place.owner:
                 pinned[place.source] = place.owner[place.key]
             elif place.kind == "input" and given is not None:
-                inputs.append(int(given[1]))
+                inputs.append(int(given[1]) if given[1] else len(args) + names.index(given[2]))
             else:
                 return None
         # Kernels look at the weights themselves.
-        holds = guard(args, pinned, tuned)
-        return cls(backend, served, short, holds, inputs, answer) if holds is not None else None
+        watched = (*pinned,) if tuned else ()
+        pinned |= {source: item for source, item, _, _ in served.stores}
+        holds = guard(arguments, pinned, watched)
+        return cls(backend, served, short, holds, names, inputs, answer) if holds is not None else None
 
-    def __call__(self, args: tuple[Any, ...]) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the output; None if the call does not match."""
         backend, short = self._backend, self._short
         if (
             backend.recording is not None
             or self._programs.get(()) is not short.prepared
+            or (*kwargs,) != self._names
             or transformed()
-            or not self._holds(args)
+            or not self._holds(args, kwargs)
         ):
             return None
-        outputs = self._program(self._inputs(args))
+        for _, item, name, value in self._stores:
+            if getattr(item, name, self) is not value:
+                return None
+        outputs = self._program(self._inputs((*args, *kwargs.values()) if kwargs else args))
         if outputs is None:
             return None
         backend.calls += 1
@@ -274,7 +285,16 @@ def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:
         return None
     if isinstance(output, torch.Tensor):
         return itemgetter(place[id(output)]) if id(output) in place else None
-    if type(output) not in (tuple, list) or any(id(item) not in place for item in output):
+    kind, keyed = type(output), isinstance(output, dict)
+    # Classes with fields, such as the outputs of transformers, are made anew from those that are not None.
+    fields = keyed and dataclasses.is_dataclass(output) and kind in pytree.SUPPORTED_NODES
+    items = list(output.values() if keyed else output) if kind in (tuple, list, dict) or fields else []
+    if not items or any(id(item) not in place for item in items):
         return None
-    pick, kind = chosen([place[id(item)] for item in output]), type(output)
-    return lambda results: kind(pick(results))
+    pick = chosen([place[id(item)] for item in items])
+    if not keyed:
+        return lambda results: kind(pick(results))
+    names = [*output]
+    if kind is dict:
+        return lambda results: dict(zip(names, pick(results)))
+    return lambda results: kind(**dict(zip(names, pick(results))))

@@ -48,8 +48,10 @@ class Served:
         self._backend, self.module = weakref.ref(backend), module
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written = ""
+        self.stores = effects() if outermost() and not broken(module)[0] else None
+        """Attributes that a call sets; None if it has other side effects, or is only a part of the model's."""
         # Where nothing is left behind in Python the model itself may be asked too.
-        self.whole = outermost() and not broken(module)[0] and not effects()
+        self.whole = self.stores == []
         self._clear()
         try:
             self.region = timed("capture", Region, module, examples, backend.root, backend.parameters)

@@ -16,6 +16,7 @@ from torch.nn.modules import module as modules
 from torch.utils.flop_counter import FlopCounterMode
 
 import autopar
+from autopar.bench import stacks
 from autopar.engine.compiled import Compiled
 
 
@@ -81,14 +82,63 @@ SHIFT = 1.0
         (lambda a, b: a + b, True),
         (lambda a, b: (b, a), True),
         (lambda a, b: [a, b], True),
-        (lambda a, b: {"a": a, "b": b}, False),
+        (lambda a, b: {"a": a, "b": b}, True),
+        (lambda a, b: {"a": a, "b": 3}, False),
         (lambda a, b: (a, 3), False),
     ],
-    ids=["tensor", "tuple", "list", "dict", "number"],
+    ids=["tensor", "tuple", "list", "dict", "dict with a number", "number"],
 )
 def test_what_a_model_returns(kernels: str, form: Callable[..., Any], short: bool) -> None:
     args = torch.randn(3, 8), torch.randn(3, 8)
     assert long_calls(warm(kernels, Many(form), *args), *args) == (0 if short else 2)
+
+
+def test_arguments_by_keyword(kernels: str) -> None:
+    model, x, y = Many(lambda a, b: a - b), torch.randn(3, 8), torch.randn(3, 8)
+    fast = autopar.compile(model, ["cpu"], kernels=kernels)  # type: ignore[arg-type]
+    for _ in range(2):
+        fast(x, y=y)
+        fast.wait()
+    for _ in range(6):
+        torch.testing.assert_close(fast(x, y=y), model(x, y))
+    assert long_calls(fast, x, y=y) == 0
+    assert long_calls(fast, x, y) == 2
+    assert long_calls(fast, y=y, x=x) == 2
+
+
+class Marked(nn.Module):
+    """Sets attributes of itself and of another object."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(8, 8), other
+        self.seen: Any = None
+        self.calls = 0
+
+    def forward(self, x: Tensor, count: bool = False) -> Tensor:
+        self.seen = self.other.seen = True
+        if count:
+            self.calls += 1
+        return self.layer(x).relu()
+
+
+def test_an_attribute_that_is_set_already_is_no_reason_to_go_the_long_way(kernels: str) -> None:
+    class Other:
+        seen = False
+
+    model, x = Marked(Other()), torch.randn(3, 8)
+    fast = warm(kernels, model, x)
+    assert long_calls(fast, x) == 0
+    model.other.seen = model.seen = False
+    assert fast(x) is not None and model.seen is True and model.other.seen is True
+    assert long_calls(fast, x) == 0
+    other, model.other = model.other, Other()
+    fast(x)
+    assert model.other.seen is True and other.seen is True
+    before = model.calls
+    for _ in range(4):
+        fast(x, True)
+    assert model.calls == before + 4
 
 
 def changes() -> dict[str, Callable[[Any, pytest.MonkeyPatch], None]]:
@@ -230,3 +280,18 @@ def test_a_model_goes_with_its_compiled_form(kernels: str) -> None:
     del model, fast
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.slow
+def test_outputs_with_fields(kernels: str) -> None:
+    pytest.importorskip("transformers")
+    models = stacks.library("transformers")
+    config = models.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    model, ids = models.BertModel(config).eval(), torch.randint(0, 50, (2, 5))
+    fast = warm(kernels, model, ids)
+    assert type(fast(ids)) is type(model(ids))
+    assert long_calls(fast, ids) == 0
+    more = fast(ids, output_hidden_states=True)
+    torch.testing.assert_close(more.hidden_states, model(ids, output_hidden_states=True).hidden_states)
