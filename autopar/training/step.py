@@ -79,6 +79,8 @@ class TrainStep(Recorded):
         self._loss, _ = compiled(loss, self._signatures, True, None)
         self._lock = threading.RLock()
         self._adding = False
+        self._numbers: set[int] = set()
+        """Numbers of arguments that the loss takes."""
 
     def __call__(self, *batch: Any, accumulate: bool = False) -> Any:
         """Take a step; return the loss.
@@ -216,10 +218,12 @@ class TrainStep(Recorded):
             raise CaptureError(
                 "a training step inside torch.inference_mode() cannot update anything; leave it"
             )
-        try:
-            inspect.signature(self.loss.forward).bind(*batch)
-        except TypeError as error:
-            raise CaptureError(f"{type(self.loss).__name__}: step() {error}") from None
+        if len(batch) not in self._numbers:
+            try:
+                inspect.signature(self.loss.forward).bind(*batch)
+            except TypeError as error:
+                raise CaptureError(f"{type(self.loss).__name__}: step() {error}") from None
+            self._numbers.add(len(batch))
         return tuple(
             dict(item) if isinstance(item, Mapping) and not isinstance(item, dict) else item for item in batch
         )
