@@ -17,11 +17,11 @@ import torch
 from ..capture.dynamo_private import Arguments, Check, Guard
 from ..capture.torch_private import pytree, transformed
 from ..costs.detect import present
-from ..pipeline.calls import Short
+from ..pipeline.stages import Prepared
 from ..runtime import trial
 from ..runtime.inline_call import chosen
 from ..runtime.tuned import TunedExecutor
-from .backend import Backend
+from .backend import Backend, Planned
 from .served import Served
 
 log = logging.getLogger("autopar")
@@ -51,10 +51,10 @@ class Direct:
 
     def __init__(self, model: Callable[..., Any], guard: Guard, backend: Backend) -> None:
         self._model, self._guard, self._backend = model, guard, backend
-        self._shortcut: _Shortcut | None = None
+        self._searches = {False: _Search(), True: _Search()}
+        """The shortcuts of calls without and with gradients."""
         self._ahead: _Shortcut | None = None
-        """The shortcut, if it serves calls without further checks."""
-        self._long, self._next = 0, FIRST
+        """That of calls without gradients, if it serves them without further checks."""
         self._known: dict[Hashable, _Sizes] = {}
         self._unseen = 0
         options, machine = backend.options, backend.machine
@@ -70,18 +70,16 @@ class Direct:
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output, computed by the plain model or by its `placed` form."""
+        grad = torch.is_grad_enabled()
+        if grad or not self.contested:
+            return self._by_plan(placed, args, kwargs, grad)
         if self._ahead is not None and (found := self._ahead(args, kwargs)) is not None:
             return found
-        if not self.contested:
-            made = self._by_plan(placed, args, kwargs)
-            self._ahead = self._shortcut
-            return made
-        if self._unseen and self._backend.recording is None and not torch.is_grad_enabled():
+        recording = self._backend.recording is not None
+        if self._unseen and not recording:
             self._unseen -= 1
             return self._model(*args, **kwargs)
-        key = None
-        if not torch.is_grad_enabled() and self._backend.recording is None:
-            key = _sizes((*args, *kwargs.values()) if kwargs else args)
+        key = None if recording else _sizes((*args, *kwargs.values()) if kwargs else args)
         known = self._known.get(key)
         if known is None:
             made = placed(*args, **kwargs)
@@ -93,7 +91,7 @@ class Direct:
         if known.trial is None:
             if known.placed:
                 made = self._by_plan(placed, args, kwargs)
-                self._ahead = self._shortcut
+                self._ahead = self._searches[False].shortcut
                 return made
             self._unseen = UNSEEN if len(self._known) == 1 else 0
             if known.tenure.ends(1 + self._unseen):
@@ -138,20 +136,27 @@ class Direct:
                 log.info("placed: %.2f of the model's own time, the model itself serves", current.ratio)
         return made
 
-    def _by_plan(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _by_plan(
+        self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool = False
+    ) -> Any:
         """Call the placed model, by a shortcut if there is one. A shortcut is sought after a few calls without one,
         then after ten times as many."""
-        backend, shortcut = self._backend, self._shortcut
-        if shortcut is not self._ahead and shortcut and (found := shortcut(args, kwargs)) is not None:
+        backend, search = self._backend, self._searches[grad]
+        shortcut = search.shortcut
+        if (
+            shortcut is not None
+            and shortcut is not self._ahead
+            and (found := shortcut(args, kwargs)) is not None
+        ):
             return found
-        self._long += 1
-        if self._long < self._next or backend.recording is not None:
+        search.long += 1
+        if search.long < search.next or backend.recording is not None:
             return placed(*args, **kwargs)
-        self._next *= MORE
+        search.next *= MORE
         backend.returned = []
         try:
             made = placed(*args, **kwargs)
-            self._shortcut = _Shortcut.of(backend, self._guard, (args, kwargs), made) or shortcut
+            search.shortcut = _Shortcut.of(backend, self._guard, (args, kwargs), made) or shortcut
         finally:
             backend.returned = None
         return made
@@ -167,6 +172,14 @@ class Direct:
         return bool(executors) and all(
             isinstance(executor, TunedExecutor) and executor.settled for executor in executors
         )
+
+
+class _Search:
+    """The shortcut of calls in one grad mode, the number of calls without it, and that in which one is sought next."""
+
+    def __init__(self) -> None:
+        self.shortcut: _Shortcut | None = None
+        self.long, self.next = 0, FIRST
 
 
 class _Sizes:
@@ -206,26 +219,25 @@ class _Shortcut:
     """A call path that skips Dynamo's frame entry, generated code and program look-up, which are most of what autopar
     costs a short call.
 
-    It serves calls, with tensors and constants, of one program of compiled kernels, or of one lane in the caller's
-    thread, that returns a tensor, or a tuple, list or dict of tensors. All that such a call does besides is to set
-    attributes to constants, which they must be already.
+    It serves calls, with tensors and constants, of one program that returns a tensor, or a tuple, list or dict of
+    tensors: of compiled kernels, of one lane in the caller's thread, or one to be differentiated. All that such a call
+    does besides is to set attributes to constants, which they must be already.
     """
 
     def __init__(
         self,
         backend: Backend,
         served: Served,
-        short: Short,
+        prepared: Planned,
         holds: Check,
         names: tuple[str, ...],
         inputs: Sequence[int],
+        results: Callable[[Sequence[Any]], list[Any] | None],
         answer: Callable[[list[Any]], Any],
     ) -> None:
-        self._backend, self._programs, self._short, self._holds = backend, served.programs, short, holds
-        self._latest, self._stores = (served, short.prepared), served.stores or ()
-        executor = short.prepared.executor
-        self._program = executor.by_kernels if isinstance(executor, TunedExecutor) else executor
-        self._names, self._inputs, self._answer = names, chosen(inputs), answer
+        self._backend, self._programs, self._prepared, self._holds = backend, served.programs, prepared, holds
+        self._latest, self._stores = (served, prepared), served.stores or ()
+        self._names, self._inputs, self._results, self._answer = names, chosen(inputs), results, answer
 
     @classmethod
     def of(cls, backend: Backend, guard: Guard, arguments: Arguments, output: Any) -> _Shortcut | None:
@@ -234,12 +246,11 @@ class _Shortcut:
         if len(returned) != 1 or not all(isinstance(item, _KINDS) for item in (*args, *kwargs.values())):
             return None
         ((served, found),) = returned
-        short, answer = served._short, _answer(found, output)
-        if short is None or answer is None or served.stores is None or served.backend.root is None:
+        prepared, answer = served.programs.get(()), _answer(found, output)
+        if prepared is None or answer is None or served.stores is None or backend.root is None:
             return None
-        executor = short.prepared.executor
-        tuned = isinstance(executor, TunedExecutor)
-        if not tuned and executor.inline is None:
+        results = served.results(prepared)
+        if results is None:
             return None
         pinned, inputs, names = {}, [], (*kwargs,)
         for place in served.arguments.places:
@@ -251,17 +262,18 @@ class _Shortcut:
             else:
                 return None
         # Kernels look at the weights themselves.
+        tuned = isinstance(prepared, Prepared) and isinstance(prepared.executor, TunedExecutor)
         watched = (*pinned,) if tuned else ()
         pinned |= {source: item for source, item, _, _ in served.stores}
         holds = guard(arguments, pinned, watched)
-        return cls(backend, served, short, holds, names, inputs, answer) if holds is not None else None
+        return cls(backend, served, prepared, holds, names, inputs, results, answer) if holds else None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the output; None if the call does not match."""
-        backend, short = self._backend, self._short
+        backend = self._backend
         if (
             backend.recording is not None
-            or self._programs.get(()) is not short.prepared
+            or self._programs.get(()) is not self._prepared
             or (*kwargs,) != self._names
             or transformed()
             or not self._holds(args, kwargs)
@@ -270,12 +282,12 @@ class _Shortcut:
         for _, item, name, value in self._stores:
             if getattr(item, name, self) is not value:
                 return None
-        outputs = self._program(self._inputs((*args, *kwargs.values()) if kwargs else args))
-        if outputs is None:
+        found = self._results(self._inputs((*args, *kwargs.values()) if kwargs else args))
+        if found is None:
             return None
         backend.calls += 1
         backend.latest = self._latest
-        return self._answer(short.completed(outputs))
+        return self._answer(found)
 
 
 def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:

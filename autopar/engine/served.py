@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -148,7 +148,36 @@ class Served:
             self._short = (
                 Short(self.arguments, prepared) if Short.fits(backend.options, prepared, key) else None
             )
-        return self.run(prepared, args)
+        found = self.run(prepared, args)
+        if backend.returned is not None and isinstance(prepared, Training):
+            backend.returned.append((self, found))
+        return found
+
+    def results(self, prepared: Planned) -> Callable[[Sequence[Any]], list[Any] | None] | None:
+        """Return the function from the inputs of a program to the results of the graph, which is None where its kernels
+        do not serve; None if a call has more to do.
+
+        The caller ensures that the state is the region's, and that no argument has changed but in its values.
+        """
+        options, captured = self.backend.options, prepared.captured
+        if isinstance(prepared, Training):
+            more = captured.stateful or captured.same or self.arguments.moved
+            if more or options.check == "always" or options.verify_replicas:
+                return None
+            return lambda inputs: self.run(prepared, self.arguments.filled(inputs))
+        short = self._short
+        if short is None or short.prepared is not prepared:
+            return None
+        executor = prepared.executor
+        if isinstance(executor, TunedExecutor):
+            kernels = executor.by_kernels
+
+            def by_kernels(inputs: Sequence[Any]) -> list[Any] | None:
+                outputs = kernels(inputs)
+                return outputs if outputs is None else short.completed(outputs)
+
+            return by_kernels
+        return None if executor.inline is None else lambda inputs: short.completed(executor(inputs))
 
     def _plain(self, args: Sequence[Any]) -> Any:
         if self.backend.preparing:

@@ -50,6 +50,11 @@ class Arguments:
         """Return the tensors that are not state."""
         return [args[at] for at in self._inputs]
 
+    def filled(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the arguments of a call with these inputs, the region's state and no sizes."""
+        given = iter(inputs)
+        return [place.owner[place.key] if place.kind == "state" else next(given) for place in self.places]
+
     def lent(self, args: Sequence[Any]) -> bool:
         """Return True if a tensor changed in place shares memory with an argument that the graph takes as a separate
         value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -241,6 +242,43 @@ def test_a_call_under_a_dispatch_mode_is_the_only_one_that_is_not_placed() -> No
     fast(x)
     assert fast._placement.backend.calls == before + 1
     assert "FlopCounterMode, a TorchDispatchMode, is active" in fast.explain()
+
+
+@torch.enable_grad()
+def test_calls_to_be_differentiated(kernels: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    twin, x = copy.deepcopy(model), torch.randn(5, 8)
+    fast = autopar.compile(model, ["cpu"], kernels=kernels)  # type: ignore[arg-type]
+    ours, theirs = (torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (model, twin))
+
+    def steps(number: int, x: Tensor) -> None:
+        for _ in range(number):
+            for call, optimizer in ((fast, ours), (twin, theirs)):
+                optimizer.zero_grad()
+                call(x).square().sum().backward()
+                optimizer.step()
+            for mine, other in zip(model.parameters(), twin.parameters()):
+                torch.testing.assert_close(mine, other)
+
+    steps(6, x)
+    assert long_calls(fast, x) == 0
+    steps(3, x)
+    assert long_calls(fast, x.clone().requires_grad_()) == 2
+    model[0].weight.requires_grad_(False)
+    twin[0].weight.requires_grad_(False)
+    steps(2, x)
+    model[0].weight.requires_grad_(True)
+    twin[0].weight.requires_grad_(True)
+    steps(4, x)
+    (first,) = torch.autograd.grad(fast(x).square().sum(), model[0].weight, create_graph=True)
+    (wanted,) = torch.autograd.grad(twin(x).square().sum(), twin[0].weight, create_graph=True)
+    second, right = (
+        torch.autograd.grad(g.sum(), m[2].weight)[0] for g, m in ((first, model), (wanted, twin))
+    )
+    torch.testing.assert_close(second, right)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), twin(x))
 
 
 def test_transforms_go_the_long_way(kernels: str) -> None:
