@@ -52,12 +52,9 @@ Check: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 """A predicate on the arguments of a call."""
 Guard: TypeAlias = Callable[[Arguments, Mapping[str, Any], Collection[str]], Check | None]
 """`guard(arguments, pinned, watched)` returns the check that is true for arguments if the code that serves these
-serves them too. None if unknown.
-
-It runs Dynamo's own guards, with two exceptions: `pinned`, objects by their source, must be these very objects, and
-those of the sources in `watched` are not looked at further; and hooks of modules are checked together once any hook
-has been registered.
-"""
+serves them too; None if unknown. It runs Dynamo's own guards, with two exceptions: `pinned`, objects by their source,
+must be these very objects, and those of the sources in `watched` are not looked at further; and hooks of modules are
+checked together once any hook has been registered."""
 Store: TypeAlias = tuple[str, Any, str, Any]
 """A side effect that sets an attribute to a constant: source of the object, the object, the attribute's name, value."""
 
@@ -154,7 +151,7 @@ def effects() -> list[Store] | None:
         if not stored or getattr(item, "_base_vt", None) is not None or not hasattr(item, "value"):
             return None
         for name, value in stored.items():
-            if not value.is_python_constant() or not isinstance(value.as_python_constant(), _CONSTANTS):
+            if not (value.is_python_constant() and isinstance(value.as_python_constant(), _CONSTANTS)):
                 return None
             stores.append((_named(source), item.value, name, value.as_python_constant()))
     return None if found.tensor_hooks else stores
@@ -242,8 +239,7 @@ def _check(
     pinned: Mapping[str, Any],
     watched: Collection[str],
 ) -> Check | None:
-    args, kwargs = arguments
-    call = {"function": function, "hooks": _hooks(), "args": args, "kwargs": kwargs}
+    call = {"function": function, "hooks": _hooks(), "args": arguments[0], "kwargs": arguments[1]}
     entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
     whole = next((entry.guard_manager for entry in entries if entry.guard_manager.root.check(call)), None)
     if whole is None:
@@ -266,8 +262,7 @@ def _check(
 
     def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         nonlocal registered
-        if hooks and registered != RemovableHandle.next_id:
-            now = RemovableHandle.next_id
+        if hooks and registered != (now := RemovableHandle.next_id):
             if _hooked(function):
                 return False
             registered = now
@@ -278,7 +273,7 @@ def _check(
         )
 
     # Guards on pairs of tensors may have a state of their own, that a clone does not reset.
-    same = all(whole.root.check(call) and holds(args, kwargs) for _ in range(2))
+    same = all(whole.root.check(call) and holds(*arguments) for _ in range(2))
     return holds if same and whole.root.check(call) else None
 
 
