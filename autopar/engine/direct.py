@@ -295,14 +295,20 @@ def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:
     place = {id(item): at for at, item in enumerate(found)}
     if len(place) < len(found) or any(not isinstance(item, torch.Tensor) for item in found):
         return None
-    if isinstance(output, torch.Tensor):
-        return itemgetter(place[id(output)]) if id(output) in place else None
     kind, keyed = type(output), isinstance(output, dict)
     # Classes with fields, such as the outputs of transformers, are made anew from those that are not None.
-    fields = keyed and dataclasses.is_dataclass(output) and kind in pytree.SUPPORTED_NODES
-    items = list(output.values() if keyed else output) if kind in (tuple, list, dict) or fields else []
-    if not items or any(id(item) not in place for item in items):
+    made = keyed and dataclasses.is_dataclass(output) and kind in pytree.SUPPORTED_NODES
+    if made and vars(output).keys() != {field.name for field in dataclasses.fields(output)}:
         return None
+    if isinstance(output, torch.Tensor):
+        items = [output]
+    else:
+        items = list(output.values() if keyed else output) if made or kind in (tuple, list, dict) else []
+    # What has attributes was given them by the model.
+    if not items or any(id(item) not in place or vars(item) for item in items):
+        return None
+    if isinstance(output, torch.Tensor):
+        return itemgetter(place[id(output)])
     pick = chosen([place[id(item)] for item in items])
     if not keyed:
         return lambda results: kind(pick(results))

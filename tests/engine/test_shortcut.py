@@ -77,6 +77,12 @@ class Many(nn.Module):
 SHIFT = 1.0
 
 
+def tagged(a: Tensor, b: Tensor) -> Tensor:
+    made = a + b
+    made.tag = 3  # type: ignore[attr-defined]
+    return made
+
+
 @pytest.mark.parametrize(
     ("form", "short"),
     [
@@ -86,12 +92,15 @@ SHIFT = 1.0
         (lambda a, b: {"a": a, "b": b}, True),
         (lambda a, b: {"a": a, "b": 3}, False),
         (lambda a, b: (a, 3), False),
+        (lambda a, b: tagged(a, b), False),
     ],
-    ids=["tensor", "tuple", "list", "dict", "dict with a number", "number"],
+    ids=["tensor", "tuple", "list", "dict", "dict with a number", "number", "attribute"],
 )
 def test_what_a_model_returns(kernels: str, form: Callable[..., Any], short: bool) -> None:
     args = torch.randn(3, 8), torch.randn(3, 8)
-    assert long_calls(warm(kernels, Many(form), *args), *args) == (0 if short else 2)
+    fast = warm(kernels, Many(form), *args)
+    assert long_calls(fast, *args) == (0 if short else 2)
+    assert getattr(fast(*args), "tag", 0) == getattr(form(*args), "tag", 0)
 
 
 def test_arguments_by_keyword(kernels: str) -> None:
