@@ -146,14 +146,14 @@ def effects() -> list[Store] | None:
         made = isinstance(item.mutation_type, (AttributeMutationNew, ValueMutationNew))
         if source is None or made or not found.is_modified(item):
             continue
-        stored = found.store_attr_mutations.get(item)
-        # What a list or dict holds is changed too if it is itself the object.
-        if not stored or getattr(item, "_base_vt", None) is not None or not hasattr(item, "value"):
+        stored, owner = found.store_attr_mutations.get(item), getattr(item, "value", None)
+        # What a collection holds may be changed too.
+        if not stored or owner is None or isinstance(owner, Collection):
             return None
         for name, value in stored.items():
             if not (value.is_python_constant() and isinstance(value.as_python_constant(), _CONSTANTS)):
                 return None
-            stores.append((_named(source), item.value, name, value.as_python_constant()))
+            stores.append((_named(source), owner, name, value.as_python_constant()))
     return None if found.tensor_hooks else stores
 
 

@@ -151,6 +151,34 @@ def test_an_attribute_that_is_set_already_is_no_reason_to_go_the_long_way(kernel
     assert model.calls == before + 4
 
 
+class Box(dict[str, int]):
+    """A dict with an attribute."""
+
+    seen = False
+
+
+class Boxed(nn.Module):
+    """Sets an attribute and an item of a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.box = nn.Linear(8, 8), Box()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.box.seen = True
+        self.box["x"] = 1
+        return self.layer(x).relu()
+
+
+def test_other_side_effects_go_the_long_way(kernels: str) -> None:
+    model, x = Boxed(), torch.randn(3, 8)
+    fast = warm(kernels, model, x)
+    assert long_calls(fast, x) == 2
+    model.box.clear()
+    fast(x)
+    assert model.box == {"x": 1} and model.box.seen
+
+
 def changes() -> dict[str, Callable[[Any, pytest.MonkeyPatch], None]]:
     def attribute(model: Any, _: Any) -> None:
         model.scale = 3.0
