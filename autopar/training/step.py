@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ..capture import autocast as casting
 from ..capture.dynamo_private import TorchDynamoException, compiled
 from ..capture.refusals import no_graph
-from ..capture.torch_private import forget_unscaled
+from ..capture.torch_private import forget_unscaled, transformed
 from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
@@ -218,6 +218,8 @@ class TrainStep(Recorded):
             raise CaptureError(
                 "a training step inside torch.inference_mode() cannot update anything; leave it"
             )
+        if active := transformed():
+            raise CaptureError(f"a training step cannot be taken while {active} is active; leave it")
         if len(batch) not in self._numbers:
             try:
                 inspect.signature(self.loss.forward).bind(*batch)

@@ -11,6 +11,7 @@ import torch
 from plain_loop import Pair, batches, mlp
 from torch import library, nn
 from torch.optim import SGD, Adagrad, Adam
+from torch.utils.flop_counter import FlopCounterMode
 
 import autopar
 
@@ -219,3 +220,16 @@ def test_rounding_that_the_model_makes_large_is_no_difference(monkeypatch):
             Pair(Chaotic, MOMENTUM).step(x, y)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_step_under_a_dispatch_mode_is_refused_and_the_next_one_is_taken():
+    model = torch.nn.Linear(4, 2)
+    step = autopar.train_step(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), ["cpu"])
+    x, y = torch.randn(3, 4), torch.randn(3, 2)
+    step(x, y)
+    before = model.weight.detach().clone()
+    with FlopCounterMode(display=False), pytest.raises(autopar.CaptureError, match="FlopCounterMode"):
+        step(x, y)
+    assert torch.equal(before, model.weight)
+    step(x, y)
+    assert not torch.equal(before, model.weight)
