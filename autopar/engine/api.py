@@ -82,8 +82,9 @@ def compile(
         home: "auto": each device keeps a copy of the weights it reads. A device, or module path or glob → device: the
             weights stay only there, and each call transfers them to the devices that read them.
         kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the background with each installed stack
-            ("inductor", "inductor frozen", "onnxruntime", "openvino"), compare each with eager, and use and remember
-            the fastest on this machine. The name of a stack selects it. See `wait`.
+            ("inductor", "inductor frozen", "onnxruntime", "openvino", "cudagraphs"), compare each with eager, and use
+            and remember the fastest on this machine. The name of a stack selects it, and that of another backend of
+            `torch.compile` selects that; it compiles in the third call. See `wait`.
         fullgraph: As in `torch.compile`: refuse a model that is not one graph.
         dynamic: As in `torch.compile`: sizes are open from the start (True), never (False), or once they vary (None).
 
@@ -222,7 +223,7 @@ def train_step(
     reassociate: bool = False,
     verify_replicas: bool = False,
     home: Home = "auto",
-    kernels: Literal["eager", "auto", "inductor"] = "eager",
+    kernels: Kernels = "eager",
     process_group: Any = None,
 ) -> TrainStep:
     """Return a training step that runs on all of `devices`: `loss = step(inputs, *targets)`.

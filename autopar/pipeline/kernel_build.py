@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from ..capture import Captured
 from ..capture.captured import laid
 from ..ir.graph import Argument, Const, Task
 from ..ir.plan import Plan
-from ..ir.program import Piece, Program
+from ..ir.program import Compute, Piece, Program
 from ..lowering.check import check
 from ..lowering.in_place import overwriting
 from ..lowering.pieces import pieced
@@ -53,6 +54,17 @@ class Form:
         """Number of compute lanes."""
         return len(self.program.lanes)
 
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """The type of the torch device of each task."""
+        device = self.plan.costed.machine.device
+        return {
+            step.task: device[lane.device].torch_type
+            for lane in self.program.lanes
+            for step in lane.steps
+            if isinstance(step, Compute)
+        }
+
 
 def arranged(
     name: str,
@@ -70,26 +82,36 @@ def arranged(
     """
     if missing := stack.missing():
         raise Refusal(missing)
-    captured, graph, device = form.captured, form.plan.costed.graph, torch.device("cpu")
-    program = pieced(
-        form.program, graph, lambda task: task.target in captured.calls or not stack.keeps(task, graph)
-    )
-    pieces = [step for lane in program.lanes for step in lane.steps if isinstance(step, Piece)]
+    captured, graph, machine = form.captured, form.plan.costed.graph, form.plan.costed.machine
+    program = pieced(form.program, graph, partial(_eager, form, stack))
+    pieces = [
+        (step, torch.device(machine.device[lane.device].torch_device))
+        for lane in program.lanes
+        for step in lane.steps
+        if isinstance(step, Piece)
+    ]
     if not pieces:
         raise Refusal("it can do none of the tasks")
     check(program, graph)
-    state = present(captured) if stack.frozen else {}
-    modules = {piece.tasks[0]: module_of(piece, program, graph, device, state) for piece in pieces}
+    folded = {
+        piece.tasks[0]: _folded(captured, program, piece, device) if stack.frozen else {}
+        for piece, device in pieces
+    }
+    modules = {
+        piece.tasks[0]: module_of(piece, program, graph, device, folded[piece.tasks[0]])
+        for piece, device in pieces
+    }
     seen = _seen(form, program, pool, modules, samples[0].inputs)
     kernels = {}
-    for piece in pieces:
-        (module, takes), (read, wanted) = modules[piece.tasks[0]], seen[piece.tasks[0]]
+    for piece, device in pieces:
+        first = piece.tasks[0]
+        (module, takes), (read, wanted) = modules[first], seen[first]
         with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
-            work = Work(module, read, form.threads, form.lanes, Path(folder))
-            folded = {n: state[n] for n in (program.buffer[b].value for b in piece.reads) if n in state}
-            worker.compile(stack.name, piece, program, graph, folded, work)
+            work = Work(module, read, device, form.threads, form.lanes, Path(folder))
+            if stack.compile is not None:
+                worker.compile(stack.name, piece, program, graph, folded[first], work)
             call = fitting(stack.load(work), read, wanted)
-        kernels[piece.tasks[0]] = Kernel(stack.name, call, takes)
+        kernels[first] = Kernel(stack.name, call, takes)
     made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
     trial = trying(form, program, pool, kernels) or made
     for sample in samples:
@@ -97,6 +119,20 @@ def arranged(
     if not watch.unchanged():
         raise Refusal("weights changed while it was compiled")
     return Arrangement(name, made, watch if stack.frozen else None, trial)
+
+
+def _eager(form: Form, stack: Stack, task: Task) -> bool:
+    """Return True if a task stays eager: the user's own function, or one that the stack cannot compile there."""
+    if task.target in form.captured.calls or not stack.keeps(task, form.plan.costed.graph):
+        return True
+    return stack.devices is not None and form.types[task.name] not in stack.devices
+
+
+def _folded(captured: Captured, program: Program, piece: Piece, device: torch.device) -> dict[str, Any]:
+    """Return the state that a piece reads, on its device."""
+    state = present(captured)
+    names = (program.buffer[name].value for name in piece.reads)
+    return {name: state[name].detach().to(device) for name in names if name in state}
 
 
 def _judge(form: Form, sample: Sample, found: Sequence[Any]) -> None:
@@ -115,8 +151,10 @@ def _in_double(form: Form, inputs: Sequence[Any]) -> list[Any]:
     graph, captured = form.plan.costed.graph, form.captured
     wide = replace(graph, tasks=tuple(map(_widened, graph.tasks)))
     state = {name: tensor.detach() for name, tensor in present(captured).items()}
-    values = {name: widen(item) for name, item in (*zip(graph.inputs, inputs), *state.items())}
-    for _ in interpret(wide, captured.calls, values, torch.device("cpu")):
+    cpu = torch.device("cpu")
+    given = (*zip(graph.inputs, inputs), *state.items())
+    values = {name: widen(item.to(cpu) if isinstance(item, torch.Tensor) else item) for name, item in given}
+    for _ in interpret(wide, captured.calls, values, cpu):
         pass
     return [values[name] for name in (*graph.outputs, *(made for made, _ in graph.updates))]
 

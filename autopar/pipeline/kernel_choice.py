@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ from ..ir.graph import Graph
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.executor import Executor
-from ..runtime.kernels import STACKS, Refusal
+from ..runtime.kernels import STACKS, Refusal, Stack, named
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Abandoned, Arrangement, TunedExecutor
@@ -112,8 +112,6 @@ def compilable(captured: Captured, plan: Plan) -> str:
     graph, machine = captured.graph, plan.costed.machine
     if machine.absent or machine.clock == "declared":
         return "its devices are not here, or run on a declared clock"
-    if any(machine.device[placed.device].torch_type != "cpu" for placed in plan.placed):
-        return "it is not of the CPU alone"
     if any(task.random for task in graph.tasks):
         return "it draws random numbers"
     for memory in plan.memory:
@@ -129,6 +127,14 @@ _one = threading.Lock()
 """Lock held while kernels are compiled and timed: two at once would disturb each other."""
 
 
+def _stacks(wanted: str, types: set[str]) -> tuple[Stack, ...]:
+    """Return the stacks to race: the one that was asked for, or all that compile for a device of the plan."""
+    if wanted != "auto":
+        stack = named(wanted)
+        return (stack,) if stack is not None else ()
+    return tuple(stack for stack in STACKS if stack.devices is None or stack.devices & types)
+
+
 class KernelChoice:
     """The choice for one program, made when called.
 
@@ -140,12 +146,18 @@ class KernelChoice:
         self, wanted: str, form: Form, pool: Replicas, on_lanes: Callable[[], Form] | None = None
     ) -> None:
         self.wanted, self.form, self.pool, self.on_lanes = wanted, form, pool, on_lanes
+        self.stacks = _stacks(wanted, set(form.types.values()))
         self.key = signature(form.plan.costed.graph, form.program, form.threads)
         self.verdict: _Verdict | None = None
         self._race: _Race | None = None
         self.ended = False
         self._lost = 0
         """Processes before this one in which eager won."""
+
+    @property
+    def traces(self) -> bool:
+        """True if it traces in this process, which the caller must therefore wait for."""
+        return any(stack.traces for stack in self.stacks)
 
     @property
     def note(self) -> str:
@@ -176,7 +188,8 @@ class KernelChoice:
 
         Each one that is faster than the previous serves at once. Raises Abandoned if weights change meanwhile.
         """
-        with _one:
+        # A caller who waits for this does not wait for others too.
+        with nullcontext() if self.traces else _one:
             if self.ended:
                 raise Abandoned(again=False)
             try:
@@ -254,7 +267,7 @@ class _Race:
         """Build the arrangement of this name: `onnxruntime`, `onnxruntime, 1 thread`, `onnxruntime, 2 lanes`; None if
         there is none."""
         library, _, how = name.partition(", ")
-        stack = next((stack for stack in STACKS if stack.name == library), None)
+        stack = next((stack for stack in self.choice.stacks if stack.name == library), None)
         if stack is None:
             return None
         if self.stopped:
@@ -280,9 +293,7 @@ class _Race:
         """Race all; return the fastest, None for eager. Stacks that compile fast come first, and the fastest so far
         serves."""
         choice, best = self.choice, None
-        for stack in STACKS:
-            if choice.wanted not in ("auto", stack.name):
-                continue
+        for stack in choice.stacks:
             if stack.frozen and choice.form.changing:
                 self.verdict.refused[stack.name] = "it folds the weights, which change from call to call"
             elif self.build(stack.name):
@@ -297,8 +308,10 @@ class _Race:
         if best is None:
             return None
         finalists = sorted(self.made, key=self.verdict.seconds.__getitem__)
-        finalists += self._others(best) if choice.form.threads > 1 and choice.on_lanes else ()
-        self._time(["eager", *finalists], ROUNDS)
+        if choice.form.threads > 1 and choice.on_lanes and not choice.traces:
+            finalists += self._others(best)
+        if choice.wanted == "auto" or len(finalists) > 1:
+            self._time(["eager", *finalists], ROUNDS)
         least = min(finalists, key=self.verdict.seconds.__getitem__)
         # Threads of lanes cost the caller more than their seconds here.
         if self.verdict.seconds[least] > (1 - WORTH) * self.verdict.seconds[best]:

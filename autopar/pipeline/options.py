@@ -16,7 +16,7 @@ from ..errors import DeviceError, PlanError
 from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..planner import require_policy
-from ..runtime.kernels import STACKS
+from ..runtime.kernels import STACKS, named
 from ..transform.split import allot
 
 Pins: TypeAlias = Mapping[str, str | int | torch.device]
@@ -24,7 +24,10 @@ Pins: TypeAlias = Mapping[str, str | int | torch.device]
 whole model, a number an accelerator."""
 
 
-Kernels: TypeAlias = Literal["eager", "auto", "inductor", "inductor frozen", "onnxruntime", "openvino"]
+Kernels: TypeAlias = (
+    Literal["eager", "auto", "inductor", "inductor frozen", "onnxruntime", "openvino", "cudagraphs"] | str
+)
+"""Who computes: PyTorch's own kernels, the fastest library, a library, or a backend of `torch.compile` by name."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,12 @@ class Options:
         _one_of("check", self.check, ("first", "always", "never"))
         _one_of("outputs", self.outputs, ("as_input", "as_placed"))
         _one_of("batch_norm", self.batch_norm, ("full", "per_part"))
-        _one_of("kernels", self.kernels, ("eager", "auto", *(stack.name for stack in STACKS)))
+        known = ("eager", "auto", *(stack.name for stack in STACKS))
+        if self.kernels not in known and not (isinstance(self.kernels, str) and named(self.kernels)):
+            raise PlanError(
+                f"kernels={self.kernels!r} is not known; give one of {', '.join(map(repr, known))}, or a backend from "
+                "torch.compiler.list_backends()"
+            )
         _one_of("measure", self.measure, (None, True, False))
         for name in ("reassociate", "verify_replicas"):
             _one_of(name, getattr(self, name), (True, False))

@@ -137,7 +137,9 @@ def bind(
     pool = pool or Replicas()
     on_lanes = None
     threads = torch.get_num_threads()
-    if planned is not None and threads > 1 and plan.costed.machine.serial:
+    machine = plan.costed.machine
+    on_host = machine.serial and all(device.traits.host for device in machine.devices)
+    if planned is not None and threads > 1 and on_host:
 
         def on_lanes() -> Form:
             other = planned(detect([f"cpu*{threads}"]))

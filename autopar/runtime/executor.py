@@ -91,6 +91,11 @@ class Executor:
         """Return True if every copy of state that it reads, or sends and keeps, is up to date."""
         return self._residents.current()
 
+    def drain(self) -> None:
+        """Block until the accelerators of the program are idle."""
+        for device in self._assembly.devices:
+            torch.accelerator.synchronize(device)
+
     def close(self) -> None:
         """Stop its threads. A later call starts them again."""
         with self._lock:

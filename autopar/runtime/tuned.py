@@ -63,6 +63,8 @@ class _Choose(Protocol):
 
     wanted: str
 
+    @property
+    def traces(self) -> bool: ...
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor, /) -> Arrangement | None: ...
     def stop(self) -> None: ...
     def end(self) -> None: ...
@@ -150,6 +152,7 @@ class TunedExecutor:
 
     def _in_turn(self, current: trial.Trial, inputs: Sequence[Any]) -> list[Any]:
         """Run a call by kernels or by eager, in turns; after enough calls the faster one stays."""
+        self.plain.drain()
         began, chosen, kernels = time.perf_counter(), self.chosen, current.candidate_next
         if chosen is None or not chosen.fresh:
             self._trial = None
@@ -159,6 +162,7 @@ class TunedExecutor:
         else:
             with self.turn:
                 made = self.plain(inputs)
+        self.plain.drain()
         current.note(kernels, began, time.perf_counter())
         if current.over and self._trial is current:
             self._trial = None
@@ -182,10 +186,14 @@ class TunedExecutor:
         return made
 
     def begin(self, inputs: Sequence[Any]) -> None:
-        """Start to compile and choose, in the background, for inputs like these."""
+        """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""
         if self._done or self._builder is not None:
             return
+        self._seen = None
         examples = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
+        if self._choose.traces:
+            self._build(examples)
+            return
         own = weakref.ref(self)
 
         def build() -> None:
@@ -193,7 +201,6 @@ class TunedExecutor:
             if tuned is not None:
                 tuned._build(examples)
 
-        self._seen = None
         self._builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
         self._builder.start()
 

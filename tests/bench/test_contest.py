@@ -141,7 +141,7 @@ def test_random_answers_are_refused(train):
 
 
 def test_a_model_that_fails_is_said_to(case):
-    with pytest.raises(AutoparError, match="case fails as it is: RuntimeError: mat1 and mat2"):
+    with pytest.raises(AutoparError, match=r"case fails as it is: RuntimeError: .*mat1 and mat2"):
         contest("case", Case(case.model, (torch.randn(4, 9),)), RIVALS[:1], **QUICK)
 
 

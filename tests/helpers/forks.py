@@ -78,6 +78,9 @@ def _warm() -> None:
     # Threads would not be there in a fork: those of operators, and one that watches progress bars of torch.fx.
     torch.set_num_threads(1)
     torch.hub.tqdm.monitor_interval = 0
+    if torch.backends.cuda.is_built():
+        # Its autograd has threads from the first backward on, also without a GPU, and forks cannot have one then.
+        return
     x, y = torch.ones(4, 1, 4, 4), torch.ones(4, 2)
     devices: dict[str, Any] = {"devices": ["cpu", "emulated:0"], "policy": "round_robin"}
 

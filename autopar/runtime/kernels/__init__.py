@@ -1,10 +1,23 @@
-"""Kernels of several tasks, compiled by other libraries. `STACKS` lists these, the fastest to compile first."""
+"""Kernels of several tasks, compiled by other libraries. `STACKS` lists these, the fastest to compile first; `named`
+also finds the backends of `torch.compile`."""
 
 from __future__ import annotations
 
-from . import inductor, onnx_runtime, open_vino
+from . import compile_backend, cuda_graphs, inductor, onnx_runtime, open_vino
 from .stack import Kernel, Refusal, Stack, Work
 
-STACKS: tuple[Stack, ...] = (onnx_runtime.STACK, open_vino.STACK, inductor.FROZEN, inductor.PLAIN)
+STACKS: tuple[Stack, ...] = (
+    cuda_graphs.STACK,
+    onnx_runtime.STACK,
+    open_vino.STACK,
+    inductor.FROZEN,
+    inductor.PLAIN,
+)
 
-__all__ = ["STACKS", "Kernel", "Refusal", "Stack", "Work"]
+
+def named(name: str) -> Stack | None:
+    """Return the stack of this name, or the backend of `torch.compile`; None if there is neither."""
+    return next((stack for stack in STACKS if stack.name == name), None) or compile_backend.named(name)
+
+
+__all__ = ["STACKS", "Kernel", "Refusal", "Stack", "Work", "named"]

@@ -50,9 +50,10 @@ def load(work: Work) -> Callable[..., Any]:
     import torch._inductor
 
     # One call at a time and no more buffers than that takes: a lane has one thread.
-    made: Any = torch._inductor.aoti_load_package(str(work.folder / "piece.pt2"))
+    index = -1 if work.device.index is None else work.device.index
+    made: Any = torch._inductor.aoti_load_package(str(work.folder / "piece.pt2"), device_index=index)
     run, module, strides = made.loader.boxed_run, work.module, [t.stride() for t in work.examples]
-    fewer = work.lanes == 1 and work.threads != torch.get_num_threads()
+    fewer = work.device.type == "cpu" and work.lanes == 1 and work.threads != torch.get_num_threads()
 
     def call(*tensors: torch.Tensor) -> Any:
         if [tensor.stride() for tensor in tensors] != strides:
@@ -67,7 +68,9 @@ def load(work: Work) -> Callable[..., Any]:
     return call
 
 
-FROZEN = Stack("inductor frozen", True, missing, keeps, partial(compile, True), load)
+_DEVICES = frozenset({"cpu", "cuda"})
+
+FROZEN = Stack("inductor frozen", True, missing, keeps, load, partial(compile, True), _DEVICES)
 """Weights are folded into the kernel and packed for it."""
-PLAIN = Stack("inductor", False, missing, keeps, partial(compile, False), load)
+PLAIN = Stack("inductor", False, missing, keeps, load, partial(compile, False), _DEVICES)
 """Weights are arguments of the kernel."""

@@ -66,5 +66,5 @@ def load(work: Work) -> Callable[..., Any]:
     return call
 
 
-STACK = Stack("onnxruntime", True, missing, keeps, compile, load)
+STACK = Stack("onnxruntime", True, missing, keeps, load, compile)
 """ONNX Runtime's CPU provider, all graph optimizations on."""

@@ -62,5 +62,5 @@ def load(work: Work) -> Callable[..., Any]:
     return call
 
 
-STACK = Stack("openvino", True, missing, keeps, compile, load)
+STACK = Stack("openvino", True, missing, keeps, load, compile)
 """OpenVINO's CPU plugin in full precision."""

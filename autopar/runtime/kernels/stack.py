@@ -36,11 +36,12 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A compilation: a module of ATen calls, for inputs like `examples`, with `threads`, as one of `lanes` in
-    parallel. `folder` takes the result."""
+    """A compilation: a module of ATen calls on a `device`, for inputs like `examples`, with `threads`, as one of
+    `lanes` in parallel. `folder` takes the result."""
 
     module: fx.GraphModule
     examples: Sequence[torch.Tensor]
+    device: torch.device
     threads: int
     lanes: int
     folder: Path
@@ -52,19 +53,21 @@ class Stack:
 
     missing: the reason why it cannot be used here as one sentence, or "".
     keeps: whether a task can be part of a piece.
-    compile: compile into the folder. Raises any error.
     load: load the kernel from the folder. Raises any error.
-
-    It compiles in a separate process, since tracing changes modules and flags shared by all threads of a process; the
-    result in the folder is loaded in the caller's process.
+    compile: compile into the folder, in a separate process, since tracing changes modules and flags shared by all
+        threads of a process. Raises any error. None: `load` does all, without a folder.
+    devices: types of torch devices that it compiles for; None: all.
+    traces: whether `load` traces, so that no other call may run in this process meanwhile.
     """
 
     name: str
     frozen: bool
     missing: Callable[[], str]
     keeps: Callable[[Task, Graph], bool]
-    compile: Callable[[Work], None]
     load: Callable[[Work], Callable[..., Any]]
+    compile: Callable[[Work], None] | None = None
+    devices: frozenset[str] | None = frozenset({"cpu"})
+    traces: bool = False
 
 
 def numpy_alone(task: Task, graph: Graph) -> bool:

@@ -53,6 +53,7 @@ class CompilerProcess:
         """
         (place,) = (at for at, step in program.steps() if step is piece)
         job = {"stack": stack, "at": place, "threads": work.threads, "lanes": work.lanes}
+        job["device"] = str(work.device)
         job |= {"graph": encode(graph), "program": str(program)}
         (work.folder / "job.json").write_text(json.dumps(job))
         tensors = {"state": dict(state), "examples": list(work.examples)}
@@ -126,9 +127,10 @@ def compiled(folder: Path) -> None:
     piece = program.lanes[lane].steps[at]
     assert isinstance(piece, Piece)
     torch.set_num_threads(job["threads"])
-    module, _ = module_of(piece, program, graph, torch.device("cpu"), tensors["state"])
-    (stack,) = (stack for stack in STACKS if stack.name == job["stack"])
-    stack.compile(Work(module, tensors["examples"], job["threads"], job["lanes"], folder))
+    device = torch.device(job["device"])
+    module, _ = module_of(piece, program, graph, device, tensors["state"])
+    (compile,) = (stack.compile for stack in STACKS if stack.name == job["stack"] and stack.compile)
+    compile(Work(module, tensors["examples"], device, job["threads"], job["lanes"], folder))
 
 
 def main(jobs: Sequence[str] | Any) -> None:
