@@ -11,13 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import PlanError
 from ..ir.distribution import Distribution
 from ..ir.serialize import decode, encode
-from ..training.group import versions
-from .messages import Group, gather, made_by_first, named
-
-_FAILED = "cannot say what it runs"
+from ..training.messages import Group, agree, made_by_first
 
 
 def agreed(
@@ -27,14 +23,20 @@ def agreed(
 ) -> Distribution:
     """Return, on every rank, the plan that rank 0 of the group makes. Every rank of the group must call it.
 
-    First the ranks compare what they run (`agree`): versions, and `describe`, which is a model (see `described`) or a
-    function that returns facts by name. Then rank 0 calls `make` and checks the plan, which is broadcast as JSON, and
-    all ranks compare the digest of what they received.
+    First the ranks compare what they run (`agree`): versions, settings of torch, and `describe`, which is a model (see
+    `described`) or a function that returns facts by name. Then rank 0 calls `make` and checks the plan, which is
+    broadcast as JSON, and all ranks compare the digest of what they received.
 
     Raises on every rank: PlanError with the ranks that differ and the difference; or the error of `make` on rank 0, of
     the same class if it is one of autopar's or Python's, else as PlanError.
     """
-    agree((lambda: described(describe)) if isinstance(describe, nn.Module) else describe, group)
+
+    def facts() -> dict[str, str]:
+        if isinstance(describe, nn.Module):
+            return described(describe)
+        return _settings() | dict(describe() if describe is not None else {})
+
+    agree(facts, group)
     sent = made_by_first(lambda: encode(make().check()), group)
     received: list[Distribution] = []
 
@@ -45,31 +47,6 @@ def agreed(
 
     agree(digest, group)
     return received[0]
-
-
-def agree(describe: Callable[[], Mapping[str, str]] | None = None, group: Group = None) -> None:
-    """Compare facts by name, and versions of Python, torch and autopar, over all ranks of a group.
-
-    Every rank of the group must call it. Ranks compare digests; the facts are sent only if the digests differ. Raises
-    PlanError on every rank, with the ranks that differ and the first difference, or with the error that `describe`
-    raised on a rank.
-    """
-    own = versions() | _settings()
-    fault: Exception | None = None
-    try:
-        own |= dict(describe()) if describe is not None else {}
-    except Exception as error:
-        fault, own = error, {**own, _FAILED: f"{type(error).__name__}: {error}"}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-    if len(set(gather(digest, group))) == 1 and fault is None:
-        return
-    facts = gather(own, group)
-    if fault is not None:
-        raise fault
-    for rank, fact in enumerate(facts):
-        if _FAILED in fact:
-            raise PlanError(f"rank {rank} {_FAILED}: {fact[_FAILED]}")
-    raise PlanError(difference(facts))
 
 
 def _settings() -> dict[str, str]:
@@ -84,10 +61,10 @@ def _settings() -> dict[str, str]:
 def described(model: nn.Module) -> dict[str, str]:
     """Return the facts of a model in which ranks must agree; devices may differ from rank to rank.
 
-    For each module path its class, options, mode and code; for each parameter and buffer its shape, dtype and use, and
-    with which others it is tied.
+    Settings of torch; for each module path its class, options, mode and code; for each parameter and buffer its shape,
+    dtype and use, and with which others it is tied.
     """
-    facts: dict[str, str] = {}
+    facts = _settings()
     code: dict[type, str] = {}
     for path, module in model.named_modules():
         kind = type(module)
@@ -109,33 +86,6 @@ def described(model: nn.Module) -> dict[str, str]:
             *([f"tied to {tied}"] if tied != name else []),
         ))  # fmt: skip
     return facts
-
-
-def difference(facts: list[dict[str, str]]) -> str:
-    """Return the first difference between ranks as a sentence that names the ranks in the minority."""
-    names = [
-        name
-        for name in dict.fromkeys(name for fact in facts for name in fact)
-        if len({fact.get(name) for fact in facts}) > 1
-    ]
-    # A class says less than the parameter in which it differs.
-    name = min(names, key=lambda name: name.startswith("module ") or name == "the model")
-    having: dict[str | None, list[int]] = {}
-    for rank, fact in enumerate(facts):
-        having.setdefault(fact.get(name), []).append(rank)
-    most = max(having.values(), key=len)
-    said: list[str] = []
-    for value, ranks in sorted(having.items(), key=lambda item: item[1] is most):
-        of = " of" if value is not None and value[0].isdigit() and " × " in value else ""
-        first = f"no {name}" if value is None else f"{name}{of} {value}"
-        # Only the first words name what differs.
-        what = (value or "none") if said else first
-        said.append(f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'} {what}")
-    if len(names) > 1:
-        others = [other for other in names if other != name]
-        more = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
-        said[-1] += f"; {len(others)} more differ, {more}"
-    return f"{', '.join(said)}; start every rank with the same code, options and versions"
 
 
 def _code(code: Any) -> str:

@@ -25,8 +25,8 @@ from ..ir.hosts import Host, Hosts, compute_devices
 from ..ir.machine import Machine
 from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
-from .agreement import agree, agreed, described
-from .messages import gather, share_weights
+from ..training.messages import agree, gather, share_weights
+from .agreement import agreed, described
 from .pipeline.job import Distributed
 from .pipeline.profile import BACKWARD, FORWARD, added_bytes_per_s, profile
 from .pipeline.report import share

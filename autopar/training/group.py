@@ -6,7 +6,6 @@ Parallel Training", VLDB 2020): in buckets in the order of the parameters, the s
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,8 +15,8 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ..errors import CaptureError, DeviceError
-from ..system.versions import VERSION
 from ..transform.buckets import filled
+from .messages import agree
 from .updates import own
 
 BUCKET_BYTES = 4 << 20
@@ -56,20 +55,16 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
         return [each for group in groups for each in group["params"] if each.requires_grad]
 
     def _agree(self, held: Sequence[torch.Tensor]) -> None:
-        """Compare the versions and models of all ranks with rank 0's, and broadcast rank 0's weights and buffers."""
+        """Compare the versions and models of all ranks, and broadcast rank 0's weights and buffers."""
         wanted = set(map(id, held))
         named = [*self.loss.named_parameters(), *self.loss.named_buffers()]
         places: dict[torch.device, int] = {}
-        mine = {
-            name: (str(each.dtype), [*each.shape], id(each) in wanted, _place(each, places))
+        facts = {
+            name: f"{each.dtype} {[*each.shape]} on {_place(each, places)}{', trained' * (id(each) in wanted)}"
             for name, each in named
         }
-        theirs: list[Any] = [None] * self.size
-        dist.all_gather_object(theirs, (versions(), mine), group=self.ranks)
-        (first_versions, first), *_ = theirs
-        for rank, (other_versions, other) in enumerate(theirs):
-            _require_same_versions(first_versions, other_versions, rank)
-            _require_alike(first, other, rank)
+        facts |= {"the order of tensors": ", ".join(facts)}
+        agree(lambda: facts, self.ranks, CaptureError)
         modules = [*self.loss.modules()]
         self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
         self._share([each for _, each in named])
@@ -221,48 +216,7 @@ def _place(tensor: torch.Tensor, places: dict[torch.device, int]) -> str:
     return f"{tensor.device.type} {places.setdefault(tensor.device, len(places))}"
 
 
-def _require_same_versions(first: dict[str, str], other: dict[str, str], rank: int) -> None:
-    for name, version in first.items():
-        if other[name] != version:
-            raise CaptureError(
-                f"rank 0 has {name} {version}, and rank {rank} {other[name]}; install the same versions on every rank"
-            )
-
-
-def _require_alike(first: dict[str, Any], other: dict[str, Any], rank: int) -> None:
-    for name in (*first, *other):
-        if name not in first or name not in other:
-            has, lacks = (0, rank) if name in first else (rank, 0)
-            raise CaptureError(
-                f"rank {has} has a tensor {name!r} in the model or its criterion, and rank {lacks} none of that name; "
-                "build the same model on every rank"
-            )
-        if first[name] != other[name]:
-            raise CaptureError(
-                f"{name} is {_said(first[name])} on rank 0 and {_said(other[name])} on rank {rank}; build the same "
-                "model and the same optimizer on every rank"
-            )
-    if [*first] != [*other]:
-        raise CaptureError(
-            f"rank {rank} has the tensors of the model in another order than rank 0; register them in one order"
-        )
-
-
-def _said(form: tuple[str, list[int], bool, str]) -> str:
-    dtype, shape, trained, place = form
-    return f"{dtype} {shape} on {place}{', trained' if trained else ''}"
-
-
 def _pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of a flat tensor in the shapes of `tensors`."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors)]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python, torch and autopar, which can make equal models different programs."""
-    return {
-        "Python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": torch.__version__.partition("+")[0],
-        "autopar": VERSION,
-    }

@@ -9,8 +9,8 @@ import torch
 from helpers.ranks import ranks
 from torch import nn
 
-from autopar.distributed.agreement import described, difference
-from autopar.distributed.messages import named
+from autopar.distributed.agreement import described
+from autopar.training.messages import difference, named
 
 
 def plan():
@@ -56,12 +56,12 @@ MODELS = {
 
 def _change(what: str) -> None:
     from autopar.distributed import agreement
-    from autopar.training import group
+    from autopar.training import messages
 
     if what == "torch":
         torch.__version__ = "2.9.1"
     elif what == "autopar":
-        group.VERSION = "0.0.7"
+        messages.VERSION = "0.0.7"
     elif what == "dtype":
         torch.set_default_dtype(torch.float64)
     elif what == "plan":

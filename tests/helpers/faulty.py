@@ -14,9 +14,9 @@ import torch.distributed as dist
 from helpers.job_models import loss, made
 
 import autopar
-from autopar.distributed.agreement import agree
 from autopar.distributed.faults.heartbeat import guarded
 from autopar.distributed.rendezvous import bound_store
+from autopar.training.messages import agree
 
 
 def listening() -> list[str]:

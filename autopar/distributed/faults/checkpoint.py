@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ...errors import RunError
-from ..messages import Group, broadcast, gather, rank_of, size_of
+from ...training.messages import Group, broadcast, gather, rank_of, size_of
 from . import flat_state
 
 KEEP = 2

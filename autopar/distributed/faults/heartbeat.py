@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from ...errors import RunError
 from ...system import process
-from ..messages import Group, rank_of, size_of
+from ...training.messages import Group, rank_of, size_of
 
 log = logging.getLogger("autopar")
 

@@ -15,7 +15,7 @@ from ...errors import RunError
 from ...ir.serialize import decode, encode
 from ...ir.timeline import Memory, Span, Timeline
 from ...system.text import seconds
-from ..messages import Group, device_of, gather, rank_of, size_of
+from ...training.messages import Group, device_of, gather, rank_of, size_of
 
 ROUNDS = 16
 """Clock exchanges between rank 0 and each other rank."""

@@ -22,7 +22,7 @@ from ...ir.hosts import Hosts
 from ...ir.machine import Machine
 from ...ir.serialize import decode, encode
 from ...pipeline.compare import apart, difference, error, limit
-from ..messages import gather, made_by_first, share_weights
+from ...training.messages import gather, made_by_first, share_weights
 from .channels import CONVOLUTIONS
 from .plan import TensorGroup, TensorPlan, in_mode, tensor_plan
 from .random_numbers import agree_on_random, restored

@@ -1,11 +1,13 @@
 """JSON between the ranks of a process group, in bytes, never a pickle; what rank 0 makes, and its weights, on all
-ranks; ranks in words."""
+ranks; facts in which ranks must agree; ranks in words."""
 
 from __future__ import annotations
 
 import builtins
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -15,10 +17,13 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import errors
-from ..errors import PlanError
+from ..errors import AutoparError, PlanError
+from ..system.versions import VERSION
 
 Group: TypeAlias = dist.ProcessGroup | None
 """A process group; None: the default group, or this process alone if there is none."""
+
+_FAILED = "cannot say what it runs"
 
 
 def rank_of(group: Group = None) -> int:
@@ -111,6 +116,60 @@ def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[A
     return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
 
 
+def agree(
+    describe: Callable[[], Mapping[str, str]], group: Group = None, kind: type[AutoparError] = PlanError
+) -> None:
+    """Compare facts by name, and versions of Python, torch and autopar, over all ranks of a group.
+
+    Every rank of the group must call it. Ranks compare digests; the facts are sent only if the digests differ. Raises
+    an error of this kind on every rank, with the ranks that differ and the first difference, or with the error that
+    `describe` raised on a rank.
+    """
+    own = _versions()
+    fault: Exception | None = None
+    try:
+        own |= describe()
+    except Exception as error:
+        fault, own = error, {**own, _FAILED: f"{type(error).__name__}: {error}"}
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    if len(set(gather(digest, group))) == 1 and fault is None:
+        return
+    facts = gather(own, group)
+    if fault is not None:
+        raise fault
+    for rank, fact in enumerate(facts):
+        if _FAILED in fact:
+            raise kind(f"rank {rank} {_FAILED}: {fact[_FAILED]}")
+    raise kind(difference(facts))
+
+
+def difference(facts: list[dict[str, str]]) -> str:
+    """Return the first difference between ranks as a sentence that names the ranks in the minority."""
+    names = [
+        name
+        for name in dict.fromkeys(name for fact in facts for name in fact)
+        if len({fact.get(name) for fact in facts}) > 1
+    ]
+    # A class says less than the parameter in which it differs.
+    name = min(names, key=lambda name: name.startswith("module ") or name == "the model")
+    having: dict[str | None, list[int]] = {}
+    for rank, fact in enumerate(facts):
+        having.setdefault(fact.get(name), []).append(rank)
+    most = max(having.values(), key=len)
+    said: list[str] = []
+    for value, ranks in sorted(having.items(), key=lambda item: item[1] is most):
+        of = " of" if value is not None and value[0].isdigit() and " × " in value else ""
+        first = f"no {name}" if value is None else f"{name}{of} {value}"
+        # Only the first words name what differs.
+        what = (value or "none") if said else first
+        said.append(f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'} {what}")
+    if len(names) > 1:
+        others = [other for other in names if other != name]
+        more = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+        said[-1] += f"; {len(others)} more differ, {more}"
+    return f"{', '.join(said)}; start every rank with the same code, options and versions"
+
+
 def named(ranks: Sequence[int]) -> str:
     """Return ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
     # Along a run of consecutive ranks, rank and place differ by the same number.
@@ -129,3 +188,12 @@ def _tensor(data: Any, device: torch.device) -> torch.Tensor:
 
 def _data(buffer: torch.Tensor) -> Any:
     return json.loads(bytes(buffer.cpu().numpy()))
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of Python, torch and autopar, which can make equal models different programs."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": torch.__version__.partition("+")[0],
+        "autopar": VERSION,
+    }
