@@ -77,14 +77,12 @@ class Race:
         leader = self.leading()
         return leader is not None and not leader.over and leader.makespan <= self.bound * (1 + SHORTER)
 
-    def trial(self, schedule: Schedule, below: float = math.inf) -> Entry | None:
-        """Simulate a schedule without entering it; None if it is infeasible or not shorter than `below` seconds."""
+    def trial(self, schedule: Schedule) -> Entry | None:
+        """Simulate a schedule without entering it; None if it is infeasible."""
         try:
             play = Play(self.instance, schedule)
         except PlanError as error:
             self.errors.append(error)
-            return None
-        if play.makespan >= below:
             return None
         served = play.makespan
         if schedule.copies and not schedule.first_come and not self.instance.costed.machine.queued:

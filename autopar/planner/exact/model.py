@@ -83,9 +83,9 @@ class _Literals:
             self._made[key] = found
         return self._made[key]
 
-    def all(self, literals: Iterable[Literal], name: str = "all") -> Literal:
+    def all(self, literals: Iterable[Literal]) -> Literal:
         """Return a literal that is true if all of `literals` are."""
-        return self.no(self.any([self.no(literal) for literal in literals], name))
+        return self.no(self.any([self.no(literal) for literal in literals], "all"))
 
 
 class _Use(NamedTuple):
