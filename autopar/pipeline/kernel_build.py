@@ -22,7 +22,7 @@ from ..lowering.in_place import overwriting
 from ..lowering.pieces import pieced
 from ..runtime.executor import Executor
 from ..runtime.interpreter import interpret
-from ..runtime.kernels import Kernel, Refusal, Stack, Work
+from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
 from ..runtime.kernels.stack import module_of
 from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
@@ -107,7 +107,7 @@ def arranged(
         first = piece.tasks[0]
         (module, takes), (read, wanted) = modules[first], seen[first]
         with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
-            work = Work(module, read, device, form.threads, form.lanes, Path(folder))
+            work = Compilation(module, read, device, form.threads, form.lanes, Path(folder))
             if stack.compile is not None:
                 worker.compile(stack.name, piece, program, graph, folded[first], work)
             call = fitting(stack.load(work), read, wanted)

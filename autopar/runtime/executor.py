@@ -19,7 +19,7 @@ from .bind_program import Assembly
 from .flat_transfer import pieces
 from .inline_call import InlineCall
 from .kernels import Kernel
-from .lane_threads import Call, Crew
+from .lane_threads import CallContext, Crew
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .record import CallRecord
@@ -180,7 +180,7 @@ class Executor:
         if assembly.declared:
             slow_down = assembly.machine.slow_down
             clock = Clock(self._plan.makespan * slow_down, slow_down)
-        call = Call(assembly, clock, recording)
+        call = CallContext(assembly, clock, recording)
         if assembly.streamed:
             call.arrived = accelerator.arrivals(assembly.devices)
         crew.call(slots, call)

@@ -18,7 +18,7 @@ from .record import CallRecord, LaneRecorder
 from .worker import Gates, Job, Worker, stop_all
 
 
-class Call:
+class CallContext:
     """Context of one call, `d` in the code of a lane: clock, recorder, and events of the caller's streams. `inference`
     and `entered`: state of the caller's thread."""
 
@@ -71,7 +71,7 @@ class Crew:
         for lane in self.assembly.lanes:
             self._function(lane, True)
 
-    def call(self, slots: list[Any], call: Call) -> None:
+    def call(self, slots: list[Any], call: CallContext) -> None:
         """Run every lane. Raises RunError for the first task that failed, once all lanes have stopped."""
         # Still so at the next call when an interrupt has come into the way that an interrupt is handled.
         self._busy = True
@@ -147,7 +147,7 @@ class Crew:
             self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
         return self._functions[lane, recorded]
 
-    def _job(self, backend: HostLane, slots: list[Any], call: Call) -> Job:
+    def _job(self, backend: HostLane, slots: list[Any], call: CallContext) -> Job:
         name, gates = backend.lane.name, self._gates
         function = self._function(name, call.recording is not None)
         own = backend is self._own

@@ -13,7 +13,7 @@ import torch
 from compilers import Folding, alone, chosen, compiled, mlp, using
 
 from autopar.runtime import trial
-from autopar.runtime.kernels import Work
+from autopar.runtime.kernels import Compilation
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Slow(Folding):
     """Kernels that a race took for quick and that are not."""
 
-    def load(self, work: Work) -> Callable[..., Any]:
+    def load(self, work: Compilation) -> Callable[..., Any]:
         call = super().load(work)
 
         def slow(*tensors: torch.Tensor) -> Any:

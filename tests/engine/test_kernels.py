@@ -19,7 +19,7 @@ from torch import nn
 import autopar
 from autopar.costs.blocks import Block
 from autopar.pipeline import kernel_choice
-from autopar.runtime.kernels import Work
+from autopar.runtime.kernels import Compilation
 
 HISTORIES = 200
 
@@ -134,7 +134,7 @@ def test_the_fastest_library_goes_on_with_one_thread_and_on_lanes(monkeypatch: p
     threads: list[tuple[int, int]] = []
 
     class Noting(Folding):
-        def load(self, work: Work) -> Callable[..., Any]:
+        def load(self, work: Compilation) -> Callable[..., Any]:
             threads.append((work.threads, work.lanes))
             return super().load(work)
 
@@ -171,7 +171,7 @@ class Late(Folding):
         super().__init__(name)
         self.begun, self.may = threading.Event(), threading.Event()
 
-    def load(self, work: Work) -> Callable[..., Any]:
+    def load(self, work: Compilation) -> Callable[..., Any]:
         self.begun.set()
         assert self.may.wait(60)
         return super().load(work)

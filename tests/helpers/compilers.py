@@ -16,7 +16,7 @@ from autopar.costs.blocks import Block
 from autopar.engine.compiled import Compiled
 from autopar.pipeline import kernel_choice, options
 from autopar.runtime import trial
-from autopar.runtime.kernels import STACKS, Stack, Work
+from autopar.runtime.kernels import STACKS, Compilation, Stack
 
 
 class Folding:
@@ -34,11 +34,11 @@ class Folding:
     def keeps(self, task: Any, graph: Any) -> bool:
         return True
 
-    def compile(self, work: Work) -> None:
+    def compile(self, work: Compilation) -> None:
         if self.error:
             raise RuntimeError(self.error)
 
-    def load(self, work: Work) -> Callable[..., Any]:
+    def load(self, work: Compilation) -> Callable[..., Any]:
         self.built += 1
         self.compile(work)
         for name, tensor in work.module.named_buffers():

@@ -4,7 +4,7 @@ also finds the backends of `torch.compile`."""
 from __future__ import annotations
 
 from . import compile_backend, cuda_graphs, inductor, onnx_runtime, open_vino
-from .stack import Kernel, Refusal, Stack, Work
+from .stack import Compilation, Kernel, Refusal, Stack
 
 STACKS: tuple[Stack, ...] = (
     cuda_graphs.STACK,
@@ -20,4 +20,4 @@ def named(name: str) -> Stack | None:
     return next((stack for stack in STACKS if stack.name == name), None) or compile_backend.named(name)
 
 
-__all__ = ["STACKS", "Kernel", "Refusal", "Stack", "Work", "named"]
+__all__ = ["STACKS", "Compilation", "Kernel", "Refusal", "Stack", "named"]

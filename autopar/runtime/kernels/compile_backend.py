@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from .inductor import keeps
-from .stack import Stack, Work
+from .stack import Compilation, Stack
 
 
 def named(name: str) -> Stack | None:
@@ -19,7 +19,7 @@ def named(name: str) -> Stack | None:
     return Stack(name, False, lambda: "", keeps, partial(load, name), devices=None, traces=True)
 
 
-def load(name: str, work: Work) -> Callable[..., Any]:
+def load(name: str, work: Compilation) -> Callable[..., Any]:
     """Compile a piece, with its weights as arguments. Raises the backend's errors."""
     import torch._dynamo
 

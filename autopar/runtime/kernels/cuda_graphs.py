@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Graph, Task
-from .stack import Stack, Work
+from .stack import Compilation, Stack
 
 WARM = 3
 """Calls before the recording: libraries allocate their workspaces in the first ones."""
@@ -25,7 +25,7 @@ def keeps(task: Task, graph: Graph) -> bool:  # noqa: ARG001 - the interface of 
     return True
 
 
-def load(work: Work) -> Callable[..., Any]:
+def load(work: Compilation) -> Callable[..., Any]:
     """Record a piece; return the function that replays it. Raises CUDA's errors.
 
     The weights are read from where they are now. Arguments are copied into the memory of the recording and results out

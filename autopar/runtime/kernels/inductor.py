@@ -12,7 +12,7 @@ import torch
 from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
-from .stack import Stack, Work
+from .stack import Compilation, Stack
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
 """Operators that it unrolls step by step, or that are opaque to it."""
@@ -34,7 +34,7 @@ def keeps(task: Task, _: Graph) -> bool:
     return seen or body(task) is not None
 
 
-def compile(frozen: bool, work: Work) -> None:
+def compile(frozen: bool, work: Compilation) -> None:
     """Compile a piece, with its weights folded if `frozen`. Raises inductor's errors."""
     import torch._inductor
     from torch._inductor import config
@@ -45,7 +45,7 @@ def compile(frozen: bool, work: Work) -> None:
         torch._inductor.aoti_compile_and_package(exported, package_path=str(work.folder / "piece.pt2"))
 
 
-def load(work: Work) -> Callable[..., Any]:
+def load(work: Compilation) -> Callable[..., Any]:
     """Return the kernel of a piece."""
     import torch._inductor
 

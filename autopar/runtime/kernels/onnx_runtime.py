@@ -10,7 +10,7 @@ import torch
 
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
-from .stack import Refusal, Stack, Work, numpy_alone
+from .stack import Compilation, Refusal, Stack, numpy_alone
 
 LARGEST = 2**31 - 2**26
 """Limit on the bytes of weights, which are in one file with the graph."""
@@ -28,7 +28,7 @@ def keeps(task: Task, graph: Graph) -> bool:
     return known and numpy_alone(task, graph)
 
 
-def compile(work: Work) -> None:
+def compile(work: Compilation) -> None:
     """Export a piece. Raises Refusal if it is too large for one file, and the libraries' errors."""
     if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
         raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
@@ -38,7 +38,7 @@ def compile(work: Work) -> None:
     (work.folder / "piece.onnx").write_bytes(exported.model_proto.SerializeToString())
 
 
-def load(work: Work) -> Callable[..., Any]:
+def load(work: Compilation) -> Callable[..., Any]:
     """Return the kernel of a piece: its own session."""
     import onnxruntime
 

@@ -10,7 +10,7 @@ import torch
 
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
-from .stack import Stack, Work, numpy_alone
+from .stack import Compilation, Stack, numpy_alone
 
 
 def missing() -> str:
@@ -27,7 +27,7 @@ def keeps(task: Task, graph: Graph) -> bool:
     return (plain or body(task) is not None) and numpy_alone(task, graph)
 
 
-def compile(work: Work) -> None:
+def compile(work: Compilation) -> None:
     """Convert a piece. Raises the library's errors."""
     import openvino
 
@@ -38,7 +38,7 @@ def compile(work: Work) -> None:
     openvino.save_model(model, work.folder / "piece.xml", compress_to_fp16=False)
 
 
-def load(work: Work) -> Callable[..., Any]:
+def load(work: Compilation) -> Callable[..., Any]:
     """Return the kernel of a piece: its own compiled model and request."""
     import openvino
 

@@ -35,7 +35,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class Compilation:
     """A compilation: a module of ATen calls on a `device`, for inputs like `examples`, with `threads`, as one of
     `lanes` in parallel. `folder` takes the result."""
 
@@ -64,8 +64,8 @@ class Stack:
     frozen: bool
     missing: Callable[[], str]
     keeps: Callable[[Task, Graph], bool]
-    load: Callable[[Work], Callable[..., Any]]
-    compile: Callable[[Work], None] | None = None
+    load: Callable[[Compilation], Callable[..., Any]]
+    compile: Callable[[Compilation], None] | None = None
     devices: frozenset[str] | None = frozenset({"cpu"})
     traces: bool = False
 

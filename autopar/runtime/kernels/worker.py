@@ -24,7 +24,7 @@ from ...ir.graph import Graph
 from ...ir.program import Piece, Program
 from ...ir.serialize import decode, encode
 from . import STACKS
-from .stack import Refusal, Work, module_of
+from .stack import Compilation, Refusal, module_of
 
 NICE = 5
 """Increment of its nice value over the caller's process."""
@@ -45,7 +45,13 @@ class CompilerProcess:
         """CPU seconds that it has used, C++ compilers included."""
 
     def compile(
-        self, stack: str, piece: Piece, program: Program, graph: Graph, state: Mapping[str, Any], work: Work
+        self,
+        stack: str,
+        piece: Piece,
+        program: Program,
+        graph: Graph,
+        state: Mapping[str, Any],
+        work: Compilation,
     ) -> None:
         """Compile a piece of a program into `work.folder`; `state` are the weights to fold.
 
@@ -130,7 +136,7 @@ def compiled(folder: Path) -> None:
     device = torch.device(job["device"])
     module, _ = module_of(piece, program, graph, device, tensors["state"])
     (compile,) = (stack.compile for stack in STACKS if stack.name == job["stack"] and stack.compile)
-    compile(Work(module, tensors["examples"], device, job["threads"], job["lanes"], folder))
+    compile(Compilation(module, tensors["examples"], device, job["threads"], job["lanes"], folder))
 
 
 def main(jobs: Sequence[str] | Any) -> None:
