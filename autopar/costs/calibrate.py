@@ -72,20 +72,26 @@ def memcpy() -> dict[str, float]:
     return {"latency_s": few, "bytes_per_s": large.numel() / max(many - few, many / 2)}
 
 
-def best(call: Callable[[], Any], device: str, times: int) -> float:
+def best(call: Callable[[], Any], device: str | torch.device, times: int) -> float:
     """Return the shortest of `times` durations in seconds, after one warm-up."""
+    return min(durations(call, device, times))
+
+
+def durations(call: Callable[[], Any], device: str | torch.device, times: int) -> list[float]:
+    """Return the seconds of `times` calls, after one warm-up."""
+    return [seconds(call, device) for _ in range(times + 1)][1:]
+
+
+def seconds(call: Callable[[], Any], device: str | torch.device) -> float:
+    """Return the seconds of a call on an idle device, until it is idle again."""
+    synchronize(device)
+    start = time.perf_counter()
     call()
     synchronize(device)
-    shortest = float("inf")
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        synchronize(device)
-        shortest = min(shortest, time.perf_counter() - start)
-    return shortest
+    return time.perf_counter() - start
 
 
-def synchronize(device: str) -> None:
+def synchronize(device: str | torch.device) -> None:
     """Wait until the device is idle; a CPU always is."""
     if torch.device(device).type != "cpu":
         torch.accelerator.synchronize(torch.device(device))
@@ -96,9 +102,9 @@ def _product(device: str, dtype: torch.dtype, side: int, last: int) -> float | N
     try:
         while True:
             left = torch.ones(side, side, device=device, dtype=dtype)
-            seconds = best(partial(torch.mm, left, left), device, 3)
-            if 2 * side > last or seconds > ENOUGH_S:
-                return 2 * side**3 / seconds
+            took = best(partial(torch.mm, left, left), device, 3)
+            if 2 * side > last or took > ENOUGH_S:
+                return 2 * side**3 / took
             side *= 2
     except (RuntimeError, TypeError):
         return None  # the device has no such product, or no such dtype

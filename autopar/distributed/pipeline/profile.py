@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
+from ...costs.calibrate import durations, seconds
 from .stages import StageModule, located
 from .units import Units
 
@@ -51,8 +51,7 @@ def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: 
 def added_bytes_per_s(device: torch.device) -> float:
     """Return the bytes of gradients that this process adds to others of the same size in a second."""
     kept, new = (torch.zeros(_ADDED_BYTES // 4, device=device) for _ in range(2))
-    turns = [_seconds(partial(kept.add_, new), device) for _ in range(ROUNDS + 1)]
-    return _ADDED_BYTES / statistics.median(turns[1:])
+    return _ADDED_BYTES / statistics.median(durations(partial(kept.add_, new), device, ROUNDS))
 
 
 def _whole(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> tuple[float, float]:
@@ -123,21 +122,21 @@ def _turn(
     """Return the seconds of a call, and of the backward from its results to those given tensors that need
     gradients."""
     made: list[Any] = []
-    forward_s = _seconds(lambda: made.extend(call()), device)
+    forward_s = seconds(lambda: made.extend(call()), device)
     ends = [tensor for tensor in made if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
     if not trained or not ends:
         return forward_s, 0.0
     leaves = [tensor for tensor in given if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
     starts = [torch.ones_like(tensor) for tensor in ends]
     back = partial(torch.autograd.grad, ends, leaves, starts, allow_unused=True)
-    return forward_s, _seconds(back, device)
+    return forward_s, seconds(back, device)
 
 
 def _asked(device: torch.device) -> float:
     """Return the fixed seconds of an autograd call, which a whole backward spends once."""
     given = torch.ones(1, device=device, requires_grad=True)
     calls = [partial(torch.autograd.grad, given.view(1), given) for _ in range(ROUNDS)]
-    return min(_seconds(call, device) for call in calls)
+    return min(seconds(call, device) for call in calls)
 
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device) -> Any:
@@ -154,16 +153,6 @@ def _leaf(value: Any, device: torch.device) -> Any:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    began = time.perf_counter()
-    call()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter() - began
 
 
 @contextmanager

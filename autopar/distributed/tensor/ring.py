@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from ...costs.calibrate import synchronize
+from ...costs.calibrate import durations
 from ...errors import DeviceError
 from ...ir.device import Link
 from ...ir.hosts import Host, Hosts, compute_devices
@@ -98,10 +97,4 @@ def measured_dispatch(mesh: DeviceMesh) -> float:
 
 
 def _median(call: Callable[[], object], mesh: DeviceMesh) -> float:
-    times = []
-    for _ in range(_TIMES + 2):
-        begin = time.perf_counter()
-        call()
-        synchronize(mesh.device_type)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[2:])
+    return statistics.median(durations(call, mesh.device_type, _TIMES + 1)[1:])
