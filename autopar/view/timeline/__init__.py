@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 from ...ir.device import kind_of
@@ -87,13 +88,9 @@ def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
     """Return the legend of what is in the picture."""
     looks = list(shades((("cpu", True), ("0", False), ("1", False))).values())
 
-    def planned(x: float, y: float) -> None:
+    def each(bar: Callable[..., None], x: float, y: float) -> None:
         for index, shade in enumerate(looks):
-            pale(svg, shade, x + index * 12, y - 6, 10, 12)
-
-    def measured(x: float, y: float) -> None:
-        for index, shade in enumerate(looks):
-            solid(svg, shade, x + index * 12, y - 6, 10, 12)
+            bar(svg, shade, x + index * 12, y - 6, 10, 12)
 
     def phase(name: str) -> Sample:
         def draw(x: float, y: float) -> None:
@@ -102,9 +99,9 @@ def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
 
         return "sum, update" if name == "update" else name, draw
 
-    samples: list[Sample] = [("predicted", planned)] if timeline.predicted else []
+    samples: list[Sample] = [("predicted", partial(each, pale))] if timeline.predicted else []
     samples += [
-        ("measured" if timeline.predicted else "at work", measured),
+        ("measured" if timeline.predicted else "at work", partial(each, solid)),
         ("ready, bus busy", lambda x, y: svg.rect(x, y - 6, SAMPLE, 12, "wait box")),
         ("on the critical path", lambda x, y: svg.rect(x, y - 2, SAMPLE, 4, fill=INK)),
     ]
