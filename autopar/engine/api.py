@@ -248,22 +248,22 @@ def train_step(
     Raises DeviceError, CaptureError, PlanError or MemoryCapError; each says what to type next.
     """
     _require_step(model, criterion, step_fn, optimizer, autocast, scaler, clip_norm)
-    machine = _machine(devices, memory, here=True)
-    options = Options(
-        pins or {},
-        policy,
-        split,
-        measure,
-        check,
-        "as_input",
-        batch_norm,
-        recompute,
-        reassociate,
-        verify_replicas,
-        home,
-        kernels,
-    ).fitting(machine, model)
-    options.living(machine, model)
+    machine, options, _ = prepared(
+        model,
+        devices,
+        memory=memory,
+        pins=pins,
+        policy=policy,
+        split=split,
+        batch_norm=batch_norm,
+        recompute=recompute,
+        check=check,
+        measure=measure,
+        reassociate=reassociate,
+        verify_replicas=verify_replicas,
+        home=home,
+        kernels=kernels,
+    )
     return TrainStep(
         Loss(model, criterion, step_fn),
         optimizer,
