@@ -6,16 +6,12 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
 from ..system.text import table
 from .arguments import FACTORY, above_zero, made, require_folder, require_torch
-
-if TYPE_CHECKING:
-    from ..distributed.forecast import Forecast
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         f"{model.row_flops:.3g} FLOP a row{'' if chosen.infer else ', forward and backward'}\n"
         "declared hosts, not run: rates are shares of datasheets\n"
     )
-    found: list[Forecast] = []
+    found = []
     batches = chosen.batch * len(declared) if len(chosen.batch) == 1 else chosen.batch
     for hosts, batch in zip(declared, batches):
         found.append(

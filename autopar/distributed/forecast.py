@@ -79,7 +79,7 @@ def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> _M
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class _Forecast:
     """The best plan found for a model on hosts.
 
     step_s: seconds for `batch` rows.
@@ -146,7 +146,7 @@ def forecast(  # noqa: PLR0913 - what users may fix
     replicas: int | None = None,
     stages: int | None = None,
     shard_replicas: bool | str = False,
-) -> Forecast:
+) -> _Forecast:
     """Return the best plan found for a captured model on declared hosts, with one pipeline process for each
     accelerator.
 
@@ -210,7 +210,7 @@ def _device(hosts: Hosts, process: Process) -> Device:
     return hosts.host[process.host].machine.device[process.devices[0]]
 
 
-def _told(model: _Model, hosts: Hosts, best: tuple[Distribution, int, bool], planning_s: float) -> Forecast:
+def _told(model: _Model, hosts: Hosts, best: tuple[Distribution, int, bool], planning_s: float) -> _Forecast:
     plan, group, again = best
     used = plan.replicas * plan.positions * group
     chain, members = _priced(model, hosts, 1)
@@ -223,7 +223,7 @@ def _told(model: _Model, hosts: Hosts, best: tuple[Distribution, int, bool], pla
     for kind, count in Counter(process.kind for process in members).items():
         alone_s = sum(float(chain.upto(word, chain.kind(kind), rows)[-1]) for word in words)
         pace += count / (plan.batch / rows * alone_s)
-    return Forecast(
+    return _Forecast(
         plan, group, again, len(members), used, done / peak, 1 / (plan.step_s * pace), done / used / 1e12,
         model.tokens * plan.batch / plan.step_s, planning_s,
     )  # fmt: skip
