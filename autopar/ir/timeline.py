@@ -84,6 +84,11 @@ class Span:
         """Display name; `name` if there is none."""
         return self.called or self.name
 
+    def later(self, shift: float) -> Span:
+        """Return the span `shift` seconds later."""
+        ready = None if self.ready is None else self.ready + shift
+        return replace(self, start=self.start + shift, end=self.end + shift, ready=ready)
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -137,11 +142,6 @@ class Timeline:
 
     def then(self, later: Timeline) -> Timeline:
         """Join this timeline and the one that follows it directly: a forward and its backward."""
-
-        def shifted(span: Span) -> Span:
-            ready = None if span.ready is None else span.ready + self.makespan
-            return replace(span, start=span.start + self.makespan, end=span.end + self.makespan, ready=ready)
-
         after = {memory.device: memory for memory in later.memory}
         memory = tuple(
             replace(own, steps=(*own.steps, *((at + self.makespan, n) for at, n in after[own.device].steps)))
@@ -153,7 +153,7 @@ class Timeline:
         return replace(
             self,
             lanes=tuple(dict.fromkeys((*self.lanes, *later.lanes))),
-            spans=(*self.spans, *map(shifted, later.spans)),
+            spans=(*self.spans, *(span.later(self.makespan) for span in later.spans)),
             makespan=self.makespan + later.makespan,
             memory=memory,
             late=max(self.late, later.late),

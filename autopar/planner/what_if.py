@@ -65,9 +65,8 @@ def changes(plan: Plan) -> tuple[_Change, ...]:
     best few a search. Deterministic. Since the plan itself may have been searched longer, the gain is a minimum. Never
     raises: a change that cannot be planned is skipped.
     """
-    reached = plan.makespan if plan.period is None else plan.period
     found = _throughput(plan) if plan.policy == THROUGHPUT else _latency(plan)
-    helping = [change for change in found if change.seconds < reached * (1 - HELPS)]
+    helping = [change for change in found if change.seconds < plan.reached * (1 - HELPS)]
     return tuple(sorted(helping, key=lambda change: change.seconds))
 
 

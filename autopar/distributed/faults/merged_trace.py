@@ -132,12 +132,9 @@ def _joined(calls: list[list[Timeline]], heads: list[dict[str, Any]]) -> Timelin
 
 def _shifted(span: Span, name: str, shift: float) -> Span:
     return replace(
-        span,
+        span.later(shift),
         lane=f"{name}/{span.lane}",
         device=f"{name}/{span.device}",
-        start=span.start + shift,
-        end=span.end + shift,
         src=span.src and f"{name}/{span.src}",
         dst=span.dst and f"{name}/{span.dst}",
-        ready=None if span.ready is None else span.ready + shift,
     )

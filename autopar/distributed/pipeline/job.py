@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -226,7 +225,7 @@ class Distributed:
         """The last step in this process. `0F2` is the forward of stage 0 for micro-batch 2, B its backward, W its
         weight gradients if computed separately. On an accelerator, seconds of launching."""
         began, ended = self._took
-        spans = tuple(replace(s, start=s.start - began, end=s.end - began) for s in self._spans)
+        spans = tuple(span.later(-began) for span in self._spans)
         return Timeline(self.plan.model, (f"{self._device}/0",), spans, ended - began, began=began)
 
     def explain(self) -> str:

@@ -74,16 +74,15 @@ def helps(plan: Plan) -> str:
     """Return the change of hardware or cap that would shorten the plan most, the runners-up, and the predictions."""
     found = changes(plan)
     what = "makespan" if plan.period is None else "period"
-    reached = plan.makespan if plan.period is None else plan.period
     if not found:
         return f"No single change of hardware or cap that was tried would shorten the {what}."
     rows = [("change", what, "against now")]
     for change in found[:_MOST_CHANGES]:
-        rows.append((change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / reached)}"))
+        rows.append((change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.reached)}"))
     best = found[0]
     return (
-        f"The one change that would help most: {best.what}, from {seconds(reached)} to {seconds(best.seconds)} or less "
-        f"(planned again, each alone)\n{table(rows, right=(1, 2), widest=64)}"
+        f"The one change that would help most: {best.what}, from {seconds(plan.reached)} to {seconds(best.seconds)} or "
+        f"less (planned again, each alone)\n{table(rows, right=(1, 2), widest=64)}"
     )
 
 
