@@ -111,13 +111,11 @@ def stg(text: str, processors: int) -> dict[str, Any]:
             f"the .stg file says that it has {declared} tasks and has {len(tasks)}; two more, for the beginning and "
             "the end, are all there may be"
         )
+    after: dict[int, list[str]] = {name: [] for name in tasks}
     for name, waits in tasks.items():
         for earlier in waits:
             if earlier not in tasks:
                 raise PlanError(f"task {name} of the .stg file waits for {earlier}, which it does not have")
-    after: dict[int, list[str]] = {name: [] for name in tasks}
-    for name, waits in tasks.items():
-        for earlier in waits:
             after[earlier].append(str(name))
     return {
         "tasks": [{"id": str(name), "seconds": {"cpu": seconds[name]}} for name in tasks],
