@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from ..pipeline.stages import Prepared
 from ..runtime.autograd_bridge import Written
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
+from ..runtime.thread_state import reset_after_fork
 from ..runtime.tuned import TunedExecutor
 from ..training.dropin import Training
 
@@ -71,7 +71,7 @@ class Backend(Recorded):
         """Graph breaks and functions without a graph: one sentence each, with place and reason."""
         # One capture, one check and one call that changes state at a time.
         self.lock = threading.RLock()
-        _alive.add(self)
+        reset_after_fork.add(self)
         own = weakref.ref(self)
 
         def recorder() -> list[Timeline] | None:
@@ -215,14 +215,6 @@ class Backend(Recorded):
         finally:
             self.recording = outer
 
-
-_alive: weakref.WeakSet[Backend] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    # The thread that may have held a lock is not in this process.
-    for backend in list(_alive):
-        backend.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    def forked(self) -> None:
+        """Reset in a forked child, where a missing thread may hold the lock."""
+        self.lock = threading.RLock()
