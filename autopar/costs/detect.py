@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import permutations
 from pathlib import Path
 from pkgutil import resolve_name
@@ -55,6 +56,27 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     Rates and links are measured once and stored (`cache`). Raises DeviceError for a device that does not exist or is
     listed twice, or an invalid name.
     """
+    given, wanted = asked(devices)
+    for device in wanted:
+        if device.traits.host and device.lanes > cores():
+            log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
+                        device.name, device.lanes, cores())  # fmt: skip
+    measured = _measured([device.name for device in wanted if device.torch_type != "cpu"])
+    found = []
+    for one, device in zip(given, wanted):
+        if isinstance(one, Device):
+            found.append(device)
+        else:
+            alike = sum(other.kind == device.kind for other in wanted)
+            found.append(resolve_name(device.traits.figures)(device, alike, measured))
+    return Machine(tuple(found), _links(found, measured)).check()
+
+
+def asked(devices: Sequence[str | Device]) -> tuple[list[str | Device], list[Device]]:
+    """Return the devices of `detect` as given, "auto" resolved, and as devices without figures. Measures nothing.
+
+    Raises DeviceError as `detect` does.
+    """
     if isinstance(devices, (str, Device)):
         raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
     if not isinstance(devices, Iterable):
@@ -62,19 +84,7 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     given = [one for name in devices for one in (_auto() if name == "auto" else (name,))]
     wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in given]
     Machine(tuple(wanted)).check()
-    for device in wanted:
-        if device.traits.host and device.lanes > cores():
-            log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
-                        device.name, device.lanes, cores())  # fmt: skip
-    measured = _measured([device.name for device in wanted if device.torch_type != "cpu"])
-    found = []
-    for asked, device in zip(given, wanted):
-        if isinstance(asked, Device):
-            found.append(device)
-        else:
-            alike = sum(other.kind == device.kind for other in wanted)
-            found.append(resolve_name(device.traits.figures)(device, alike, measured))
-    return Machine(tuple(found), _links(found, measured)).check()
+    return given, wanted
 
 
 def _auto() -> tuple[str, ...]:
@@ -140,11 +150,13 @@ def _present(device: Device) -> Device:
     """Return the device. Raises DeviceError if it is an accelerator that this machine lacks."""
     if device.torch_type == "cpu" or device.name in accelerators():
         return device
-    there = ", ".join(["cpu", *accelerators()])
+    there = ["cpu", *accelerators()]
+    near = get_close_matches(device.kind, [name.partition(":")[0] for name in there], n=1, cutoff=0.8)
+    hint = f" (did you mean {near[0]!r}?)" if near and near[0] != device.kind else ""
     index = device.name.partition(":")[2] or "0"
     raise DeviceError(
-        f"there is no device {device.name!r} here; there are {there}. To plan for hardware you do not have, "
-        'give autopar.plan a Machine.declare("cpu", "h100-sxm"); '
+        f"there is no device {device.name!r} here{hint}; this machine has {', '.join(there)}. "
+        'To plan for hardware you do not have, give autopar.plan a Machine.declare("cpu", "h100-sxm"); '
         f'to run without it, put "emulated:{index}" in the list'
     )
 

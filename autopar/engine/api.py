@@ -20,7 +20,7 @@ from ..ir.device import Device
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.batch_split import Split
-from ..pipeline.options import Kernels, Options, Pins
+from ..pipeline.options import Kernels, Options, Pins, one_of, require_changing
 from ..pipeline.stages import at_home, plan_captured, timed
 from ..planner import Policy
 from ..system.process import keep_freed_memory
@@ -93,6 +93,8 @@ def compile(
     """
     _require_callable(model)
     _require_plain(model, "compile")
+    one_of("fullgraph", fullgraph, (True, False))
+    one_of("dynamic", dynamic, (None, True, False))
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine, options, given = prepared(
         model,
@@ -187,6 +189,9 @@ def plan(
     if options.measure is None:
         options = replace(options, measure=options.explains(machine))
     if criterion is not None or optimizer is not None:
+        _require_made(criterion=criterion, optimizer=optimizer)
+        if not (criterion is None or callable(criterion)):
+            raise CaptureError(f"criterion={criterion!r} is no function; give criterion(outputs, *targets)")
         _require_trainable(plain, optimizer)
         captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
         return at_home(lambda asked: plan_captured(captured, machine, asked, tensors), options, machine)
@@ -239,7 +244,8 @@ def train_step(
         clip_norm: Clip gradients to this global 2-norm, as `torch.nn.utils.clip_grad_norm_` does.
         scaler: A `torch.amp.GradScaler`.
         autocast: The dtype to which the forward is cast, such as `torch.bfloat16`.
-        kernels: As in `compile`; stacks that fold weights into their kernels do not train.
+        kernels: "eager", "auto" or "inductor", as in `compile`. The other stacks fold the weights into their kernels
+            and cannot train.
         process_group: True (all ranks of the job) or a group of `torch.distributed`. Each rank trains on its own rows,
             on its own `devices`, and gradients are averaged over the ranks; each rank's mean has the same weight,
             whatever its number of rows. All ranks construct the step. Weights and buffers are broadcast from the first
@@ -248,6 +254,7 @@ def train_step(
     Raises DeviceError, CaptureError, PlanError or MemoryCapError; each says what to type next.
     """
     _require_step(model, criterion, step_fn, optimizer, autocast, scaler, clip_norm)
+    require_changing(kernels)
     machine, options, _ = prepared(
         model,
         devices,
@@ -369,6 +376,4 @@ def _machine(devices: Devices, memory: Mapping[str, int | str] | None, *, here: 
             "this machine is declared, not here, so nothing can run on it: use autopar.plan(model, machine, …) to plan "
             "for it, or Machine.emulate(…) to run on stand-ins"
         )
-    if not isinstance(memory or {}, Mapping):
-        raise DeviceError(f'memory={memory!r} names no device; write memory={{"cuda:0": {memory!r}}}')
     return machine.limited(memory)

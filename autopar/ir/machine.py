@@ -143,6 +143,8 @@ class Machine:
 
     def limited(self, memory: Mapping[str, int | str] | None) -> Machine:
         """Return the machine with caps on some devices, in bytes or as `"6GiB"`."""
+        if not isinstance(memory or {}, Mapping):
+            raise DeviceError(f'memory={memory!r} names no device; write memory={{"cuda:0": {memory!r}}}')
         return self.with_memory({name: parse_bytes(cap) for name, cap in (memory or {}).items()})
 
     def require(self, name: str, what: str = "") -> Device:
@@ -153,6 +155,11 @@ class Machine:
 
     def check(self) -> Machine:
         """Return self, or raise DeviceError with the first error."""
+        if not isinstance(self.devices, tuple) or not all(isinstance(one, Device) for one in self.devices):
+            raise DeviceError(
+                f'devices={self.devices!r} is no tuple of Device; for names write Machine.declare("cpu", "h100-sxm"), '
+                'or give compile the list ["cpu", "cuda:0"]'
+            )
         if not self.devices:
             raise DeviceError('the device list is empty; give at least one, for example ["cpu"]')
         seen: set[str] = set()
@@ -167,13 +174,20 @@ class Machine:
                 raise DeviceError(
                     f"device {device.name!r} has {device.lanes} lanes; it needs from one to {MOST_LANES:,}"
                 )
+            rates = (device.bytes_per_s, *(rate for _, rate in device.flops))
+            waits = (device.launch_s, device.dispatch_s, device.memory_bytes or 0)
+            if not all(rate > 0 for rate in rates) or not all(wait >= 0 for wait in waits):
+                raise DeviceError(
+                    f"device {device.name!r} needs bytes_per_s and flops > 0, and launch_s, dispatch_s and "
+                    "memory_bytes ≥ 0"
+                )
         for link in self.links:
             for end in (link.src, link.dst):
                 if end not in seen:
                     raise DeviceError(
                         f"link {link.src} → {link.dst} names {end!r}, which is no device of this machine"
                     )
-            if link.bytes_per_s <= 0 or link.latency_s < 0:
+            if not (link.bytes_per_s > 0 and link.latency_s >= 0):
                 raise DeviceError(f"link {link.src} → {link.dst} needs bytes_per_s > 0 and latency_s ≥ 0")
         return self
 
@@ -205,7 +219,8 @@ class Machine:
         chosen once the costs are known (`costs.detect.slow_down_for`). Each lane has its share of this machine's
         cores. `bus` and `memory` as in `declare`.
         """
-        if slow_down != "auto" and not (isinstance(slow_down, (int, float)) and slow_down > 0):
+        number = isinstance(slow_down, (int, float)) and not isinstance(slow_down, bool)
+        if slow_down != "auto" and not (number and 0 < slow_down < float("inf")):
             raise DeviceError(f'slow_down is a number above 0 or "auto", not {slow_down!r}')
         factor = 0.0 if slow_down == "auto" else float(slow_down)
         devices, links = declared(chips, "emulated", bus)

@@ -57,18 +57,18 @@ class Options:
             raise PlanError(
                 f'policy={self.policy!r} is not known; give "auto", another name, or a function of the costed graph'
             )
-        _one_of("check", self.check, ("first", "always", "never"))
-        _one_of("outputs", self.outputs, ("as_input", "as_placed"))
-        _one_of("batch_norm", self.batch_norm, ("full", "per_part"))
+        one_of("check", self.check, ("first", "always", "never"))
+        one_of("outputs", self.outputs, ("as_input", "as_placed"))
+        one_of("batch_norm", self.batch_norm, ("full", "per_part"))
         known = ("eager", "auto", *(stack.name for stack in STACKS))
         if self.kernels not in known and not (isinstance(self.kernels, str) and named(self.kernels)):
             raise PlanError(
                 f"kernels={self.kernels!r} is not known; give one of {', '.join(map(repr, known))}, or a backend from "
                 "torch.compiler.list_backends()"
             )
-        _one_of("measure", self.measure, (None, True, False))
+        one_of("measure", self.measure, (None, True, False))
         for name in ("reassociate", "verify_replicas"):
-            _one_of(name, getattr(self, name), (True, False))
+            one_of(name, getattr(self, name), (True, False))
         if self.recompute not in (None, "auto") and not _is_share(self.recompute):
             raise PlanError(
                 f'recompute={self.recompute!r} is not known; give None, "auto", or the share of the saved bytes that '
@@ -117,6 +117,17 @@ class Options:
         return self
 
 
+def require_changing(kernels: Any) -> None:
+    """Raise PlanError for kernels that fold the weights, which a training step changes."""
+    stack = named(kernels) if isinstance(kernels, str) else None
+    if stack is not None and stack.frozen:
+        trains = ("eager", "auto", *(each.name for each in STACKS if not each.frozen))
+        raise PlanError(
+            f"kernels={kernels!r} folds the weights, which a training step changes; give one of "
+            f"{', '.join(map(repr, trains))}, or a backend from torch.compiler.list_backends()"
+        )
+
+
 def _require_split(wanted: Any, machine: Machine) -> None:
     """Raise PlanError or DeviceError for a `split=` that is invalid on this machine for any graph."""
     if wanted in (None, "auto", "features"):
@@ -163,6 +174,7 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raise PlanError if the value of a keyword is not one of those allowed."""
     if value not in allowed:
         raise PlanError(f"{name}={value!r} is not known; give one of {', '.join(map(repr, allowed))}")

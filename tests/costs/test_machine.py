@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,8 @@ from autopar.ir.device import Device, Link
 from autopar.ir.hardware import BUSES, CHIPS, REACHED
 from autopar.ir.machine import Machine
 from autopar.system import cache
+
+CPU = Device("cpu", "cpu")
 
 
 @pytest.fixture
@@ -179,12 +182,16 @@ def test_lanes_share_the_threads_and_never_exceed_what_one_lane_with_all_would_d
 @pytest.mark.parametrize(
     ("devices", "text"),
     [
-        (["cpu", "cuda:97"], r"no device 'cuda:97' here; there are cpu.*Machine\.declare.*\"emulated:97\""),
+        (
+            ["cpu", "cuda:97"],
+            r"no device 'cuda:97' here; this machine has cpu.*Machine\.declare.*\"emulated:97\"",
+        ),
         (["cpu", "cpu"], r"'cpu' is listed twice; .*'cpu\*2'"),
         (["cpu", "cpu*2"], r"'cpu' is listed twice"),
         (["emulated:1", "emulated:1"], r"'emulated:1' is listed twice"),
         ([], r"device list is empty; give at least one"),
-        (["tpu"], r"no device 'tpu:0' here; there are cpu"),
+        (["tpu"], r"no device 'tpu:0' here; this machine has cpu"),
+        (["cpuu"], r"no device 'cpuu:0' here \(did you mean 'cpu'\?\)"),
         (["emulated"], r"'emulated' has no index; write 'emulated:0'"),
         (["gpu #1"], r"'gpu #1' is no device name; write \"cpu\""),
         (["cpu*0"], r"0 lanes"),
@@ -273,3 +280,25 @@ def test_ranks_of_torchrun_share_the_accelerators_out(monkeypatch):
     assert shares(5, 2) == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
     assert shares(2, 4) == [("cuda:0",), ("cuda:1",)] * 2
     assert shares(0, 2) == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda: Machine(["cpu", "cuda:0"]), r"is no tuple of Device; for names write Machine\.declare"),
+        (lambda: Machine(3), r"devices=3 is no tuple of Device"),
+        (lambda: Machine((replace(CPU, bytes_per_s=0),)), r"'cpu' needs bytes_per_s and flops > 0"),
+        (lambda: Machine((replace(CPU, flops=(("float32", float("nan")),)),)), r"'cpu' needs bytes_per_s"),
+        (lambda: Machine((replace(CPU, memory_bytes=-1),)), r"memory_bytes ≥ 0"),
+        (lambda: Machine((CPU,), (Link("cpu", "cpu", 0.0, float("nan"), None),)), r"bytes_per_s > 0"),
+        (lambda: Machine.declare(["cpu-16", "t4"]), r"\['cpu-16', 't4'\] is no chip; write the names one by"),
+        (lambda: Machine.declare(None), r"None is no chip"),
+        (lambda: Machine.declare("cpu", "t4", bus=3), r"no bus '3' is known"),
+        (lambda: Machine.declare("cpu", "t4", memory="6GiB"), r"names no device; write memory="),
+        (lambda: Machine.emulate("cpu", "t4", slow_down=True), r"slow_down is a number above 0"),
+        (lambda: Machine.emulate("cpu", "t4", slow_down=float("inf")), r"slow_down is a number above 0"),
+    ],
+)
+def test_errors_of_machines(wrong, text):
+    with pytest.raises(DeviceError, match=text):
+        wrong().check()

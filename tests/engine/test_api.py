@@ -225,7 +225,7 @@ def test_sizes_are_kept_and_dropped_with_one_warning(model, caplog, monkeypatch)
 
 def test_devices_are_checked():
     linear = nn.Linear(2, 2)
-    with pytest.raises(autopar.DeviceError, match=r"there are cpu.*Machine\.declare.*emulated:7"):
+    with pytest.raises(autopar.DeviceError, match=r"this machine has cpu.*Machine\.declare.*emulated:7"):
         autopar.compile(linear, ["cpu", "cuda:7"])
     with pytest.raises(autopar.DeviceError, match=r"listed twice; .*'cpu\*2'"):
         autopar.compile(linear, ["cpu", "cpu"])

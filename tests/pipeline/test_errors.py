@@ -56,8 +56,15 @@ def refused(kind, *words, model=None, devices=DEVICES, **keywords):
 
 def test_missing_device():
     missing = "cuda:63"
-    refused(DeviceError, missing, "there are cpu", "Machine.declare(", "emulated:", devices=["cpu", missing])
-    refused(DeviceError, "'tpu:0'", "there are cpu", devices=["tpu"])
+    refused(
+        DeviceError,
+        missing,
+        "this machine has cpu",
+        "Machine.declare(",
+        "emulated:",
+        devices=["cpu", missing],
+    )
+    refused(DeviceError, "'tpu:0'", "this machine has cpu", devices=["tpu"])
 
 
 def test_what_names_no_device_is_answered_with_those_that_are_here(caplog):
@@ -320,6 +327,10 @@ def test_one_device_needs_no_other_reason():
         ({"policy": None}, r'policy=None is not known; give "auto"'),
         ({"recompute": True}, r"recompute=True is not known; .* from 0 to 1"),
         ({"measure": "no"}, r"measure='no' is not known; give one of None, True, False"),
+        (
+            {"kernels": "openvino"},
+            r"kernels='openvino' folds the weights, .*; give one of 'eager', 'auto', 'inductor'",
+        ),
     ],
 )
 def test_what_a_training_step_is_given_by_mistake(change, sentence):
@@ -327,6 +338,26 @@ def test_what_a_training_step_is_given_by_mistake(change, sentence):
     given = {"criterion": nn.MSELoss(), "optimizer": torch.optim.SGD(model.parameters(), 0.1)} | change
     with pytest.raises(autopar.AutoparError, match=sentence):
         autopar.train_step(model, given.pop("criterion"), given.pop("optimizer"), ["cpu"], **given)
+
+
+@pytest.mark.parametrize("options", [{"fullgraph": "yes"}, {"dynamic": 3}])
+def test_options_of_torch_compile_are_checked_too(options):
+    with pytest.raises(autopar.PlanError, match=r"is not known; give one of .*True, False"):
+        autopar.compile(nn.Linear(2, 2), ["cpu"], **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"criterion": nn.MSELoss}, "the class MSELoss; give one made of it"),
+        ({"criterion": "mse"}, "criterion='mse' is no function"),
+        ({"optimizer": torch.optim.SGD}, "the class SGD; give one made of it"),
+    ],
+)
+def test_what_the_plan_of_a_step_is_given_by_mistake(given, sentence):
+    example = (torch.ones(2, 2), torch.ones(2, 2))
+    with pytest.raises(autopar.CaptureError, match=sentence):
+        autopar.plan(nn.Linear(2, 2), ["cpu"], example_inputs=example, **given)
 
 
 def test_an_optimizer_that_needs_a_closure_is_sent_to_the_users_own_loop():

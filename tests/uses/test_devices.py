@@ -31,7 +31,9 @@ def test_a_type_alone_is_the_current_device_of_that_type(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 2)
     assert detect._present(detect._parse("cuda")).name == "cuda:2"
     assert detect.accelerators() == ("cuda:0", "cuda:1", "cuda:2")
-    with pytest.raises(DeviceError, match=r"no device 'mps:0' here; there are cpu, cuda:0, cuda:1, cuda:2"):
+    with pytest.raises(
+        DeviceError, match=r"no device 'mps:0' here; this machine has cpu, cuda:0, cuda:1, cuda:2"
+    ):
         detect._present(detect._parse("mps"))
 
 
@@ -40,7 +42,7 @@ def test_a_type_that_is_not_here_is_an_error_that_says_what_is(name):
     if any(device.startswith(name) for device in HERE):
         pytest.skip(f"there is a device of type {name} here")
     for devices in (name, [name], ["cpu", name]):
-        with pytest.raises(DeviceError, match=rf"no device '{name}:0' here; there are cpu"):
+        with pytest.raises(DeviceError, match=rf"no device '{name}:0' here; this machine has cpu"):
             autopar.compile(nn.Linear(4, 4), devices)
 
 

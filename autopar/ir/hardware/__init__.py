@@ -164,7 +164,9 @@ ALIASES = {"cpu": "cpu-16", "a100": "a100-80", "h100": "h100-sxm"}
 
 def find_chip(name: str) -> Chip:
     """Return the chip called `name` (`cpu`, `a100` and `h100` are abbreviations); DeviceError lists the known ones."""
-    lowered = str(name).lower().replace("_", "-").replace(" ", "-")
+    if not isinstance(name, str):
+        raise DeviceError(f'{name!r} is no chip; write the names one by one: "cpu", "h100-sxm", "h100-sxm"')
+    lowered = name.lower().replace("_", "-").replace(" ", "-")
     lowered = ALIASES.get(lowered, lowered)
     more = ". For another chip, give a Device with its own figures instead of a name"
     return find("chip", lowered if lowered in CHIPS else name, CHIPS, ALIASES, more)
@@ -180,7 +182,8 @@ def declared(
     found = [chip if isinstance(chip, Device) else find_chip(chip) for chip in chips]
     if not found:
         raise DeviceError('the chip list is empty; give at least one, for example "cpu", "h100-sxm"')
-    given = [find("bus", name, BUSES) for name in ([bus] if isinstance(bus, str) else bus or ())]
+    named = bus if isinstance(bus, (list, tuple)) else () if bus is None else (bus,)
+    given = [find("bus", str(name), BUSES) for name in named]
     devices: list[Device] = []
     buses: dict[str, tuple[_Bus, _Bus | None]] = {}
     accelerators = 0
