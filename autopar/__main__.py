@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import runpy
 import sys
 import warnings
 from collections.abc import Sequence
@@ -28,13 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "predict a model on declared hosts. Each command has --help.",
     )
     parser.add_argument("--version", action="version", version=f"autopar {__version__}")
-    parser.add_argument("command", choices=COMMANDS)
+    # Optional for argparse, which would otherwise miss it before it finds an unknown option.
+    parser.add_argument("command", nargs="?", choices=COMMANDS)
     parser.add_argument("-v", "--verbose", action="store_true", help="log each stage to stderr")
     split = next((i + 1 for i, word in enumerate(arguments) if word in COMMANDS), len(arguments))
     if not arguments:
         parser.print_help()
         return 0
     chosen = parser.parse_args(arguments[:split])
+    if chosen.command is None:
+        parser.error(f"give a command: {', '.join(COMMANDS)}")
     logging.basicConfig(
         level=logging.INFO if chosen.verbose else logging.WARNING, format="autopar: %(message)s"
     )
@@ -45,6 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AutoparError as error:
         # Names of a user's own may have line breaks in them.
         print(f"autopar {chosen.command}: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(
+            f"autopar {chosen.command}: {error.filename}: {error.strerror}; give another name",
+            file=sys.stderr,
+        )
         return 2
 
 
@@ -57,8 +67,10 @@ def demo(argv: Sequence[str]) -> int:
         )
     # torch says so once when it traces without numpy, which nothing here needs.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    sys.argv = [str(script), *argv]
-    runpy.run_path(str(script), run_name="__main__")
+    sys.argv = ["python -m autopar demo", *argv]
+    # Imported, not run as a script, whose name its help would show instead of the command.
+    sys.path.insert(0, str(script.parent))
+    import_module(script.stem).main()
     return 0
 
 

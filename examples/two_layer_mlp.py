@@ -174,18 +174,29 @@ def train(steps: int, out: Path) -> None:
     )
 
 
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--split", default="auto", type=lambda text: text if text == "auto" else int(text))
-    options.add_argument("--batch", default=4096, type=int, help="rows (default 4096)")
-    options.add_argument("--width", default=2048, type=int, help="features of every layer (default 2048)")
+    options.add_argument(
+        "--split", default="auto", type=lambda text: text if text == "auto" else positive(text),
+        help="number of parts of the batch (default auto)",
+    )  # fmt: skip
+    options.add_argument("--batch", default=4096, type=positive, help="rows (default 4096)")
+    options.add_argument(
+        "--width", default=2048, type=positive, help="features of every layer (default 2048)"
+    )
     options.add_argument(
         "--out", default=Path("out"), type=Path, help="folder for the pictures (default out)"
     )
     options.add_argument("--train", action="store_true", help="the training step of d2l.ai, figure 13.3.1")
-    options.add_argument("--steps", default=200, type=int, help="steps of the loss curves (default 200)")
+    options.add_argument("--steps", default=200, type=positive, help="steps of the loss curves (default 200)")
     chosen = options.parse_args()
     if chosen.train:
         train(chosen.steps, chosen.out)

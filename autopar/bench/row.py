@@ -76,9 +76,9 @@ class Row:
         return medians.get(name, math.nan) / self.outcomes[0].median
 
     def best(self) -> Outcome:
-        """Return the fastest outcome that is not autopar's."""
-        others = (one for one in self.outcomes if one.blocks and not one.name.startswith("autopar"))
-        return min(others, key=lambda one: one.median)
+        """Return the fastest outcome that is not autopar's; eager's if none was timed."""
+        others = [one for one in self.outcomes if one.blocks and not one.name.startswith("autopar")]
+        return min(others, key=lambda one: one.median, default=self.outcomes[0])
 
     def __str__(self) -> str:
         """Return the table."""

@@ -7,12 +7,13 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..bench import machine
 from ..errors import AutoparError
-from .arguments import FACTORY, above_zero, made, require_folder, require_torch
+from .arguments import FACTORY, above_zero, duration, made, names, require_torch, require_writable, write
 
 if TYPE_CHECKING:
     from ..bench.row import Row
@@ -35,9 +36,12 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"--{word} goes with {'--suite stacks' if chosen.factory else 'MODULE:FACTORY'}")
     require_torch("bench measures models with it")
     for path in (chosen.json, chosen.plot):
-        require_folder(path)
+        require_writable(path)
     if chosen.suite == "gpu":
         return _gpu(chosen)
+    from ..costs.detect import asked
+
+    asked(names(chosen.devices))
     print(machine(), flush=True)
     return _contests(chosen)
 
@@ -70,10 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=above_zero, metavar="N", help="timed blocks of each (default 9)")
     parser.add_argument(
-        "--seconds", type=float, metavar="S", help="limit on timing each batch, in seconds (default 20)"
+        "--seconds", type=duration, metavar="S", help="limit on timing each batch, in seconds (default 20)"
     )
     parser.add_argument(
-        "--build-seconds", type=float, metavar="S", help="limit on build and first call (default 120)"
+        "--build-seconds", type=duration, metavar="S", help="limit on build and first call (default 120)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples and medians")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios to eager as .svg or .png")
@@ -114,13 +118,17 @@ def _contests(chosen: argparse.Namespace) -> int:
                 skipped[name] = reason
             if chosen.json:
                 data = {"machine": machine(), "rows": [row.data() for row in rows], "skipped": skipped}
-                chosen.json.write_text(json.dumps(data, indent=1) + "\n")
+                write(chosen.json, partial(_dump, data))
     finally:
         if rows:
             print(f"\n{results.summary(rows)}")
         if rows and chosen.plot:
-            results.save(rows, chosen.plot, machine())
+            write(chosen.plot, lambda beside: results.save(rows, beside, machine()))
     return 0
+
+
+def _dump(data: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]:
@@ -131,11 +139,11 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
     from ..bench.contest import contest
 
     known = rivals.TRAINERS if chosen.train else rivals.RIVALS
-    taking = rivals.chosen(chosen.rivals.split(",") if chosen.rivals else [], known)
+    taking = rivals.chosen(names(chosen.rivals), known)
     for batch in chosen.batch or [None]:
         torch.manual_seed(0)
         model, args = made(chosen.factory, batch, "bench")
-        case = rivals.Case(model, args, chosen.devices.split(","), chosen.train)
+        case = rivals.Case(model, args, names(chosen.devices), chosen.train)
         name = chosen.factory.partition(":")[2]
         title = ", ".join(filter(None, (name, batch and f"batch {batch}", chosen.train and "training")))
         row = contest(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -14,7 +13,7 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..system.text import percent, seconds
-from .arguments import FACTORY, made, require_folder
+from .arguments import FACTORY, made, names, require_writable, write
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine, as opposed to names of chips, which contain a number."""
@@ -76,7 +75,7 @@ def _check_names(chosen: argparse.Namespace) -> None:
     for path in chosen.timeline:
         kind_of(path, suffixes(Timeline), "a timeline")
     for path in (*chosen.out, *chosen.timeline):
-        require_folder(path)
+        require_writable(path)
 
 
 def _graph(chosen: argparse.Namespace) -> int:
@@ -109,28 +108,14 @@ def _show(
     from ..view import draw, explain, explain_clusters, save_timeline
 
     for path in chosen.out:
-        _write(path, save if path.name.lower().endswith(".json") else lambda beside: draw(plan, beside))
+        write(path, save if path.name.lower().endswith(".json") else lambda beside: draw(plan, beside))
     for path in chosen.timeline:
-        _write(path, lambda beside: save_timeline(plan.timeline(), beside))
+        write(path, lambda beside: save_timeline(plan.timeline(), beside))
     if "" in report:
         print(explain(plan))
-    names = [name for name in report if name]
-    if names:
-        print(explain_clusters(plan, names))
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically: complete, or unchanged."""
-    # The suffix says what is written.
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        try:
-            write(beside)
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise AutoparError(f"{path} cannot be written ({error.strerror}); give another name") from None
+    tasks = [name for name in report if name]
+    if tasks:
+        print(explain_clusters(plan, tasks))
 
 
 def _model(chosen: argparse.Namespace) -> int:
@@ -140,8 +125,8 @@ def _model(chosen: argparse.Namespace) -> int:
     from ..ir.machine import Machine
 
     model, inputs = made(chosen.factory)
-    names = chosen.machine.split(",")
-    real = all(map(_DEVICE.fullmatch, names))
+    devices = names(chosen.machine)
+    real = all(map(_DEVICE.fullmatch, devices))
     split = {None: "auto", "none": None}.get(chosen.split, chosen.split)
     if split not in ("auto", None):
         try:
@@ -151,7 +136,7 @@ def _model(chosen: argparse.Namespace) -> int:
                 f"--split {split} is not known; give auto, none or a number of parts"
             ) from None
     with torch.no_grad():
-        found = api.plan(model, names if real else Machine.declare(*names), example_inputs=inputs,
+        found = api.plan(model, devices if real else Machine.declare(*devices), example_inputs=inputs,
                         policy=chosen.policy or "auto", split=split)  # fmt: skip
     _show(found, chosen, chosen.explain or [""], found.save)
     return 0

@@ -11,7 +11,7 @@ from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
 from ..system.text import table
-from .arguments import FACTORY, above_zero, made, require_folder, require_torch
+from .arguments import FACTORY, above_zero, made, require_torch, require_writable, write
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     if len(chosen.batch) not in (1, len(chosen.hosts)):
         parser.error("give one --batch, or one for each --hosts")
     require_torch("whatif captures a model with it")
-    require_folder(chosen.json)
+    require_writable(chosen.json)
     from ..distributed import forecast as of
 
     declared = [Hosts.declare(text) for text in chosen.hosts]
@@ -51,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
     print(table([of.HEADING, *(each.row() for each in found)], right=range(5, 13)))
     if chosen.json:
         rows = [{"hosts": text, "forecast": encode(each)} for text, each in zip(chosen.hosts, found)]
-        chosen.json.write_text(json.dumps({"factory": chosen.factory, "rows": rows}, indent=1) + "\n")
+        contents = json.dumps({"factory": chosen.factory, "rows": rows}, indent=1) + "\n"
+        write(chosen.json, lambda beside: beside.write_text(contents))
     return 0
 
 

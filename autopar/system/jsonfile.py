@@ -13,9 +13,9 @@ from ..errors import AutoparError, PlanError
 def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> Any:
     """Return the data of a JSON file, with or without a byte order mark.
 
-    `way`: how to make such a file, for the error. Raises `error` for a file that cannot be read, is not text or JSON,
-    is nested too deeply, has a number of thousands of digits, or an object with a duplicate key, of which one would be
-    ignored.
+    `way`: how to make such a file, for the error. Raises `error` for a file that cannot be read, is empty, is not text
+    or JSON, is nested too deeply, has a number of thousands of digits, or an object with a duplicate key, of which one
+    would be ignored.
     """
     twice: list[tuple[dict[str, Any], str]] = []
 
@@ -26,8 +26,11 @@ def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanEr
             twice.append((found, next(key for at, key in enumerate(keys) if key in keys[:at])))
         return found
 
+    contents = text(path, way, error)
+    if not contents.strip():
+        raise error(f"{path} is empty; {way}")
     try:
-        data = json.loads(text(path, way, error), object_pairs_hook=row)
+        data = json.loads(contents, object_pairs_hook=row)
     except RecursionError:
         raise error(f"{path} is nested too deeply; {way}") from None
     except json.JSONDecodeError as fault:
@@ -46,9 +49,7 @@ def text(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanEr
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as fault:
-        raise error(
-            f"{path} cannot be read ({fault.strerror}); give the path of a file that is there"
-        ) from None
+        raise error(f"{path} cannot be read ({fault.strerror}); give the path of an existing file") from None
     except UnicodeDecodeError:
         raise error(f"{path} is not text; {way}") from None
     except ValueError as fault:

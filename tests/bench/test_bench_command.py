@@ -95,7 +95,10 @@ def test_a_training_step_is_timed(folder, capsys):
         (["mine:lacking"], "mine:lacking lacks a package: No module named 'no_such_package'; install it"),
         (["mine:make", "--rivals", "tensorrt"], "the rival 'tensorrt' is not known; there are eager,"),
         (["mine:make", "--plot", "chart.gif"], "the name must end in .svg, .png"),
-        (["mine:make", "--json", "nowhere/found.json"], "is not there; make it, or give another name"),
+        (["mine:make", "--json", "nowhere/found.json"], "does not exist; create it, or give another name"),
+        (["mine:make", "--json", "."], "is a folder; give another name"),
+        (["mine:make", "--devices", "cuda:97"], "no device 'cuda:97' here"),
+        (["--suite", "stacks", "--devices", "cpuu"], "(did you mean 'cpu'?)"),
         (["--suite", "stacks", "--only", "alexnet"], "no model of the suite is called 'alexnet'; there are"),
     ],
 )
@@ -116,6 +119,9 @@ def test_what_means_nothing_is_refused_in_one_sentence(folder, capsys, words, an
         ["--suite", "stacks", "--train"],
         ["mine:make", "--only", "moe"],
         ["mine:make", "--rounds", "0"],
+        ["mine:make", "--rounds", "many"],
+        ["mine:make", "--seconds", "nan"],
+        ["mine:make", "--build-seconds", "-1"],
     ],
 )
 def test_options_that_do_not_go_together_are_refused(folder, words):

@@ -102,3 +102,9 @@ def test_the_chart_has_longer_bars_for_longer_times(slowest):
     (one,) = [node for node in picture.iter(f"{space}text") if node.text == "1"]
     assert float(bars[0].get("x")) + eager == pytest.approx(float(one.get("x")), abs=0.02)
     assert all(float(bar.get("x")) + float(bar.get("width")) <= float(picture.get("width")) for bar in bars)
+
+
+def test_a_row_without_any_times_is_summarized():
+    failed = Row("slow", False, (Outcome("eager", {}, "failed"), Outcome("autopar", {}, "failed")))
+    assert "slow" in summary([failed]) and "nan" not in summary([failed])
+    assert "slow" in chart([failed], "a machine")

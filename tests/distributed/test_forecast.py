@@ -142,6 +142,10 @@ def test_the_command_prints_a_row_for_each_of_the_hosts(capsys, tmp_path):
         (["--hosts", "1 x (cpu + 2 h100) over ib-400", "--batch", "8", "--tensor", "4"], "smaller group"),
         (["--hosts", "2 x cpu over ib-400", "--batch", "8", "--dtype", "int8"], "bfloat16, float16"),
         (["--hosts", "2 x cpu over ib-400", "--batch", "8", "--json", "/nowhere/x.json"], "folder"),
+        (
+            ["--hosts", "2 x cpu over ib-400", "--batch", "8", "--json", "."],
+            "cannot be written: it is a folder",
+        ),
     ],
 )
 def test_the_command_says_what_to_type(words, says, capsys):

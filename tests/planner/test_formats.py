@@ -249,7 +249,7 @@ def test_what_is_wrong_is_said_in_one_line(graph, says):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"{", "is not JSON"), (b"", "is not JSON"), (b"\xff\xfe\x00", "is not text"), (b"[" * 10**6, "nested"),
+    [(b"{", "is not JSON"), (b"", "is empty"), (b"\xff\xfe\x00", "is not text"), (b"[" * 10**6, "nested"),
      (b'"tasks"', "must be an object"), (b"NaN", "must be an object")],
     ids=["cut", "empty", "bytes", "nested", "text", "number"],
 )  # fmt: skip

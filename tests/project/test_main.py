@@ -45,7 +45,10 @@ def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
     (tmp_path / "mymodel.py").write_text(
         "import torch\nfrom torch import nn\n"
         "def make():\n    return nn.Sequential(nn.Linear(64, 64), nn.ReLU()), (torch.ones(8, 64),)\n"
+        "def fails():\n    raise ValueError('no weights')\n"
     )
+    (tmp_path / "broken.py").write_text("def make(:\n")
+    (tmp_path / "failing.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     machine = ["--machine", "cpu-16,h100-sxm,h100-sxm"]
@@ -56,9 +59,17 @@ def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
         (["mymodel"], "is not MODULE:FACTORY"),
         (["nothing:make"], "No module named 'nothing'"),
         (["mymodel:other"], "no attribute 'other'"),
+        ([":make"], "is not MODULE:FACTORY"),
+        (["mymodel.py:make"], "write the module without .py, mymodel:make"),
+        (["mymodel:fails"], "mymodel.py:6"),
+        (["broken:make"], "broken.py, line 1"),
+        (["failing:make"], "ZeroDivisionError: division by zero"),
     ]:
         assert main(["plan", *wrong, *machine]) == 2
-        assert words in capsys.readouterr().err
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line
+    assert main(["plan", "mymodel:make", "--machine", "cpu-16, t4", "--out", "plan.json"]) == 0
+    capsys.readouterr()
     assert main(["plan", "mymodel:make", "--machine", "h1000"]) == 2
     assert "h100" in capsys.readouterr().err
 
@@ -79,10 +90,36 @@ def test_without_a_command_it_says_what_it_can_do(capsys):
     assert left.value.code == 0 and autopar.__version__ in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_refused():
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["dance"], "'dance'"),
+        (["--dance"], "unrecognized arguments: --dance"),
+        (["-v"], "give a command: demo, doctor, plan, bench, whatif"),
+    ],
+)
+def test_an_unknown_command_is_refused(capsys, words, answer):
     with pytest.raises(SystemExit) as error:
-        main(["dance"])
-    assert error.value.code == 2
+        main(words)
+    assert error.value.code == 2 and answer in capsys.readouterr().err
+
+
+def test_help_of_the_demo_names_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    with pytest.raises(SystemExit) as left:
+        main(["demo", "--help"])
+    assert left.value.code == 0 and "usage: python -m autopar demo" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        main(["demo", "--split", "many"])
+    assert left.value.code == 2 and "'many' is not a whole number above 0" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    (tmp_path / "out").write_text("")
+    small = ["--batch", "4", "--width", "4", "--out", str(tmp_path / "out")]
+    assert main(["demo", *small]) == 2
+    assert f"{tmp_path / 'out'}: File exists; give another name" in capsys.readouterr().err
 
 
 def test_the_gpu_suite_says_in_one_line_that_there_is_none(monkeypatch, capsys):

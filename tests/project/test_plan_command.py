@@ -159,7 +159,7 @@ def test_what_cannot_be_read_or_written(tmp_path, capsys):
     assert "cannot be read" in capsys.readouterr().err
     graph = written(tmp_path, small())
     assert main(["plan", "--graph", graph, "--out", str(tmp_path / "none" / "plan.json")]) == 2
-    assert "is not there" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     (tmp_path / "plan.json").mkdir()
     assert main(["plan", "--graph", graph, "--out", str(tmp_path / "plan.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err
