@@ -195,7 +195,7 @@ def main() -> None:
         raise SystemExit(
             f"two devices do not fit under --cap {chosen.cap} either; give more: {error}"
         ) from None
-    print("EMULATED, as long as it lasts; seconds of capture and planning are CPU seconds of this process")
+    print("EMULATED, real clock; seconds of capture and planning are CPU seconds of this process")
     print(f"{chosen.kernels} kernels, {found['pairs']} pairs, {found['tasks']} tasks forward and backward")
     print(f"gradient against eager, max|Δ| ÷ max|reference|: one device {found['free']:.1e}, two under the cap "
           f"{found['capped']:.1e}, re-associated {found['re-associated']:.1e} (eager against float64: "

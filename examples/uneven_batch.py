@@ -108,7 +108,7 @@ def main() -> None:
     options.add_argument("--others", default="2.45MB", help="cap of each other device (default 2.45MB)")
     chosen = options.parse_args()
     found = measure(chosen.batch, chosen.devices, chosen.first, chosen.others)
-    print("EMULATED, as long as it lasts")
+    print("EMULATED, real clock")
     print(f"even parts in training: {'refused: ' + found['even'] if found['even'] else 'fit'}")
     for what in ("inference", "training"):
         print(f"\n{what}: {found[what]['split']}")

@@ -175,7 +175,9 @@ def _places(
         path = _given(path_of(source), parameters) or node.name
         if not isinstance(example, torch.Tensor):
             if not isinstance(example, (int, float, bool, *OPEN)):
-                raise Untraceable(f"{path} is a {type(example).__name__}, which is no tensor; pass tensors")
+                raise Untraceable(
+                    f"{path} is a {type(example).__name__}, which is not a tensor; pass tensors"
+                )
             found.append(_Place("size", path, fake, {}, "", source))
             continue
         slot = known.get(id(example))

@@ -36,9 +36,7 @@ def fuse(
         if task.name not in by_task:
             raise PlanError(f"{task.where} has no cost")
         if all(seconds is None for seconds in by_task[task.name].seconds):
-            raise PlanError(
-                f"{task.where} can run on no device of {', '.join(machine.device)}; take a pin back"
-            )
+            raise PlanError(f"{task.where} can run on no device of {', '.join(machine.device)}; remove a pin")
     pieces = _Pieces(graph, machine, by_task, shortest_s)
     if shortest_s > 0:
         for number in range(len(graph.tasks)):

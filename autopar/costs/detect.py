@@ -129,10 +129,10 @@ def _parse(name: str) -> Device:
         return Device("cpu", "cpu", lanes=int(match[1] or 1))
     match = re.fullmatch(r"([a-z]+)(?::(\d+))?", name)
     if not match:
-        raise DeviceError(f'{name!r} is no device name; write "cpu", "cpu*2", "cuda:0" or "emulated:0"')
+        raise DeviceError(f'{name!r} is not a device name; write "cpu", "cpu*2", "cuda:0" or "emulated:0"')
     kind, index = match[1], match[2]
     if index is None and kind in ("gpu", "accelerator"):
-        raise DeviceError(f"{name!r} is no device name; those here are {_here()}")
+        raise DeviceError(f"{name!r} is not a device name; those here are {_here()}")
     if index is None and kind_of(kind).torch_type == "cpu":
         raise DeviceError(f"device {name!r} has no index; write {kind + ':0'!r}")
     if index is None:

@@ -236,5 +236,7 @@ def on_meta(model: nn.Module, dtype: str | None) -> nn.Module:
         return moved
     wanted = getattr(torch, dtype, None)
     if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
-        raise PlanError(f"dtype={dtype!r} is no floating dtype of torch; give bfloat16, float16 or float32")
+        raise PlanError(
+            f"dtype={dtype!r} is not a floating dtype of torch; give bfloat16, float16 or float32"
+        )
     return moved.to(wanted)

@@ -136,7 +136,7 @@ def prepared(
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
     if given is not None and not isinstance(given, Plan):
         raise PlanError(
-            f"plan={given!r} is no plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
+            f"plan={given!r} is not a plan; give fast.plan, what autopar.plan made, or a file of Plan.save"
         )
     return machine, checked, given
 
@@ -191,7 +191,9 @@ def plan(
     if criterion is not None or optimizer is not None:
         _require_made(criterion=criterion, optimizer=optimizer)
         if not (criterion is None or callable(criterion)):
-            raise CaptureError(f"criterion={criterion!r} is no function; give criterion(outputs, *targets)")
+            raise CaptureError(
+                f"criterion={criterion!r} is not a function; give criterion(outputs, *targets)"
+            )
         _require_trainable(plain, optimizer)
         captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
         return at_home(lambda asked: plan_captured(captured, machine, asked, tensors), options, machine)
@@ -300,8 +302,8 @@ def _require_step(
         raise PlanError(f"autocast={autocast!r} is not known; give torch.bfloat16, torch.float16, or None")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise CaptureError(
-            f"{type(optimizer).__name__} is no torch optimizer; the order is train_step(model, criterion, optimizer, "
-            "devices)"
+            f"{type(optimizer).__name__} is not a torch optimizer; the order is "
+            "train_step(model, criterion, optimizer, devices)"
         )
     if _needs_closure(optimizer):
         raise CaptureError(
@@ -309,7 +311,7 @@ def _require_step(
             "of; use fast = autopar.compile(model, devices) and your own loop, optimizer.step(closure)"
         )
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-        raise PlanError(f"scaler={scaler!r} is no GradScaler; give torch.amp.GradScaler(…), or None")
+        raise PlanError(f"scaler={scaler!r} is not a GradScaler; give torch.amp.GradScaler(…), or None")
     numeric = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
     if clip_norm is not None and not (numeric and clip_norm > 0):
         raise PlanError(f"clip_norm={clip_norm!r}: give a norm above 0, or None")
@@ -318,10 +320,10 @@ def _require_step(
 def _require_trainable(model: Any, optimizer: Any) -> None:
     """Raise CaptureError if `model` is not a module, or `optimizer` is given and is not a torch optimizer."""
     if not isinstance(model, nn.Module):
-        raise CaptureError(f"{model!r} is no model; give an nn.Module, whose parameters can be trained")
+        raise CaptureError(f"{model!r} is not a model; give an nn.Module, whose parameters can be trained")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise CaptureError(
-            f"optimizer={optimizer!r} is no torch optimizer; give one made of model.parameters()"
+            f"optimizer={optimizer!r} is not a torch optimizer; give one made of model.parameters()"
         )
 
 
@@ -335,7 +337,7 @@ def _require_made(**given: Any) -> None:
     for what, kind in given.items():
         if isinstance(kind, type):
             raise CaptureError(
-                f"the {what} is the class {kind.__name__}; give one made of it: {kind.__name__}(…)"
+                f"the {what} is the class {kind.__name__}; give an instance: {kind.__name__}(…)"
             )
 
 
@@ -360,7 +362,7 @@ def _require_plain(model: Any, function: str) -> None:
 def _require_callable(model: Any) -> None:
     _require_made(model=model)
     if not callable(model):
-        raise CaptureError(f"{model!r} is no model; give an nn.Module or a function of tensors")
+        raise CaptureError(f"{model!r} is not a model; give an nn.Module or a function of tensors")
 
 
 def _machine(devices: Devices, memory: Mapping[str, int | str] | None, *, here: bool = False) -> Machine:

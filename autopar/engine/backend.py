@@ -191,7 +191,7 @@ class Backend(Recorded):
             return given
         mine, other = ("with", "without") if training else ("without", "with")
         log.warning(
-            "plan= is a plan %s a backward, this call of %s is one %s: it is planned anew", other, name, mine
+            "plan= is a plan %s a backward, this call of %s is one %s: a new plan is made", other, name, mine
         )
         return None
 

@@ -262,7 +262,7 @@ class CompiledModule(Compiled):
             where = f"a device that is not here ({error})"
         if where != "cpu":
             raise DeviceError(
-                f"a compiled model is not moved to {where}: its plan says what is where. Name the devices in "
+                f"a compiled model cannot be moved to {where}: its plan decides where tensors are. Name the devices in "
                 'autopar.compile(model, ["cpu", "cuda:0", …]), or pin parts of it with pins='
             )
         self.module._apply(fn, recurse)

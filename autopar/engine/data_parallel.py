@@ -66,7 +66,7 @@ class DataParallel(CompiledModule):
         **options: Any,
     ) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int):
-            raise PlanError(f"dim={dim!r} is no axis; give the number of the batch's axis in the inputs")
+            raise PlanError(f"dim={dim!r} is not an axis; give the number of the batch's axis in the inputs")
         ids = _all(device_ids)
         names = [_name(given) for given in ids]
         deliver = names[0] if output_device is None else _name(output_device)
@@ -129,7 +129,7 @@ def _all(device_ids: Any) -> tuple[Any, ...]:
     if not ids:
         raise DeviceError("device_ids is empty; give at least one, or None for all accelerators")
     if not accelerators() and all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
-        log.warning('there is no accelerator here: the CPU stands for device_ids=%s; to split the batch all the same, '
+        log.warning('there is no accelerator here: device_ids=%s means the CPU; to split the batch nevertheless, '
                     'give ["emulated:0", "emulated:1"]', list(ids))  # fmt: skip
         return ("cpu",)
     return ids
@@ -139,7 +139,7 @@ def _name(given: int | str | torch.device) -> str:
     """Return the name of a device: an index counts accelerators, -1 is the CPU."""
     if isinstance(given, bool) or not isinstance(given, (int, str, torch.device)):
         raise DeviceError(
-            f'{given!r} is no device; give an index, or a name such as "cuda:0" or "emulated:0"'
+            f'{given!r} is not a device; give an index, or a name such as "cuda:0" or "emulated:0"'
         )
     if isinstance(given, int):
         kind = torch.accelerator.current_accelerator()

@@ -134,7 +134,7 @@ class _Regions:
         for served in self.backend.served:
             for program in list(served.programs.values())[-1:]:
                 if not isinstance(program, Prepared):
-                    raise PlanError("what is trained is not tuned; call tune inside torch.no_grad()")
+                    raise PlanError("calls in training cannot be tuned; call tune inside torch.no_grad()")
                 found.setdefault(program.plan.costed.graph.name, []).append((served, program))
         # Of graphs that share a name no recording says which one it is of.
         own = {name: each[0] for name, each in found.items() if len(each) == 1 and name in titles}

@@ -382,11 +382,11 @@ def _wrong_tasks(graph: Graph) -> Iterator[str]:
 def _wrong_state(graph: Graph) -> Iterator[str]:
     for name in (*graph.changing, *graph.carried, *graph.streamed):
         if name not in graph.state:
-            yield f"{name!r} is said to change from call to call, or to stay at home, but is no state"
+            yield f"{name!r} is said to change from call to call, or to stay at home, but is not state"
     for value in graph.values:
         whole = graph.value.get(value.slice.of) if value.slice else None
         if value.slice and (whole is None or value.slice.shape(whole.shape) != value.shape):
-            yield f"{value.name!r} is no part of {value.slice.of!r}"
+            yield f"{value.name!r} is not part of {value.slice.of!r}"
     held = dict.fromkeys(graph.flat, 0)
     for made, target in graph.updates:
         if target in graph.carried and made not in graph.producer:

@@ -92,7 +92,7 @@ class Hosts:
         """
         if not isinstance(text, str):
             raise DeviceError(
-                f'hosts={text!r} is no text; write, for example, "2 x (cpu + 4 h100) over ib-400"'
+                f'hosts={text!r} is not text; write, for example, "2 x (cpu + 4 h100) over ib-400"'
             )
         machines, _, over = text.partition(" over ")
         if not over.strip():
@@ -152,7 +152,7 @@ def _chips(text: str) -> list[str]:
     for part in text.split("+"):
         match = re.fullmatch(r"\s*(?:(\d+)\s+)?(\S+)\s*", part)
         if not match:
-            raise DeviceError(f"hosts: {part.strip()!r} is no chip; write a name, such as h100, or 8 h100")
+            raise DeviceError(f"hosts: {part.strip()!r} is not a chip; write a name, such as h100, or 8 h100")
         if len(chips) + int(match[1] or 1) > MOST_CHIPS:
             raise DeviceError(f"hosts: {text.strip()!r} are more than {MOST_CHIPS:,} chips of one host")
         chips += [match[2]] * int(match[1] or 1)

@@ -75,7 +75,7 @@ class Machine:
             return ""
         if self.clock == "declared":
             return "EMULATED, declared clock" + (f" × {self.slow_down:g}" if self.slow_down else "")
-        return "EMULATED, as long as it lasts"
+        return "EMULATED, real clock"
 
     def copy_lane(self, src: str, dst: str) -> str:
         """Return the queue of a copy: copy-in of `dst`, or copy-out of `src` if `dst` is the CPU; without queues, one
@@ -157,8 +157,8 @@ class Machine:
         """Return self, or raise DeviceError with the first error."""
         if not isinstance(self.devices, tuple) or not all(isinstance(one, Device) for one in self.devices):
             raise DeviceError(
-                f'devices={self.devices!r} is no tuple of Device; for names write Machine.declare("cpu", "h100-sxm"), '
-                'or give compile the list ["cpu", "cuda:0"]'
+                f"devices={self.devices!r} is not a tuple of Device; for names write "
+                'Machine.declare("cpu", "h100-sxm"), or give compile the list ["cpu", "cuda:0"]'
             )
         if not self.devices:
             raise DeviceError('the device list is empty; give at least one, for example ["cpu"]')
@@ -185,7 +185,7 @@ class Machine:
             for end in (link.src, link.dst):
                 if end not in seen:
                     raise DeviceError(
-                        f"link {link.src} → {link.dst} names {end!r}, which is no device of this machine"
+                        f"link {link.src} → {link.dst} names {end!r}, which is not a device of this machine"
                     )
             if not (link.bytes_per_s > 0 and link.latency_s >= 0):
                 raise DeviceError(f"link {link.src} → {link.dst} needs bytes_per_s > 0 and latency_s ≥ 0")

@@ -48,7 +48,7 @@ def check(where: str, plan: Any) -> None:
     plan.costed.machine.check()
     plan.costed.graph.check()
     for text in chain(_costs(plan.costed), _steps(plan), _figures(plan)):
-        raise PlanError(f"{where} is no plan: {text}; take the edit back, or plan again")
+        raise PlanError(f"{where} is not a plan: {text}; undo the edit, or plan again")
 
 
 def _costs(costed: CostedGraph) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _each(names: Collection[str], all_of: Collection[str], what: str, kind: str)
 
 def _unknown(*rows: Row) -> Iterator[str]:
     for names, known, what, kind in rows:
-        yield from (f"{what} names {name!r}, which is no {kind}" for name in names if name not in known)
+        yield from (f"{what} names {name!r}, which is not a {kind}" for name in names if name not in known)
 
 
 def _no_times(what: str, start: float, end: float) -> Iterator[str]:

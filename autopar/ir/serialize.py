@@ -156,7 +156,7 @@ def _argument(data: Any, where: str) -> Argument:
             return complex(*(_number(part, where) for part in data["complex"]))
     if data is None or isinstance(data, (bool, int, float, str)):
         return cast(Argument, data)
-    raise PlanError(f"{where}: {short(data)} is no argument of a task")
+    raise PlanError(f"{where}: {short(data)} is not an argument of a task")
 
 
 @functools.cache

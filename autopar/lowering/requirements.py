@@ -49,7 +49,7 @@ def _header(program: Program) -> Iterator[str]:
     for buffer in program.buffers:
         root = program.buffer.get(buffer.storage)
         if root is None:
-            yield f"buffer {buffer.name} shares the storage of {buffer.storage!r}, which is no buffer"
+            yield f"buffer {buffer.name} shares the storage of {buffer.storage!r}, which is not a buffer"
         elif root.storage != root.name:
             yield f"buffer {buffer.name} must name {root.storage}, which owns the storage, not {root.name}"
         elif root.device != buffer.device:
@@ -58,7 +58,7 @@ def _header(program: Program) -> Iterator[str]:
             yield f"buffer {buffer.name} is there before the call, its storage {root.name} is not"
     for name in program.results:
         if name not in program.buffer:
-            yield f"the result {name!r} is no buffer of the program"
+            yield f"the result {name!r} is not a buffer of the program"
         elif program.buffer[name].kind == "made":
             yield f"the result {name} is of kind made, which is freed; it must be of kind result"
     keeps: dict[tuple[str, str], str] = {}
@@ -101,7 +101,7 @@ class _Uses:
 
     def known(self, at: At, name: str) -> Buffer:
         if name not in self.program.buffer:
-            raise self.wrong(at, f"{name!r} is no buffer of the program")
+            raise self.wrong(at, f"{name!r} is not a buffer of the program")
         return self.program.buffer[name]
 
     def write(self, at: At, buffer: Buffer) -> None:
@@ -257,7 +257,7 @@ def _values(program: Program, graph: Graph) -> Iterator[str]:
 def _buffer(buffer: Buffer, graph: Graph) -> Iterator[str]:
     name, kind, value = buffer.name, buffer.kind, graph.value.get(buffer.value)
     if value is None:
-        yield f"buffer {name} holds {buffer.value!r}, which is no value of the graph"
+        yield f"buffer {name} holds {buffer.value!r}, which is not a value of the graph"
         return
     copied = kind == "resident" and value.name in graph.copies
     nbytes = graph.copies[value.name][1] if copied else value.bytes

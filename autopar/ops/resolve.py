@@ -122,7 +122,7 @@ def constant(text: str, device: torch.device) -> Any:
         return device
     kind, _, rest = text.partition(".")
     if kind != "torch" or not rest or not hasattr(torch, rest):
-        raise ProgramError(f"{text!r} is no constant of torch {torch.__version__}")
+        raise ProgramError(f"{text!r} is not a constant of torch {torch.__version__}")
     return getattr(torch, rest)
 
 

@@ -150,7 +150,7 @@ def _device(path: str, given: Any, machine: Machine) -> str:
         kinds = [device.kind for device in machine.devices if not device.traits.host]
         return f"{kinds[0] if kinds else 'cuda'}:{given}"
     if not isinstance(given, (str, torch.device)):
-        raise DeviceError(f'the pin {path!r} is to {given!r}, which is no device; write "cuda:0", or 0')
+        raise DeviceError(f'the pin {path!r} is to {given!r}, which is not a device; write "cuda:0", or 0')
     name = str(given)
     if name in machine.device:
         return name

@@ -324,7 +324,7 @@ def rows_of(label: str) -> tuple[int, ...]:
     try:
         return tuple(int(rows) for rows in label.partition(":")[2].split("+"))
     except ValueError:
-        raise PlanError(f"{label!r} is no split; it reads like '2 parts: 50 + 50'") from None
+        raise PlanError(f"{label!r} is not a split; it reads like '2 parts: 50 + 50'") from None
 
 
 def homes_of(

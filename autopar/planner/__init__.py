@@ -60,7 +60,7 @@ def schedule(
         )
     for word, given, such in (("memory", memory, "{device: bytes}"), ("pins", pins, "{task: device}")):
         if given is not None and not isinstance(given, Mapping):
-            raise PlanError(f"{word}={given!r} is no mapping; give {such}")
+            raise PlanError(f"{word}={given!r} is not a mapping; give {such}")
     with uncollected():
         costed = read(graph, machine)
         if memory:

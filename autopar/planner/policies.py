@@ -112,7 +112,7 @@ def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callabl
         r = instance.number.get(placed, instance.number.get(costed.cluster_of.get(placed, ""), -1))
         if r < 0:
             raise PlanError(
-                f"the policy places {placed!r}, which is no cluster or task of {costed.graph.name!r}"
+                f"the policy places {placed!r}, which is not a cluster or task of {costed.graph.name!r}"
             )
         d = costed.index[device]
         if d not in instance.allowed[r]:

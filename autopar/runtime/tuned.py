@@ -257,7 +257,7 @@ class TunedExecutor:
         except Abandoned as stopped:
             self._done = not stopped.again
         except BaseException as error:
-            log.warning("compiling kernels failed, eager serves: %s: %s", type(error).__name__, error)
+            log.warning("compiling kernels failed, calls run eagerly: %s: %s", type(error).__name__, error)
         self._builder = None
 
     def forked(self) -> None:

@@ -53,7 +53,7 @@ def text(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanEr
     except UnicodeDecodeError:
         raise error(f"{path} is not text; {way}") from None
     except ValueError as fault:
-        raise error(f"{str(path)!r} is no path ({fault}); give the path of a file") from None
+        raise error(f"{str(path)!r} is not a path ({fault}); give the path of a file") from None
 
 
 def short(value: Any) -> str:

@@ -111,7 +111,7 @@ def parse_bytes(size: int | float | str) -> int:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", size)
         if match and match[2].lower() in _UNITS:
             return round(float(match[1]) * _UNITS[match[2].lower()])
-    raise DeviceError(f'{size!r} is no amount of memory; write bytes as a number, or "6GiB", "500MB"')
+    raise DeviceError(f'{size!r} is not an amount of memory; write bytes as a number, or "6GiB", "500MB"')
 
 
 def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:

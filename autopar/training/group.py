@@ -206,7 +206,7 @@ def _ranks(process_group: Any) -> dist.ProcessGroup:
             "group's ranks alone"
         )
     raise DeviceError(
-        f"process_group={process_group!r} is no process group; give True for all ranks, what "
+        f"process_group={process_group!r} is not a process group; give True for all ranks, what "
         "torch.distributed.new_group returns, or mesh.get_group()"
     )
 

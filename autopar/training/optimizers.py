@@ -142,7 +142,7 @@ def _of_parameters(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor])
         if id(tensor) not in groups:
             return f"{path} is in none of the optimizer's param groups"
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-            return f"{path} is no plain tensor but a {type(tensor).__name__} of layout {tensor.layout}"
+            return f"{path} is not a plain tensor but a {type(tensor).__name__} of layout {tensor.layout}"
         if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
             return f"{path} has a hook, which wants its gradient"
         if not tensor.is_floating_point():

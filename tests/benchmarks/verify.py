@@ -62,9 +62,9 @@ class _Check:
             if not _timed(step):
                 self.say(f"task {step['id']!r} is said to take from {step['start_s']} to {step['end_s']} s")
             elif step["id"] not in self.task:
-                self.say(f"the plan places {step['id']!r}, which is no task")
+                self.say(f"the plan places {step['id']!r}, which is not a task")
             elif step["device"] not in self.device:
-                self.say(f"task {step['id']!r} is placed on {step['device']!r}, which is no device")
+                self.say(f"task {step['id']!r} is placed on {step['device']!r}, which is not a device")
             else:
                 placed.append(step)
         for step in plan["transfers"]:
@@ -73,7 +73,7 @@ class _Check:
                     f"value {step['value']!r} is said to travel from {step['start_s']} to {step['end_s']} s"
                 )
             elif step["value"] not in self.value:
-                self.say(f"the plan moves {step['value']!r}, which is no value")
+                self.say(f"the plan moves {step['value']!r}, which is not a value")
             elif (step["src"], step["dst"]) not in self.link:
                 self.say(
                     f"value {step['value']!r} goes from {step['src']!r} to {step['dst']!r}, which no link joins"

@@ -233,9 +233,9 @@ def test_a_device_map_of_the_whole_model_is_obeyed_by_a_training_step():
         ("disk", 'keeps weights in memory: pin it to "cpu"'),
         (7, "no device 'emulated:7'.*it has cpu, emulated:0"),
         ("cuda", "no device 'cuda:0'"),
-        (None, "None, which is no device"),
-        (True, "True, which is no device"),
-        ([0], "which is no device"),
+        (None, "None, which is not a device"),
+        (True, "True, which is not a device"),
+        ([0], "which is not a device"),
     ],
 )
 def test_a_device_that_is_none_is_refused_with_its_path(device, says):

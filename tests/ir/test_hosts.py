@@ -53,7 +53,7 @@ def test_a_link_is_as_fast_as_its_slower_end_unless_it_was_measured():
         ("9999 x cpu over ib-400", "more than 4,096"),
         ("1 x (cpu + 1000000000 h100) over ib-400", "more than 1,024 chips"),
         ("2 x cpu over 0 ib-400", "names no network"),
-        (8, "is no text"),
+        (8, "is not text"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_part_and_an_example(text, said):

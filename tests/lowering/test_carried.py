@@ -102,7 +102,7 @@ def test_a_saved_plan_knows_what_changes(tmp_path) -> None:
 
 
 def test_graphs_that_cannot_be_carried_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"'x' is said to change from call to call.* but is no state"):
+    with pytest.raises(PlanError, match=r"'x' is said to change from call to call.* but is not state"):
         replace(step(), carried=("x",)).check()
     with pytest.raises(PlanError, match="the new value of the carried state 'w', is made by no task"):
         replace(step(), updates=(("x", "w"),)).check()
@@ -120,7 +120,7 @@ BROKEN = {
         "both g_@cpu and n_@cpu",
     ),
     "at home": (lambda p: replace(p, keeps=(*p.keeps, ("n_@cpu", "w"))), "of which cpu has none"),
-    "no buffer": (lambda p: replace(p, keeps=(*p.keeps, ("n_@mars", "w"))), "is no buffer of the program"),
+    "no buffer": (lambda p: replace(p, keeps=(*p.keeps, ("n_@mars", "w"))), "is not a buffer of the program"),
 }
 
 

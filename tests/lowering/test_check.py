@@ -133,8 +133,8 @@ WRONG = {
         "no step makes buffer y@cpu of kind result",
     ),
     "result is freed": ([("output y@cpu", "output y@gpu")], "the result y@gpu is of kind made"),
-    "no such result": ([("output y@cpu", "output z@cpu")], "the result 'z@cpu' is no buffer"),
-    "no such buffer": ([("f : x@gpu", "f : z@gpu")], "'z@gpu' is no buffer of the program"),
+    "no such result": ([("output y@cpu", "output z@cpu")], "the result 'z@cpu' is not a buffer"),
+    "no such buffer": ([("f : x@gpu", "f : z@gpu")], "'z@gpu' is not a buffer of the program"),
     "cap before": (
         [("output", "cap host 10\nbuffer w@host w host given 64\noutput")],
         "host may hold 64 B before anything runs, 54 B over its cap of 10 B",
@@ -144,7 +144,7 @@ WRONG = {
         r"gpu may hold 128 B when step 1 of lane gpu/0 \(task 'f'\) runs.*or the cap be 128",
     ),
     "scratch": ([("output", "cap gpu 130\nworkspace f 8\noutput")], "gpu may hold 136 B"),
-    "storage of nobody": ([("y@gpu y gpu made 64", "y@gpu y gpu made 64 in z@gpu")], "which is no buffer"),
+    "storage of nobody": ([("y@gpu y gpu made 64", "y@gpu y gpu made 64 in z@gpu")], "which is not a buffer"),
     "storage elsewhere": (
         [("y@gpu y gpu made 64", "y@gpu y gpu made 64 in x@cpu")],
         "cannot share storage with x@cpu",

@@ -69,7 +69,7 @@ def test_missing_device():
 
 def test_what_names_no_device_is_answered_with_those_that_are_here(caplog):
     refused(DeviceError, "devices=None", '"cpu"', devices=None)
-    refused(DeviceError, "'gpu' is no device name", '"cpu"', devices=["gpu"])
+    refused(DeviceError, "'gpu' is not a device name", '"cpu"', devices=["gpu"])
     assert not caplog.records
     many = detect(["cpu*200"])
     assert many.device["cpu"].lanes == 200 and re.search(
@@ -141,15 +141,17 @@ def test_keywords_of_the_wrong_kind():
     refused(
         PlanError, "policy= returned None", "{name of a task or cluster: device}", policy=lambda costed: None
     )
-    refused(PlanError, "'nonsense', which is no cluster or task", policy=lambda costed: {"nonsense": "cpu"})
+    refused(
+        PlanError, "'nonsense', which is not a cluster or task", policy=lambda costed: {"nonsense": "cpu"}
+    )
     for split in ("many", 2.5, True):
         refused(PlanError, f"split={split!r} is not known", "a number of parts", split=split)
     refused(PlanError, "split=0", "at least 1", split=0)
     refused(DeviceError, "'mars'", "emulated:1", split={"mars": 1.0})
     refused(PlanError, "check='sometimes'", "'never'", check="sometimes")
     refused(PlanError, "outputs='there'", "'as_placed'", outputs="there")
-    refused(PlanError, "plan=3 is no plan", "fast.plan", plan=3)
-    refused(CaptureError, "3 is no model", "nn.Module", model=3)
+    refused(PlanError, "plan=3 is not a plan", "fast.plan", plan=3)
+    refused(CaptureError, "3 is not a model", "nn.Module", model=3)
 
 
 @pytest.mark.slow
@@ -232,7 +234,7 @@ def test_a_failing_operator_in_a_worker_names_all_and_the_next_call_works():
 
 def test_moving_and_pickling_are_refused():
     fast = autopar.compile(Towers(), DEVICES)
-    with pytest.raises(DeviceError, match=r"a compiled model is not moved to .*autopar.compile"):
+    with pytest.raises(DeviceError, match=r"a compiled model cannot be moved to .*autopar.compile"):
         fast.to("cuda")
     with pytest.raises(TypeError, match=r"cannot be pickled.*plan\.save\(.*state_dict\(\).*Plan\.load"):
         pickle.dumps(fast)
@@ -312,10 +314,10 @@ def test_one_device_needs_no_other_reason():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"criterion": nn.CrossEntropyLoss}, r"the class CrossEntropyLoss; give one made of it"),
-        ({"optimizer": torch.optim.Adam}, r"the class Adam; give one made of it"),
-        ({"optimizer": nn.MSELoss()}, r"MSELoss is no torch optimizer; the order is"),
-        ({"scaler": 3}, r"scaler=3 is no GradScaler; give torch.amp.GradScaler"),
+        ({"criterion": nn.CrossEntropyLoss}, r"the class CrossEntropyLoss; give an instance"),
+        ({"optimizer": torch.optim.Adam}, r"the class Adam; give an instance"),
+        ({"optimizer": nn.MSELoss()}, r"MSELoss is not a torch optimizer; the order is"),
+        ({"scaler": 3}, r"scaler=3 is not a GradScaler; give torch.amp.GradScaler"),
         ({"pins": ["cpu"]}, r"pins=\['cpu'\] names no device; write pins={"),
         ({"memory": "1GB"}, r"memory='1GB' names no device; write memory={"),
         ({"clip_norm": "1"}, r"clip_norm='1': give a norm above 0"),
@@ -349,9 +351,9 @@ def test_options_of_torch_compile_are_checked_too(options):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"criterion": nn.MSELoss}, "the class MSELoss; give one made of it"),
-        ({"criterion": "mse"}, "criterion='mse' is no function"),
-        ({"optimizer": torch.optim.SGD}, "the class SGD; give one made of it"),
+        ({"criterion": nn.MSELoss}, "the class MSELoss; give an instance"),
+        ({"criterion": "mse"}, "criterion='mse' is not a function"),
+        ({"optimizer": torch.optim.SGD}, "the class SGD; give an instance"),
     ],
 )
 def test_what_the_plan_of_a_step_is_given_by_mistake(given, sentence):
@@ -370,7 +372,7 @@ def test_an_optimizer_that_needs_a_closure_is_sent_to_the_users_own_loop():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model": Towers}, r"the model is the class Towers; give one made of it: Towers\(…\)"),
+        ({"model": Towers}, r"the model is the class Towers; give an instance: Towers\(…\)"),
         (
             {"example_inputs": torch.ones(8, 32)},
             r"example_inputs is a Tensor; give .* as a tuple, such as \(x,\)",

@@ -123,7 +123,7 @@ def test_a_byte_order_mark_is_none_of_the_graph(tmp_path):
 
 
 def test_a_path_that_is_none():
-    with pytest.raises(PlanError, match="is no path"):
+    with pytest.raises(PlanError, match="is not a path"):
         schedule("a\0b.json")
 
 
@@ -254,7 +254,7 @@ def test_saved_nouns_are_read_as_strictly(kind, tmp_path):
         ({"makespan": {"float": "inf"}}, "the number inf; it must be finite"),
         ({"makespan": {"float": "many"}}, "expected a number"),
         ({"policy": HALF}, "expected text"),
-        ({"singles": [["tpu", 1.0]]}, "singles names 'tpu', which is no device"),
+        ({"singles": [["tpu", 1.0]]}, "singles names 'tpu', which is not a device"),
         ({"placed": []}, "placed lacks cluster"),
     ],
 )

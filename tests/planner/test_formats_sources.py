@@ -98,7 +98,7 @@ def test_what_nodes_of_the_set_send_takes_no_room_from_them_and_gives_none(cap, 
     ("change", "says"),
     [({"nodes": 3}, "'nodes' of the graph is 3"), ({"maxFPGAs": ...}, "no 'maxFPGAs'"), ({"maxCPUs": -1}, "negative"),
      ({"maxCPUs": 1.5}, "'maxCPUs' of the graph is 1.5; it must be a whole number from 0"),
-     ({"edges": [{"sourceId": 1, "destId": 9, "cost": 1}]}, r"'destId' of edges\[0\] is '9', which is no node"),
+     ({"edges": [{"sourceId": 1, "destId": 9, "cost": 1}]}, r"'destId' of edges\[0\] is '9', which is not a node"),
      ({"edges": [{"sourceId": 1, "destId": 2}]}, "no 'cost'"),
      ({"nodes": [{"id": 1}]}, "node 1 has no 'cpuLatency'")],
 )  # fmt: skip

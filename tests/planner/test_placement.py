@@ -205,7 +205,7 @@ def test_a_policy_of_ones_own():
     order = Schedule("mine", {"cpu/0": ("a", "c", "b", "d")})
     plan = place(costed, lambda c: order)
     assert plan.policy == "mine" and [step.cluster for step in plan.placed] == ["a", "c", "b", "d"]
-    with pytest.raises(PlanError, match="places 'z', which is no cluster or task"):
+    with pytest.raises(PlanError, match="places 'z', which is not a cluster or task"):
         place(costed, lambda c: {"z": "cpu"})
     with pytest.raises(DeviceError, match="no device 'cuda:0'"):
         place(costed, lambda c: {"a": "cuda:0"})
@@ -232,7 +232,7 @@ def test_an_edited_plan_gets_new_times():
     [
         ("b1", "cuda:7", "cuda:7/0", DeviceError, "no device 'cuda:7' in this machine; it has cpu"),
         ("b1", "cpu", "cpu/9", PlanError, "lane 'cpu/9' of cpu; its compute lanes are cpu/0"),
-        ("b9", "cpu", "cpu/0", PlanError, "'b9', which is no cluster"),
+        ("b9", "cpu", "cpu/0", PlanError, "'b9', which is not a cluster"),
     ],
 )
 def test_an_edited_plan_that_is_none_is_an_error(cluster, device, lane, error, text):

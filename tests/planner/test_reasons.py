@@ -352,7 +352,7 @@ def test_tasks_are_explained_by_name_and_by_glob():
         assert device in text
     assert explain_clusters(plan, ["*"]).count("waited for") == len(plan.placed)
     assert plan.explain(name) == text and plan.explain() == explain(plan)
-    with pytest.raises(autopar.PlanError, match="is no task of 'graph'; did you mean"):
+    with pytest.raises(autopar.PlanError, match="is not a task of 'graph'; did you mean"):
         plan.explain(f"{name}x")
 
 

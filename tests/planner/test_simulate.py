@@ -128,7 +128,7 @@ def test_orders_that_wait_for_each_other_are_an_error():
     [
         ({CPU: ("a", "b", "c")}, "leaves out cluster 'd'"),
         ({CPU: ("a", "b", "c", "d", "d")}, "places cluster 'd' twice"),
-        ({CPU: ("a", "b", "c", "d", "e")}, "'e', which is no cluster"),
+        ({CPU: ("a", "b", "c", "d", "e")}, "'e', which is not a cluster"),
         ({CPU: ("a", "b", "c"), "gpu/0": ("d",)}, "names the lane 'gpu/0'; there are cpu/0"),
     ],
 )

@@ -72,8 +72,8 @@ def shift(step: dict[str, Any], by: float) -> None:
 SPOILT = {
     "is not placed": lambda plan: plan["tasks"].remove(entry(plan, id="b")),
     "is placed twice on": lambda plan: plan["tasks"].append(copy.copy(entry(plan, id="b"))),
-    "which is no task": lambda plan: entry(plan, id="b").update(id="nobody"),
-    "which is no device": lambda plan: entry(plan, id="b").update(device="tpu"),
+    "which is not a task": lambda plan: entry(plan, id="b").update(id="nobody"),
+    "which is not a device": lambda plan: entry(plan, id="b").update(device="tpu"),
     "cannot run on 1 lanes of gpu": lambda plan: entry(plan, id="b").update(device="gpu", lanes=[0], lane=0),
     "pinned to gpu": lambda plan: entry(plan, id="c").update(device="cpu"),
     "takes": lambda plan: entry(plan, id="b").update(end_s=entry(plan, id="b")["end_s"] - 0.1),
@@ -85,7 +85,7 @@ SPOILT = {
     "reads 'x' on gpu": lambda plan: plan["transfers"].remove(entry(plan, value="x")),
     "leaves gpu for cpu before": lambda plan: shift(entry(plan, value="v"), -0.1),
     "which no link joins": lambda plan: entry(plan, value="v").update(dst="gpu"),
-    "which is no value": lambda plan: entry(plan, value="v").update(value="nothing"),
+    "which is not a value": lambda plan: entry(plan, value="v").update(value="nothing"),
     "from gpu to cpu, not": lambda plan: entry(plan, value="v").update(
         end_s=entry(plan, value="v")["end_s"] - 1e-6
     ),

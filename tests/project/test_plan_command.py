@@ -62,7 +62,7 @@ def test_a_plan_is_written_drawn_and_explained_at_once(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.count("waited for") == 3 and "It can only run on gpu" in shown
     assert main([*call, "--explain", "q"]) == 2
-    assert "'q' is no task of 'graph'" in capsys.readouterr().err
+    assert "'q' is not a task of 'graph'" in capsys.readouterr().err
 
 
 def test_a_name_that_cannot_be_written_is_refused_before_anything_is_planned(tmp_path, capsys):

@@ -64,7 +64,7 @@ def test_a_type_that_is_not_here_is_an_error_that_says_what_is(name):
         ({"pins": {"0": "cuda:9"}}, DeviceError, "the pin '0': no device 'cuda:9'"),
         ({"memory": {"cuda:9": "1GB"}}, DeviceError, "no device 'cuda:9'"),
         ({"check": "sometimes"}, PlanError, "check='sometimes' is not known"),
-        ({"plan": 3}, PlanError, "plan=3 is no plan"),
+        ({"plan": 3}, PlanError, "plan=3 is not a plan"),
     ],
 )
 def test_options_are_checked_before_any_call(options, kind, sentence):

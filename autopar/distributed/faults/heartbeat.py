@@ -195,7 +195,7 @@ class _Guard:
         if state == "dead":
             self._accuse(record, "has died")
         elif self._awake - self._heard > self.timeout_s:
-            known = "is stopped, by a signal or a debugger" if state == "stopped" else "gives no sign of life"
+            known = "is stopped, by a signal or a debugger" if state == "stopped" else "sends no heartbeats"
             self._accuse(record, f"{known}, for {self.timeout_s:g} s")
 
     def _judge_self(self) -> None:

@@ -83,7 +83,9 @@ class Units:
                 continue
             if isinstance(found, torch.Tensor):
                 return found
-        raise CaptureError(f"{type(self.model).__name__}: {name} is no parameter, buffer or constant of it")
+        raise CaptureError(
+            f"{type(self.model).__name__}: {name} is not a parameter, buffer or constant of it"
+        )
 
     @cached_property
     def paths(self) -> dict[int, list[str]]:

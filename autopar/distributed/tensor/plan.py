@@ -276,7 +276,9 @@ def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
         if not task.random:
             continue
         if not isinstance(model.get_submodule(task.module), (nn.Dropout, nn.AlphaDropout)):
-            return f"{task.where} is no nn.Dropout module, so that ranks could not draw masks of their own"
+            return (
+                f"{task.where} is not an nn.Dropout module, so that ranks could not draw masks of their own"
+            )
         if any(other.module == task.module and other.name not in stretch.inner for other in graph.tasks):
             return (
                 f"{task.module} is also called where nothing is cut; give each place an nn.Dropout of its own"

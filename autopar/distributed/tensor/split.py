@@ -110,7 +110,7 @@ def clip_grad_norm_(
 
 def _mesh(model: nn.Module, group: DeviceMesh | dist.ProcessGroup | None) -> DeviceMesh:
     if not isinstance(model, nn.Module):
-        raise PlanError(f"{model!r} is no model; give an nn.Module")
+        raise PlanError(f"{model!r} is not a model; give an nn.Module")
     if not dist.is_initialized():
         raise PlanError(
             'no process group is there: start the script with "torchrun --nproc-per-node 2 train.py", and call '

@@ -165,7 +165,9 @@ ALIASES = {"cpu": "cpu-16", "a100": "a100-80", "h100": "h100-sxm"}
 def find_chip(name: str) -> Chip:
     """Return the chip called `name` (`cpu`, `a100` and `h100` are abbreviations); DeviceError lists the known ones."""
     if not isinstance(name, str):
-        raise DeviceError(f'{name!r} is no chip; write the names one by one: "cpu", "h100-sxm", "h100-sxm"')
+        raise DeviceError(
+            f'{name!r} is not a chip; write the names one by one: "cpu", "h100-sxm", "h100-sxm"'
+        )
     lowered = name.lower().replace("_", "-").replace(" ", "-")
     lowered = ALIASES.get(lowered, lowered)
     more = ". For another chip, give a Device with its own figures instead of a name"

@@ -155,7 +155,7 @@ def number(value: Any, unit: str, what: str) -> float:
     if value < 0:
         raise PlanError(f"{what} is {short(value)}; it must not be negative")
     if value > LARGEST:
-        raise PlanError(f"{what} is {short(value)}; {LARGEST:g} is the most there may be ({unit})")
+        raise PlanError(f"{what} is {short(value)}; {LARGEST:g} is the largest value allowed ({unit})")
     return cast(float, value)
 
 
@@ -167,4 +167,4 @@ def known(name: Any, names: Mapping[str, int], kind: str, what: str) -> int:
     near = get_close_matches(name, names, 1)
     listed = ", ".join(map(repr, [*names][:8])) + (", …" if len(names) > 8 else "")
     meant = f"did you mean {near[0]!r}?" if near else f"there are {listed or 'none'}"
-    raise PlanError(f"{what} is {short(name)}, which is no {kind} of this graph; {meant}")
+    raise PlanError(f"{what} is {short(name)}, which is not a {kind} of this graph; {meant}")

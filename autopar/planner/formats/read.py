@@ -79,14 +79,14 @@ def _machine(machine: Machine | int | None) -> Machine | None:
             "their devices"
         )
     raise DeviceError(
-        f"machine={machine!r} is no Machine; give one, or leave it out where the graph brings it"
+        f"machine={machine!r} is not a Machine; give one, or leave it out where the graph brings it"
     )
 
 
 def _processors(machine: Machine | int | None, path: Path) -> int:
     if isinstance(machine, int) and not isinstance(machine, bool) and machine > 0:
         return machine
-    given = "" if machine is None else f", and {machine!r} is no number of them"
+    given = "" if machine is None else f", and {machine!r} is not a number of them"
     raise DeviceError(
         f"{path.name} does not say on how many processors it is to be planned{given}; give a number of them, such as 4 "
         "(on the command line --processors 4)"

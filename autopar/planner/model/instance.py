@@ -191,7 +191,7 @@ class Instance:
                 where = self.costed.graph.task[self.costed.clusters[r].tasks[0]].where
                 raise PlanError(
                     f"cluster {self.names[r]!r} can run on no device of {', '.join(self.devices)}: {where}; "
-                    "take a pin back or add a device that can run it"
+                    "remove a pin or add a device that can run it"
                 )
         for name, members in groups.items():
             shared, narrowest = everywhere, members[0]

@@ -121,7 +121,7 @@ class Play:
                 names = ", ".join(
                     f"{instance.names[r]!r} on {instance.devices[self.device[r]]}" for r in members
                 )
-                raise PlanError(f"the plan parts clusters that must share a device: {names}")
+                raise PlanError(f"the plan separates clusters that must share a device: {names}")
         self._transfers()
         self._order_copies(schedule)
         self._times()
@@ -137,7 +137,7 @@ class Play:
         instance = self.instance
         if r < 0:
             raise PlanError(
-                f"the plan places {name!r}, which is no cluster of {instance.costed.graph.name!r}"
+                f"the plan places {name!r}, which is not a cluster of {instance.costed.graph.name!r}"
             )
         if self.device[r] == device and (r, device) in instance.modes and lane != self.lane[r]:
             self.more.setdefault(r, []).append(lane)

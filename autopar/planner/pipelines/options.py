@@ -86,7 +86,7 @@ class Request:
         for word in ("batch", "micro_batches", "replicas", "stages", "rows"):
             number = getattr(self, word)
             if number is not None and (not isinstance(number, int) or number < 1):
-                raise PlanError(f"{word}={number!r} is no number of {word}; give a whole number from 1")
+                raise PlanError(f"{word}={number!r} is not a number of {word}; give a whole number from 1")
         replicas = self.replicas or 1
         if replicas > members:
             raise PlanError(f"replicas={replicas} are more than the {members} processes; give fewer")

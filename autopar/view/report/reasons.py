@@ -23,7 +23,7 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
     found = plan.critical
     chosen: dict[str, None] = {}
     for name in names:
-        complaint = f"{name!r} is no task of {plan.costed.graph.name!r}"
+        complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
         chosen |= dict.fromkeys(meant(name, plan.place, complaint))
     blocks = []
     for cluster in sorted(chosen, key=lambda cluster: found.number[cluster]):
