@@ -16,11 +16,14 @@ class DeviceError(AutoparError):
 
 
 class PlanError(AutoparError):
-    """No valid plan: unknown names, cyclic orders, impossible pins."""
+    """No valid plan exists: unknown names, cyclic orders, impossible pins."""
 
 
 class MemoryCapError(PlanError):
-    """A graph that does not fit in the devices' memory: what is `wrong`, and the `way` out."""
+    """A graph that does not fit in the memory of its devices.
+
+    wrong: what does not fit. way: what to change so that it fits.
+    """
 
     def __init__(self, wrong: str, way: str = "") -> None:
         super().__init__(f"{wrong}; {way}" if way else wrong)
@@ -28,7 +31,7 @@ class MemoryCapError(PlanError):
 
 
 class TooLongError(PlanError):
-    """Every plan takes at least as long as one that is there already."""
+    """No plan can be shorter than one already found."""
 
 
 class ProgramError(AutoparError):
@@ -44,7 +47,7 @@ class DifferenceError(RunError):
 
 
 class BoundWarning(RuntimeWarning):
-    """A lower bound that a plan refutes: an error in the planner, which then uses no bound."""
+    """A lower bound above the makespan of a plan: a bug in the planner, which then claims no bound."""
 
 
 class LateError(AutoparError):

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if len(found) > 1:
         print(f"\npeer access: {_peers(found)}")
     elif not found:
-        print("\nno accelerator is here: emulated:0 and emulated:1 are worker threads that stand in for two")
+        print("\nno accelerator is here: emulated:0 and emulated:1 are worker threads that emulate two")
     print("\nchips known to Machine.declare and Machine.emulate (datasheet figures, dense)\n")
     print(chips())
     print("\nbuses known to them (one direction)\n")

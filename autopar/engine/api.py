@@ -76,7 +76,7 @@ def compile(
         outputs: "as_input": on the device of the first input; "as_placed": on the device that computed them.
         plan: An existing `Plan` or its file, edited or not, used as it is.
         batch_norm: Statistics in training with a split batch: "full" batch, or "per_part" as in nn.DataParallel.
-        recompute: "auto": recompute activations where a cap requires it. A number: the share of their bytes to save.
+        recompute: "auto": recompute activations where a cap requires it. A number: the share of their bytes to keep.
         reassociate: Turn chains of additions into trees, which changes the rounding.
         verify_replicas: Compare checksums of the replicas of the weights at each call.
         home: "auto": each device keeps a copy of the weights it reads. A device, or module path or glob → device: the
@@ -161,7 +161,7 @@ def plan(
     """Return the plan that `compile` would use, for any machine, even one that is only declared.
 
     Arguments that are not listed are those of `compile`. Times are in seconds, memory in bytes. The model does not run,
-    but on a machine that is here its operations are timed once, about 1 s in all (`measure=False`: they are not).
+    but on a machine that is present its operations are timed once, about 1 s in all, unless `measure=False`.
     Tensors and parameters may be on the meta device. As in a call, grad mode decides: if it is on and an output
     requires grad, forward and backward are planned; within `torch.no_grad()` only the forward, for which `batch_norm`
     and `recompute` have no effect.
@@ -169,11 +169,11 @@ def plan(
     Args:
         devices: Also a declared machine, such as `Machine.declare("cpu", "h100-sxm")`.
         example_inputs: Positional arguments of one call; with a `criterion`, `(inputs, *targets)`.
-        home: As in `compile`; the weights need not be there yet. On a declared machine, "auto" also tries the trained
-            weights on the best single device if the plan is otherwise slower than that device alone.
+        home: As in `compile`; the weights need not be on that device yet. On a declared machine, "auto" also tries the
+            trained weights on the best single device if the plan is otherwise slower than that device alone.
         criterion: `criterion(outputs, *targets)`, planned with the model.
-        optimizer: Built on the model's parameters: plan the whole step of `train_step`, update included. Only the form
-            of its state is read, even before the first step.
+        optimizer: Built on the model's parameters: plan the whole step of `train_step`, update included. Only the
+            shapes and dtypes of its state are read; the state need not exist yet.
 
     Raises CaptureError, with the line, if the model is not one graph (as `torch.compile(fullgraph=True)`); PlanError,
     also for an optimizer whose update cannot be planned; DeviceError or MemoryCapError.

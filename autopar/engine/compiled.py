@@ -89,7 +89,7 @@ class _Placement:
 
 
 class Compiled:
-    """A function of tensors that runs on every device of a machine. Call it like the original function.
+    """A function of tensors that runs on every device of a machine. Call it like the original.
 
     `torch.compile` captures and guards it: changes of its inputs and state are detected, and varying sizes become open.
     Raises PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
@@ -102,7 +102,7 @@ class Compiled:
         self._placement = placement
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of the model, computed by the plan for these arguments."""
+        """Run the program for these arguments and return the outputs of the model."""
         placement = self._placement
         if torch.compiler.is_dynamo_compiling():
             return placement.call(*args, **kwargs)

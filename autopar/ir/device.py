@@ -20,7 +20,7 @@ class DeviceKind:
     hides_dispatch: bool = True
     """True if it computes while the host's Python dispatches the next task."""
     stand_in: bool = False
-    """True if it stands in for an accelerator, which all output must then say."""
+    """True if it emulates an accelerator; all output must then say so."""
     blocking: str = ""
     """Environment variable that makes launches synchronous, to suggest after an error that is reported late."""
     figures: str = "autopar.costs.detect:accelerator"
@@ -64,8 +64,8 @@ class Device:
     memory_bytes: capacity; None: not limited.
     flops: (dtype, achieved FLOP/s).
     bytes_per_s: achieved memory bandwidth.
-    launch_s: least seconds of a task on the device.
-    dispatch_s: seconds of the host's Python for each task.
+    launch_s: least seconds that a task takes on the device.
+    dispatch_s: seconds that the host's Python spends on each task.
     scales: for timed operators, (family, launch in seconds with dispatch, factor on the roofline's seconds).
     """
 
@@ -93,7 +93,7 @@ class Device:
 
     @property
     def torch_type(self) -> str:
-        """The torch device type of its tensors; for stand-ins the CPU's."""
+        """The torch device type of its tensors; for emulated devices that of the CPU."""
         return self.traits.torch_type
 
     @property

@@ -25,8 +25,8 @@ class Machine:
     clock: `real`, or `declared`: devices and links take as long as the declared chips would, times `slow_down`; only
     if all accelerators are emulated.
     slow_down: factor of a declared clock; 0 until chosen from the costs. Rates, latencies and costs exclude it.
-    absent: declared for planning, not to run on.
-    queued: copies wait in the copy queues of their devices; if False, only for their buses.
+    absent: declared for planning only; nothing can run on it.
+    queued: copies wait in the copy queues of their devices and then for their bus; if False, only for their bus.
     """
 
     devices: tuple[Device, ...]
@@ -53,17 +53,17 @@ class Machine:
 
     @property
     def stretch(self) -> float:
-        """Factor by which a measured call is longer than on its devices: 1 unless the clock is declared."""
+        """Factor by which a measured call is longer than on the declared devices; 1 on the real clock."""
         return self.slow_down if self.clock == "declared" else 1.0
 
     @property
     def emulated(self) -> bool:
-        """True if any device is a stand-in, which all output must then say."""
+        """True if any device is emulated; all output must then say so."""
         return any(device.traits.stand_in for device in self.devices)
 
     @property
     def draws_apart(self) -> bool:
-        """True if each device has its own random generator; all stand-ins use that of the CPU."""
+        """True if each device has its own random generator; emulated devices use that of the CPU."""
         return not self.emulated and len({device.torch_device for device in self.devices}) > 1
 
     @property

@@ -39,7 +39,7 @@ class TrainStep(Recorded):
     and optimizer state are updated in the user's own objects. A step that raises leaves them, and each `.grad`,
     unchanged, unless the optimizer's own `step()` raises, which may have updated some of them.
 
-    inputs: arguments of the model; a tuple is spread over its arguments, a dict over its keywords.
+    inputs: arguments of the model; a tuple is unpacked as positional arguments, a dict as keywords.
     targets: arguments of the criterion after the model's output.
     With `step_fn` it is `step(*batch)`, for `step_fn(model, *batch)`.
 
@@ -55,7 +55,7 @@ class TrainStep(Recorded):
     stand-ins. Accelerators draw from their own generators, in program order.
 
     With a process group, gradients are averaged over its ranks once a step, before clipping; the loss is that of this
-    rank's rows. Every rank takes the same number of steps, but within `join`; `accumulate` does not communicate.
+    rank's rows. Every rank takes the same number of steps, except within `join`; `accumulate` does not communicate.
 
     Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
     """

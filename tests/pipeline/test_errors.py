@@ -55,15 +55,8 @@ def refused(kind, *words, model=None, devices=DEVICES, **keywords):
 
 
 def test_missing_device():
-    missing = "cuda:63"
-    refused(
-        DeviceError,
-        missing,
-        "this machine has cpu",
-        "Machine.declare(",
-        "emulated:",
-        devices=["cpu", missing],
-    )
+    words = ("cuda:63", "this machine has cpu", "Machine.declare(", "emulated:")
+    refused(DeviceError, *words, devices=["cpu", "cuda:63"])
     refused(DeviceError, "'tpu:0'", "this machine has cpu", devices=["tpu"])
 
 
@@ -357,9 +350,8 @@ def test_options_of_torch_compile_are_checked_too(options):
     ],
 )
 def test_what_the_plan_of_a_step_is_given_by_mistake(given, sentence):
-    example = (torch.ones(2, 2), torch.ones(2, 2))
     with pytest.raises(autopar.CaptureError, match=sentence):
-        autopar.plan(nn.Linear(2, 2), ["cpu"], example_inputs=example, **given)
+        autopar.plan(nn.Linear(2, 2), ["cpu"], example_inputs=(torch.ones(2, 2),) * 2, **given)
 
 
 def test_an_optimizer_that_needs_a_closure_is_sent_to_the_users_own_loop():
