@@ -93,8 +93,6 @@ def compile(
     """
     _require_callable(model)
     _require_plain(model, "compile")
-    one_of("fullgraph", fullgraph, (True, False))
-    one_of("dynamic", dynamic, (None, True, False))
     args, kwargs = _examples(example_inputs, example_kwargs)
     machine, options, given = prepared(
         model,

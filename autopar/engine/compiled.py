@@ -19,7 +19,7 @@ from ..errors import DeviceError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
-from ..pipeline.options import Options
+from ..pipeline.options import Options, one_of
 from ..pipeline.stages import Prepared
 from ..runtime.record import Recording
 from .backend import Backend
@@ -277,7 +277,9 @@ def placed(
     fullgraph: bool,
     dynamic: bool | None,
 ) -> Compiled:
-    """Return the compiled form of a function or module."""
+    """Return the compiled form of a function or module. Raises PlanError for another value of the last two."""
+    one_of("fullgraph", fullgraph, (True, False))
+    one_of("dynamic", dynamic, (None, True, False))
     placement = _Placement(model, machine, options, given, fullgraph, dynamic)
     if not isinstance(model, nn.Module):
         return Compiled(placement)
