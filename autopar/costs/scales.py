@@ -20,6 +20,8 @@ MOST_EACH = 200
 LAUNCHES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Launches tried, as shares of the seconds per launch of the family's shortest operation."""
 LEAST_S, LEAST_FACTOR = 5e-7, 0.02
+LEAST_BUSY_S = 1e-15
+"""Seconds by the roofline below which an operation tells nothing about the factor."""
 
 Scales: TypeAlias = tuple[tuple[str, float, float], ...]
 """(family, launch in seconds, factor), as in `Device.scales`."""
@@ -52,7 +54,9 @@ def _fit(samples: Sequence[_Sample]) -> tuple[float, float]:
 
 def _factor(samples: Sequence[_Sample], launch: float) -> float:
     """Return the median of seconds beyond the launches ÷ the roofline's, weighted by the roofline's share."""
-    ratios = sorted(((took - launch * n) / busy, busy / took) for n, busy, took in samples if busy > 0)
+    ratios = sorted(
+        ((took - launch * n) / busy, busy / took) for n, busy, took in samples if busy > LEAST_BUSY_S
+    )
     half, so_far = sum(weight for _, weight in ratios) / 2, 0.0
     for ratio, weight in ratios:
         so_far += weight

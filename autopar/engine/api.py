@@ -244,8 +244,7 @@ def train_step(
         clip_norm: Clip gradients to this global 2-norm, as `torch.nn.utils.clip_grad_norm_` does.
         scaler: A `torch.amp.GradScaler`.
         autocast: The dtype to which the forward is cast, such as `torch.bfloat16`.
-        kernels: "eager", "auto" or "inductor", as in `compile`. The other stacks fold the weights into their kernels
-            and cannot train.
+        kernels: As in `compile`, but of the stacks only those that do not fold the weights into their kernels.
         process_group: True (all ranks of the job) or a group of `torch.distributed`. Each rank trains on its own rows,
             on its own `devices`, and gradients are averaged over the ranks; each rank's mean has the same weight,
             whatever its number of rows. All ranks construct the step. Weights and buffers are broadcast from the first

@@ -1,7 +1,7 @@
 """What is known of tasks goes into their costs, and into those of the parts they are cut into."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.costs import measure as measuring
@@ -33,6 +33,7 @@ def plan(graph):
     return place(cost(graph, MACHINE, homes={}), "single")
 
 
+@settings(deadline=None)
 @given(st.floats(1e-7, 10))
 def test_a_recorded_task_costs_what_it_took(took):
     known = measuring.recorded(plan(graph()), {("t", "cpu"): took})
@@ -40,6 +41,7 @@ def test_a_recorded_task_costs_what_it_took(took):
     assert again.seconds[0] == pytest.approx(took) and again.how == "measured"
 
 
+@settings(deadline=None)
 @given(st.floats(1e-7, 10))
 def test_parts_are_as_much_slower_than_the_roofline_as_the_whole(took):
     known = measuring.recorded(plan(graph()), {("t", "cpu"): took})
