@@ -20,7 +20,7 @@ from ..ir.device import Device
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.batch_split import Split
-from ..pipeline.options import Kernels, Options, Pins, one_of, require_changing
+from ..pipeline.options import Kernels, Options, Pins, require_changing
 from ..pipeline.stages import at_home, plan_captured, timed
 from ..planner import Policy
 from ..system.process import keep_freed_memory

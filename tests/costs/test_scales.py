@@ -30,7 +30,7 @@ def test_launch_and_factor_are_found_beside_a_wrong_sample(launch, factor, wrong
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.floats(0, 1), st.floats(1e-7, 10)), min_size=1, max_size=8))
-@example([(1, 5e-324, 1.0)])
+@example([(1, 5e-324, 1.0), (1, 0.0, 0.5)])
 def test_any_samples_have_a_scale_that_can_be_one(rows):
     ((_, launch, factor),) = fitted(("f", *row) for row in rows)
     assert 0 < launch < 11 and 0 < factor < float("inf")
