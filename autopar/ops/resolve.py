@@ -69,12 +69,37 @@ def _log_sigmoid(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return made, buffer if buffer.shape == given.shape else given.abs().neg_().exp_()
 
 
+def _dropout(given: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    # A CPU's eager dropout is not this operator: it scales a mask of ones, then multiplies, and draws none for p = 1.
+    if given.device.type != "cpu" or train is False:
+        made, mask = torch.ops.aten.native_dropout.default(given, p, train)
+        return made, mask
+    mask = torch.empty_like(given, dtype=torch.bool)
+    mask = mask.bernoulli_(1 - p) if p < 1 else mask.zero_()
+    return (given * mask).mul_(_kept(1 - p, given.dtype)), mask
+
+
+def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    if gradient.device.type != "cpu":
+        made: torch.Tensor = torch.ops.aten.native_dropout_backward.default(gradient, mask, scale)
+        return made
+    return (gradient * mask).mul_(_kept(1 / scale if scale else 0.0, gradient.dtype))
+
+
+@functools.cache
+def _kept(share: float, dtype: torch.dtype) -> float:
+    """Return the factor on what a dropout keeps, `share` of all, as it is rounded in eager's mask."""
+    return torch.ones((), dtype=dtype).div_(share).item() if share else 0.0
+
+
 _OWN: dict[str, Callable[..., Any]] = {
     JOIN: _join,
     PART: _part,
     SUM: _sum,
     WORDS: _words,
     "aten.log_sigmoid_forward.default": _log_sigmoid,
+    "aten.native_dropout.default": _dropout,
+    "aten.native_dropout_backward.default": _dropout_backward,
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
 }
 

@@ -213,7 +213,7 @@ class _Choice:
             made, mask = (self.graph.value[name] for name in task.outputs)
             probability = args[1]
             assert isinstance(probability, (int, float))
-            # In half precision the two kernels round differently.
+            # In half precision the two kernels of an accelerator may round differently.
             if made.dtype in ("float32", "float64") and self.ready(mask.storage):
                 scale = 1 / (1 - probability) if probability != 1 else 0.0
                 axes = (axis for axis, size in enumerate(made.shape) if size > 1)

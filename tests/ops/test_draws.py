@@ -154,3 +154,19 @@ def test_calls_leave_the_generator_as_eager_does(check: str, split: int | None, 
         assert torch.equal(found, wanted) and found.stride() == wanted.stride()
         assert torch.equal(torch.get_rng_state(), after)
         assert found.requires_grad == training
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("share", [0.1, 0.15, 0.3, 1.0])
+def test_a_dropout_in_training_rounds_and_draws_as_eager(share: float, dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Dropout(share))
+    fast = autopar.compile(model, ["cpu"], check="never")
+    x = torch.randn(40, 30, dtype=dtype, requires_grad=True)
+    tangent = torch.randn(40, 30, dtype=dtype)
+    found = []
+    for run in (model, fast):
+        torch.manual_seed(5)
+        out = run(x)
+        found.append((out, *torch.autograd.grad(out, x, tangent), torch.rand(3)))
+    for eager, placed in zip(*found):
+        assert torch.equal(eager, placed)
