@@ -11,6 +11,7 @@ from ..errors import CaptureError
 from ..system import versions
 
 try:
+    from torch._higher_order_ops.wrap import tag_activation_checkpoint
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
@@ -28,8 +29,12 @@ if not versions.supported(torch.__version__):
 # What is torch's own, for others to import from here.
 __all__ = [
     "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "flop_registry", "pytree",
-    "sdpa_flop_count",
+    "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
+
+
+CONTEXT_FN = "_checkpoint_context_fn"
+"""Under this name Dynamo keeps the `context_fn` of a checkpoint, in the `meta` of its region."""
 
 
 def memory(item: Any) -> int | None:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ..capture import Captured, Untraceable
 from ..capture.autocast import anywhere
 from ..capture.captured import settle
+from ..capture.checkpoints import in_eager
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, effects, outermost
 from ..capture.refusals import explain
@@ -45,7 +46,7 @@ class Served:
     """
 
     def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
-        self._backend, self.module = weakref.ref(backend), module
+        self._backend, self.module = weakref.ref(backend), in_eager(module)
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written = ""
         self.stores = effects() if outermost() and not broken(module)[0] else None

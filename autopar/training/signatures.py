@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from ..capture import Captured
 from ..capture.ahead import ahead
+from ..capture.checkpoints import in_eager
 from ..capture.convert import captured_at
 from ..capture.refusals import Untraceable, explain, valued
 from ..capture.region import Region
@@ -76,6 +77,7 @@ class Signatures:
 
             return refuse
         plans: dict[Hashable, Plan] = {}
+        eager = in_eager(module)
 
         def made(args: Sequence[Any]) -> Signature:
             try:
@@ -85,7 +87,7 @@ class Signatures:
                 raise valued(self.name, module, error) from error
             weights, parameters = arguments.weights(args), self.parameters()
             return Signature(
-                captured, module, weights, parameters, self.machine, self.options, args, self.pool, plans
+                captured, eager, weights, parameters, self.machine, self.options, args, self.pool, plans
             )
 
         def serve(*args: Any) -> Any:

@@ -247,6 +247,36 @@ def test_checkpoint_inside_and_around():
         assert alike(around, trained(plain, lambda t: checkpoint(plain, t, use_reentrant=False)))
 
 
+class Drops(nn.Module):
+    """Draws a mask in a checkpointed region, within another one."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 6, sparse=sparse)
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def outer(given: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(checkpoint(self.inner, given, use_reentrant=False), 0.3)
+
+        return checkpoint(outer, self.table(x), use_reentrant=False)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["placed", "as written"])
+def test_a_checkpointed_region_draws_the_same_again(written):
+    plain, fast = twins(lambda: Drops(sparse=written))
+    x = torch.tensor([[0, 3], [8, 3]])
+
+    def trained(model: nn.Module) -> dict[str, Any]:
+        torch.manual_seed(3)
+        found = gradients(model, lambda: model(x).pow(2).sum())
+        found["table.weight"] = found["table.weight"].to_dense()
+        return {**found, "next": torch.rand(2)}
+
+    for _ in range(2):
+        assert alike(trained(fast), trained(plain))
+
+
 class Squared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
