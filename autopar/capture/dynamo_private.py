@@ -43,8 +43,7 @@ try:
 except ImportError as error:
     raise CaptureError(versions.lacking(torch.__version__, error)) from error
 
-# What is torch's own, for others to import from here.
-__all__ = ["TorchDynamoException"]
+__all__ = ["TorchDynamoException"]  # torch's own, for others to import from here
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
@@ -370,6 +369,8 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
         _compiling(),
         # Random draws with unused results stay: they advance the generator.
         config.patch(fallback_random=True),
+        # A call may be under autocast; its backward is not.
+        torch._functorch.config.patch(backward_pass_autocast="off"),
         enable_python_dispatcher(),
         preserve_node_meta(),
         contextlib.ExitStack() as stack,

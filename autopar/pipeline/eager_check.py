@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
+from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
 from ..errors import DifferenceError
 from ..ir.graph import LOCAL, Graph
@@ -112,7 +113,7 @@ class Eager(Snapshot):
                 )
             drawn = torch.randn(root.shape, generator=random, dtype=torch.float64)
             self.tangents[name] = self.given.get(name, drawn).to(root)
-        with _unhooked(leaves.values()):
+        with _unhooked(leaves.values()), casting.off({"cpu", *(root.device.type for root in roots)}):
             found = torch.autograd.grad(
                 roots, list(leaves.values()), list(self.tangents.values()), allow_unused=True
             )

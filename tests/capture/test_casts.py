@@ -80,3 +80,30 @@ def test_each_way_to_call_is_planned_once():
             plans.add(id(fast.plan))
     assert len(plans) == len(CASTS)
     fast.close()
+
+
+class Island(nn.Module):
+    """Compares its rows in single precision, whatever the autocast around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lifted = self.lift(x)
+        with torch.autocast("cpu", enabled=False):
+            return lifted.float() @ lifted.float().t()
+
+
+def test_a_backward_is_computed_outside_of_the_autocast_around_its_forward():
+    """As torch recommends, and as eager does where only the forward is under autocast."""
+    model, x = Island(), torch.randn(4, 6)
+    fast = autopar.compile(model, ["cpu"])
+    found = []
+    for run in (model, fast, fast):
+        with casting(torch.bfloat16):
+            made = run(x)
+        found.append(torch.autograd.grad(made.pow(2).sum(), list(model.parameters())))
+    for placed in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], placed))
+    fast.close()
