@@ -88,8 +88,12 @@ def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> l
         if place is not None and (place in fixed or (place in kept and value._is_view())):
             value = value.clone()
         elif place is not None and value._is_view() and count[place] == 1:
-            form = value.storage_offset(), value.shape, value.stride()
-            value = value.new_empty(0).set_(value.untyped_storage(), *form)
+            if value.is_conj() or value.is_neg():
+                # Their memory holds other values than they do.
+                value = value.resolve_conj().resolve_neg()
+            else:
+                form = value.storage_offset(), value.shape, value.stride()
+                value = value.new_empty(0).set_(value.untyped_storage(), *form)
         found.append(value)
     return found
 

@@ -192,6 +192,11 @@ def views(m: Any, x: torch.Tensor) -> Any:
     return h, h.t(), h[0], h.detach(), h, x, x.t(), m.linear.weight, m.linear.weight.t()
 
 
+def conjugates(m: Any, x: torch.Tensor) -> Any:
+    h = torch.fft.fft(m.linear(x))
+    return h.conj(), torch.fft.fft(m.linear(x)).conj().imag, h, h.conj()[0], torch.fft.fft(x).mH
+
+
 def grad_of_what_it_made(m: Any, x: torch.Tensor) -> Any:
     h = m.linear(x)
     h.retain_grad()
@@ -219,14 +224,15 @@ class Model(nn.Module):
 
 BODIES = (
     functions, by_hand, no_grad, hooked, penalty, constant_gradient, physics, mapped, keeps, counts, reads, removes,
-    on_a_node, packs, reentrant, writes_a_parameter, writes_a_buffer, stores, branches, views, grad_of_what_it_made,
+    on_a_node, packs, reentrant, writes_a_parameter, writes_a_buffer, stores, branches, views, conjugates,
+    grad_of_what_it_made,
 )  # fmt: skip
 
 
 def total(made: Any) -> torch.Tensor:
     """A number whose backward reaches all that was made."""
     ones = [made] if isinstance(made, torch.Tensor) else made
-    return sum(((each * each).sum() for each in ones if each.requires_grad), torch.zeros(()))
+    return sum(((each * each).abs().sum() for each in ones if each.requires_grad), torch.zeros(()))
 
 
 @pytest.mark.slow
