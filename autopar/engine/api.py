@@ -83,8 +83,7 @@ def compile(
             weights stay only there, and each call transfers them to the devices that read them.
         kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the background with each installed stack
             ("inductor", "inductor frozen", "onnxruntime", "openvino", "cudagraphs"), compare each with eager, and use
-            and remember the fastest on this machine. The name of a stack selects it, and that of another backend of
-            `torch.compile` selects that; it compiles in the third call. See `wait`.
+            the fastest on this machine. Or a stack, or a backend of `torch.compile`, by name. See `wait`.
         fullgraph: As in `torch.compile`: refuse a model that is not one graph.
         dynamic: As in `torch.compile`: sizes are open from the start (True), never (False), or once they vary (None).
 

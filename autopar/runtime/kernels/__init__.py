@@ -3,7 +3,13 @@ also finds the backends of `torch.compile`."""
 
 from __future__ import annotations
 
-from . import compile_backend, cuda_graphs, inductor, onnx_runtime, open_vino
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from . import cuda_graphs, inductor, onnx_runtime, open_vino
 from .stack import Compilation, Kernel, Refusal, Stack
 
 STACKS: tuple[Stack, ...] = (
@@ -16,8 +22,27 @@ STACKS: tuple[Stack, ...] = (
 
 
 def named(name: str) -> Stack | None:
-    """Return the stack of this name, or the backend of `torch.compile`; None if there is neither."""
-    return next((stack for stack in STACKS if stack.name == name), None) or compile_backend.named(name)
+    """Return the stack of this name, or that of a backend registered with `torch.compile`, autopar's own excluded;
+    None if there is neither."""
+    import torch._dynamo
+
+    for stack in STACKS:
+        if stack.name == name:
+            return stack
+    if name == "autopar" or name not in torch._dynamo.list_backends(exclude_tags=()):
+        return None
+    load = partial(_by_backend, name)
+    return Stack(name, False, lambda: "", inductor.keeps, load, devices=None, traces=True)
+
+
+def _by_backend(name: str, work: Compilation) -> Callable[..., Any]:
+    """Let a backend compile a piece, its weights as arguments, as if Dynamo had captured it. Raises its errors."""
+    import torch._dynamo
+
+    backend = torch._dynamo.lookup_backend(name)
+    with torch.no_grad():
+        call: Callable[..., Any] = backend(work.module, list(work.examples))
+    return call
 
 
 __all__ = ["STACKS", "Compilation", "Kernel", "Refusal", "Stack", "named"]
