@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -27,16 +26,15 @@ try:
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
     from torch._dynamo.utils import counters
     from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
     from torch._export.utils import (
         _collect_all_valid_cia_ops_for_aten_namespace,
-        _is_preservable_cia_op,
         _special_op_to_preserve_cia,
     )
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
     from torch.utils.hooks import RemovableHandle
@@ -97,19 +95,39 @@ _count = itertools.count()
 class _Entry:
     """Dynamo's entry to a frame without code yet, under `_SETTINGS`, which are read during capture.
 
-    `skipped(reason, place)` is called for frames that Dynamo gives up without a graph.
+    `skipped(reason, place)` is called for frames that Dynamo gives up without a graph. After such a call of `code`,
+    one that fails or computes nothing, Dynamo would capture no other call of it ever again: `resume` ends that.
     """
 
     def __init__(
-        self, entry: Callable[..., Any], skipped: Callable[[str, str], None], settings: dict[str, Any]
+        self,
+        entry: Callable[..., Any],
+        skipped: Callable[[str, str], None],
+        settings: dict[str, Any],
+        code: CodeType,
     ) -> None:
-        self.entry, self.skipped, self.settings = entry, skipped, settings
+        self.entry, self.skipped, self.settings, self.code = entry, skipped, settings, code
         self._torchdynamo_orig_backend = entry
+        self.failures = self.resting = 0
+        """Number of captures without a graph since the last graph, and of calls until the next attempt."""
+
+    def resume(self) -> None:
+        """Let Dynamo capture calls of `code` again, once in twice as many calls after each failure."""
+        self.resting -= 1
+        if self.resting <= 0:
+            self.resting = 0
+            _eval_frame.set_code_exec_strategy(
+                self.code, FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+            )
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known = dict(counters["graph_break"])
         with torch._dynamo.config.patch(**self.settings), _quiet(), uncollected():
             found = self.entry(frame, *args, **kwargs)
+        if frame.f_code is self.code:
+            given_up = found.guarded_code is None
+            self.failures = self.failures + 1 if given_up else 0
+            self.resting = 1 << (self.failures - 1) if given_up else 0
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
                 self.skipped(
@@ -212,13 +230,16 @@ def compiled(
     context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
     # There is none where torch.compile is switched off.
     callback: Any = getattr(context, "callback", None)
+    entry: _Entry | None = None
     if callback is not None:
         # A line in a log is no reason to refuse a call; where graphs may break it is written.
         settings = {**_SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else _SETTINGS
-        vars(context)["callback"] = _Entry(callback, skipped, settings)
+        vars(context)["callback"] = entry = _Entry(callback, skipped, settings, call.__code__)
     made, code = context(call), call.__code__
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        if entry is not None and entry.resting:
+            entry.resume()
         return made(_hooks(), *args, **kwargs)
 
     def guard(arguments: Arguments, pinned: Mapping[str, Any], watched: Collection[str]) -> Check | None:
@@ -317,21 +338,6 @@ def _named(source: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-def depends_on_values(made: Any) -> bool:
-    """Return True if a number, or a size of a tensor, depends on the values in a tensor."""
-    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
-    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
-
-
-@functools.cache
-def kept_whole(operator: Any) -> bool | None:
-    """Return True for a composite operator that `flattened` keeps, False for one that it decomposes, None for
-    others."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
-        return None
-    return bool(_is_preservable_cia_op(operator))
-
-
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
     """Within the block, disable autograd, so that a dispatch mode sees composite operators before torch decomposes
@@ -389,12 +395,3 @@ def _compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
-
-
-def autograd_keys(kinds: set[str]) -> list[Any]:
-    """Return the dispatch keys of autograd for these device types."""
-    private = torch._C._get_privateuse1_backend_name()
-    names = ["PrivateUse1" if kind == private else kind.upper() for kind in sorted(kinds)]
-    names = [{"META": "Meta"}.get(name, name) for name in names]
-    found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
-    return [key for key in found if key is not None]

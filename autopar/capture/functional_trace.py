@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .dynamo_private import below_autograd, kept_whole
+from .dynamo_private import below_autograd
 from .sizes import is_open
-from .torch_private import FakeTensor, TorchDispatchMode, memory
+from .torch_private import FakeTensor, TorchDispatchMode, kept_whole, memory
 
 _aten = torch.ops.aten
 _META = ("nn_module_stack", "stack_trace")

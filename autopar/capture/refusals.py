@@ -10,9 +10,10 @@ from traceback import FrameSummary
 from torch import fx
 
 from ..errors import CaptureError
-from .dynamo_private import TorchDynamoException, depends_on_values, first_line
+from .dynamo_private import TorchDynamoException, first_line
 from .operators import collective
 from .source_locations import foreign, located, short
+from .torch_private import depends_on_values
 
 
 class Untraceable(CaptureError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -11,8 +12,10 @@ from ..errors import CaptureError
 from ..system import versions
 
 try:
+    from torch._export.utils import _is_preservable_cia_op
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,6 +61,30 @@ def transformed() -> str:
         if not mode.is_infra_mode():
             return f"{type(mode).__name__}, a TorchDispatchMode,"
     return ""
+
+
+def autograd_keys(kinds: set[str]) -> list[Any]:
+    """Return the dispatch keys of autograd for these device types."""
+    private = torch._C._get_privateuse1_backend_name()
+    names = ["PrivateUse1" if kind == private else kind.upper() for kind in sorted(kinds)]
+    names = [{"META": "Meta"}.get(name, name) for name in names]
+    found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
+    return [key for key in found if key is not None]
+
+
+def depends_on_values(made: Any) -> bool:
+    """Return True if a number, or a size of a tensor, depends on the values in a tensor."""
+    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
+    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
+
+
+@functools.cache
+def kept_whole(operator: Any) -> bool | None:
+    """Return True for a composite operator that `flattened` keeps, False for one that it decomposes, None for
+    others."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
+        return None
+    return bool(_is_preservable_cia_op(operator))
 
 
 def packs_saved() -> bool:

@@ -20,10 +20,11 @@ from torch.utils import _pytree as pytree
 from ..ops.composites.define import lowered
 from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
 from .autocast import enabled
-from .dynamo_private import autograd_keys, differentiated, flattened
+from .dynamo_private import differentiated, flattened
 from .functional_trace import record
 from .operators import draws
 from .refusals import Untraceable
+from .torch_private import autograd_keys
 
 _aten = torch.ops.aten
 log = logging.getLogger("autopar")

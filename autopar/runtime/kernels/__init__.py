@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from . import cuda_graphs, inductor, onnx_runtime, open_vino
 from .stack import Compilation, Kernel, Refusal, Stack
 

@@ -1,0 +1,78 @@
+"""A call of which nothing is captured, because it fails or computes nothing, does not keep later calls from being
+placed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pairs import alike, compiled
+from torch import nn
+from torch._dynamo.utils import counters
+
+
+class Service(nn.Module):
+    """Refuses requests without rows, and leaves an empty list as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, list):
+            return [self.linear(each) for each in x]
+        if x.shape[0] == 0:
+            raise ValueError("no rows")
+        return self.linear(x).relu()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (torch.randn(0, 4), ValueError),
+        (torch.randn(2, 3), RuntimeError),
+        (torch.randn(2, 4, device="meta"), RuntimeError),
+        ([], None),
+    ],
+    ids=["refused", "other sizes", "another device", "nothing to compute"],
+)
+@pytest.mark.parametrize("before", [0, 2])
+def test_calls_after_it_are_placed(given: Any, kind: type[Exception] | None, before: int) -> None:
+    model = Service()
+    fast = compiled(model)
+    sizes = iter(range(1, 20))
+
+    def good() -> None:
+        x = torch.randn(next(sizes), 4)
+        assert alike(fast(x), model(x))
+
+    with torch.no_grad():
+        for _ in range(before):
+            good()
+        for _ in range(3):
+            if kind is None:
+                assert fast(given) == []
+            else:
+                with pytest.raises(kind):
+                    fast(given)
+        for _ in range(8):
+            good()
+        known = sum(fast._placement.backend.unplaced.values())
+        good()
+        assert sum(fast._placement.backend.unplaced.values()) == known
+        assert alike(fast([torch.ones(2, 4)]), model([torch.ones(2, 4)]))
+        assert sum(fast._placement.backend.unplaced.values()) == known
+    fast.close()
+
+
+def test_a_model_without_a_graph_is_captured_ever_more_seldom() -> None:
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    fast, x = compiled(same), torch.randn(3)
+    before = counters["frames"]["total"]
+    for _ in range(100):
+        assert fast(x) is x
+    assert fast._placement.backend.unplaced == {"torch.compile captured no graph": 100}
+    assert 3 <= counters["frames"]["total"] - before <= 9
