@@ -33,7 +33,15 @@ def sharing(form: type[T], model: nn.Module, shown: type) -> T:
 
 @functools.lru_cache(maxsize=256)
 def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
-    own: dict[str, Any] = {"__module__": shown.__module__, "__qualname__": shown.__qualname__}
+    def plain(_: type[Any], *args: Any, **kwargs: Any) -> nn.Module:
+        """Return a plain model: `self.__class__(…)` in a method of the model, such as a slice of nn.Sequential."""
+        return kind(*args, **kwargs)
+
+    own: dict[str, Any] = {
+        "__module__": shown.__module__,
+        "__qualname__": shown.__qualname__,
+        "__new__": plain,
+    }
     written = inspect.getattr_static(kind, "forward")
     # That of a scripted module is none of Python's.
     if inspect.isfunction(written):

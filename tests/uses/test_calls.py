@@ -94,6 +94,15 @@ def test_a_dataclass_as_the_argument():
     assert alike(fast(Answer(x, "other", [x])), x)
 
 
+def test_methods_that_make_another_of_the_models_class_make_a_plain_one():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(3, 8)
+    fast = compiled(model)
+    assert type(fast[:2]) is type(fast + fast[1:]) is nn.Sequential
+    assert alike(fast[:2](x), model[:2](x))
+    assert type(type(fast)(nn.ReLU())) is nn.Sequential
+    assert alike(fast(x), model(x))
+
+
 def test_lazy_modules_take_their_sizes_from_the_first_call():
     plain, fast = twins(
         lambda: nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
