@@ -66,7 +66,7 @@ def link(src: str, dst: str) -> dict[str, float]:
 def memcpy() -> dict[str, float]:
     """Measure `latency_s` and `bytes_per_s` of a copy within host memory into fresh memory: the link of an emulated
     device, whose copies allocate their target."""
-    small, large = torch.ones(_SMALL, dtype=torch.uint8), torch.ones(_LARGE // 4, dtype=torch.uint8)
+    small, large = (torch.ones(size, dtype=torch.uint8, device="cpu") for size in (_SMALL, _LARGE // 4))
     few = best(lambda: small.clone(), "cpu", 20)
     many = best(lambda: large.clone(), "cpu", 10)
     return {"latency_s": few, "bytes_per_s": large.numel() / max(many - few, many / 2)}
@@ -114,7 +114,7 @@ def _product(device: str, dtype: torch.dtype, side: int, last: int) -> float | N
 def pins_memory() -> bool:
     """Return True if host memory can be pinned for the present accelerator."""
     try:
-        return torch.empty(1, pin_memory=True).is_pinned()
+        return torch.empty(1, device="cpu", pin_memory=True).is_pinned()
     except RuntimeError:  # its backend has no allocator of such memory
         return False
 
@@ -127,6 +127,6 @@ def _copier(src: str, dst: str, size: int) -> Callable[[], Any]:
 
 def _buffer(device: str, size: int) -> torch.Tensor:
     if torch.device(device).type == "cpu":
-        made = torch.ones(size, dtype=torch.uint8)
+        made = torch.ones(size, dtype=torch.uint8, device="cpu")
         return made.pin_memory() if pins_memory() else made
     return torch.ones(size, dtype=torch.uint8, device=device)

@@ -257,7 +257,7 @@ class CompiledModule(Compiled):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
         try:
-            where = str(fn(torch.empty(0)).device)
+            where = str(fn(torch.empty(0, device="cpu")).device)
         except (AssertionError, RuntimeError) as error:
             where = f"a device that is not here ({error})"
         if where != "cpu":

@@ -111,7 +111,7 @@ class Eager(Snapshot):
                     f"an output of {self.captured.graph.name} requires grad in the captured graph, not in eager; "
                     "report the model with this message"
                 )
-            drawn = torch.randn(root.shape, generator=random, dtype=torch.float64)
+            drawn = torch.randn(root.shape, generator=random, dtype=torch.float64, device="cpu")
             self.tangents[name] = self.given.get(name, drawn).to(root)
         with _unhooked(leaves.values()), casting.off({"cpu", *(root.device.type for root in roots)}):
             found = torch.autograd.grad(
@@ -211,7 +211,7 @@ class Eager(Snapshot):
         def shaken(path: str, leaf: Any) -> Any:
             made = apart(leaf)
             if path and made.is_floating_point():
-                noise = torch.rand(made.shape, generator=draw).to(made) * 2 - 1
+                noise = torch.rand(made.shape, generator=draw, device="cpu").to(made) * 2 - 1
                 made.addcmul_(made, noise, value=4 * torch.finfo(made.dtype).eps)
             return _alike(made, leaf)
 

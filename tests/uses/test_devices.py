@@ -9,7 +9,7 @@ from torch import nn
 
 import autopar
 from autopar import DeviceError, PlanError
-from autopar.costs import detect
+from autopar.costs import calibrate, detect
 
 HERE = ("cpu", *detect.accelerators())
 
@@ -22,6 +22,16 @@ def test_all_devices_where_none_are_named():
     more = autopar.compile(model, ["auto", "emulated:0"])
     assert tuple(more.machine.device) == (*HERE, "emulated:0")
     assert tuple(autopar.plan(model, example_inputs=(x,)).costed.machine.device) == HERE
+
+
+def test_a_default_device_for_new_tensors_is_the_users_alone():
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(3, 4)
+    fast = autopar.compile(model, ["cpu"])
+    with torch.device("meta"):
+        torch.testing.assert_close(fast(x), model(x))
+        assert fast.double() is fast
+        torch.testing.assert_close(fast(x.double()), model(x.double()))
+        assert calibrate.memcpy()["bytes_per_s"] < 1e12
 
 
 def test_a_type_alone_is_the_current_device_of_that_type(monkeypatch):

@@ -203,7 +203,7 @@ def _empty(name: str, shapes: Shapes, like: torch.Tensor | None = None) -> torch
     size, dtype = shapes[_there(name, shapes)]
     if isinstance(like, DTensor) and like.shape == size:
         return torch.zeros_like(like, dtype=dtype, requires_grad=False)
-    return torch.empty(size, dtype=dtype)
+    return torch.empty(size, dtype=dtype, device="cpu")
 
 
 def _packed(name: str, value: Any, tensors: Tensors) -> Any:

@@ -30,7 +30,7 @@ def _forward(module: nn.Module, given: torch.Tensor, *, rank: int) -> Any:
     if not module.training:
         return type(module).forward(module, given)
     # From the CPU's, which all ranks draw from alike.
-    seed = int(torch.randint(_SEEDS, ()))
+    seed = int(torch.randint(_SEEDS, (), device="cpu"))
     with restored(given.device):
         torch.manual_seed(seed ^ (rank + 1))
         return type(module).forward(module, given)
