@@ -137,8 +137,8 @@ class Play:
         instance = self.instance
         if r < 0:
             raise PlanError(
-                f"the plan places {name!r}, which is not a cluster of {instance.costed.graph.name!r}; if it was made for "
-                "another graph or machine, plan again"
+                f"the plan places {name!r}, which is not a cluster of {instance.costed.graph.name!r}; if it was made "
+                "for another graph or machine, plan again"
             )
         if self.device[r] == device and (r, device) in instance.modes and lane != self.lane[r]:
             self.more.setdefault(r, []).append(lane)
