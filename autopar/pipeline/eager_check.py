@@ -207,12 +207,14 @@ class Eager(Snapshot):
         """Return outputs and gradients with weights that differ in their last bits, which bounds the effect of
         rounding. Empty if there can be none."""
         draw = torch.Generator().manual_seed(0)
+        # Under autocast, weights are rounded to fewer bits than they have.
+        coarsest = max((torch.finfo(dtype).eps for dtype in _rounded(self.captured.graph)), default=0.0)
 
         def shaken(path: str, leaf: Any) -> Any:
             made = apart(leaf)
             if path and made.is_floating_point():
                 noise = torch.rand(made.shape, generator=draw, device="cpu").to(made) * 2 - 1
-                made.addcmul_(made, noise, value=4 * torch.finfo(made.dtype).eps)
+                made.addcmul_(made, noise, value=max(4 * torch.finfo(made.dtype).eps, coarsest / 16))
             return _alike(made, leaf)
 
         return self._retold("of its rounding", shaken, lambda model: model)
@@ -294,8 +296,12 @@ def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
 def _loosest(graph: Graph) -> float:
     """Return the tolerance of the least precise dtype of a graph: autocast's gradients are float32, but no more
     precise."""
-    dtypes = {getattr(torch, value.dtype, None) for value in graph.values}
-    return max((LIMIT[dtype] for dtype in dtypes if dtype in LIMIT), default=0.0)
+    return max((LIMIT[dtype] for dtype in _rounded(graph)), default=0.0)
+
+
+def _rounded(graph: Graph) -> set[torch.dtype]:
+    """Return the dtypes of a graph whose numbers are rounded."""
+    return {dtype for value in graph.values if (dtype := getattr(torch, value.dtype, None)) in LIMIT}
 
 
 def _allowed(reference: Any, loose: float) -> float:

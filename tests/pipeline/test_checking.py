@@ -209,3 +209,17 @@ def test_memory_that_nobody_has_written_to_is_not_compared():
             # What is freed here is what the next call gets.
             del x
     fast.close()
+
+
+@pytest.mark.slow
+def test_what_is_nothing_but_rounding_in_half_precision_is_let_through():
+    """The gradients of biases in front of a BatchNorm, which are zero in exact arithmetic, of a batch in two parts."""
+    torch.manual_seed(0)
+    blocks = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)]
+    ends = [nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+    fast = autopar.compile(nn.Sequential(*blocks, *ends), ["cpu*2"], split=2)
+    x = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+        fast(x)
+    assert fast.plan.costed.graph.split
+    fast.close()
