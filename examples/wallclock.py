@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import autopar
-from autopar.runtime.lane_threads import Call
+from autopar.runtime.lane_threads import CallContext
 
 SLOWER = 4
 """Times that the declared clock is slowed down when the first one was too fast for this machine."""
@@ -46,7 +46,7 @@ def one_lock(compiled: autopar.Compiled) -> Iterator[None]:
     """Inside, each compute and each copy of `compiled` ends before the next begins, whichever lane it is in."""
     lock = threading.Lock()
     clocks: dict[str, Any] = {}
-    clock, recorder = Call.clock, Call.recorder
+    clock, recorder = CallContext.clock, CallContext.recorder
 
     def shared_clock(call: Any, lane: str) -> Any:
         clocks[lane] = clock(call, lane)
@@ -55,12 +55,12 @@ def one_lock(compiled: autopar.Compiled) -> Iterator[None]:
     def locked_recorder(call: Any, lane: str) -> Any:
         return _Locked(recorder(call, lane), lock, lambda: clocks.get(lane), call.assembly.lanes[lane].drain)
 
-    Call.clock, Call.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
+    CallContext.clock, CallContext.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
     try:
         with compiled.record():
             yield
     finally:
-        Call.clock, Call.recorder = clock, recorder  # type: ignore[method-assign]
+        CallContext.clock, CallContext.recorder = clock, recorder  # type: ignore[method-assign]
 
 
 class _Locked:

@@ -250,7 +250,7 @@ def test_keywords_are_checked(model, x):
 @pytest.mark.slow
 def test_moving_pickling_and_copying(model, x):
     fast = autopar.compile(model, THREE)
-    with pytest.raises(autopar.DeviceError, match="its plan says what is where"):
+    with pytest.raises(autopar.DeviceError, match="its plan decides where tensors are"):
         fast.to("meta")
     with pytest.raises(TypeError, match=r"fast\.plan\.save"):
         pickle.dumps(fast)

@@ -178,8 +178,11 @@ WRONG = [
     (broken(tasks__0__seconds__cpu=INFINITE), r"it must be a finite number"),
     (broken(tasks__0__seconds__cpu=True), r"the time of task 'a' on 'cpu' is True; it must be a number"),
     (broken(tasks__0__seconds__cpu=None), r"the time of task 'a' on 'cpu' is None"),
-    (broken(tasks__0__seconds__cpu=10**400), r"the time of task 'a' on 'cpu' is 1000.*1e\+30 is the most"),
-    (broken(values__1__bytes=10**400), r"'bytes' of value 'v' is 1000.*1e\+30 is the most"),
+    (
+        broken(tasks__0__seconds__cpu=10**400),
+        r"the time of task 'a' on 'cpu' is 1000.*1e\+30 is the largest value allowed",
+    ),
+    (broken(values__1__bytes=10**400), r"'bytes' of value 'v' is 1000.*1e\+30 is the largest value allowed"),
     (broken(values__1__consumers=[["b"], "c"]), r"a consumer of value 'v' is \['b'\]; it must be a name"),
     (broken(tasks__0__seconds__tpu=1.0), r"'seconds' of task 'a' is 'tpu', which is not a device"),
     (broken(tasks__0__seconds=1.0), r"'seconds' of task 'a' is 1.0; it must be an object"),

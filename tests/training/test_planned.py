@@ -103,7 +103,7 @@ def test_weights_on_the_device_are_updated_there() -> None:
     [
         (lambda p: torch.optim.RMSprop(p), PlanError, "RMSprop cannot be planned.*SGD, Adam, AdamW"),
         (lambda p: torch.optim.SGD([nn.Parameter(torch.zeros(2))], 0.1), PlanError, "no parameter that has"),
-        (lambda p: torch.optim.SGD, CaptureError, "is not a torch optimizer"),
+        (lambda p: torch.optim.SGD, CaptureError, "the optimizer is the class SGD; give an instance"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_said(make, error, text) -> None:
