@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import rig
 import torch
-from compilers import chosen
+from compilers import Folding, chosen, using
 from rig import FIRST
 from torch import nn
 
@@ -70,6 +70,25 @@ def test_lanes_of_several_devices_run_kernels() -> None:
     for turn, own in enumerate(found):
         torch.testing.assert_close(own, model(x + turn), rtol=1e-5, atol=1e-5)
     fast.close()
+
+
+def test_a_library_for_cpus_compiles_their_lanes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    folding = Folding()
+    folding.devices = frozenset({"cpu"})
+    using(monkeypatch, folding, fastest="folding")
+    torch.manual_seed(0)
+    model, x = rig.Towers(), torch.randn(rig.ROWS, 32)
+    pins = {"left": "cpu", "right": FIRST}
+    fast = autopar.compile(model, ["cpu", FIRST], pins=pins, split=None, kernels="auto", example_inputs=(x,))
+    fast.wait()
+    assert chosen(fast) == "folding" and devices_of_pieces(fast) == {"cpu"}
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    fast.close()
+    alone = autopar.compile(model.to(FIRST), [FIRST], kernels="auto", example_inputs=(x.to(FIRST),))
+    alone.wait()
+    assert chosen(alone) == "eager"
+    torch.testing.assert_close(alone(x.to(FIRST)), model(x.to(FIRST)), rtol=1e-5, atol=1e-5)
+    alone.close()
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

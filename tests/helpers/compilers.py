@@ -22,7 +22,8 @@ from autopar.runtime.kernels import STACKS, Compilation, Stack
 class Folding:
     """A compiler for tests: it folds the weights as they are now, and calls PyTorch's own kernels."""
 
-    frozen, traces, devices = True, False, None
+    frozen, traces = True, False
+    devices: frozenset[str] | None = None
 
     def __init__(self, name: str = "folding", off: float = 0.0, error: str = "", absent: str = "") -> None:
         self.name, self.off, self.error, self.absent = name, off, error, absent
