@@ -27,7 +27,7 @@ whole model, a number an accelerator."""
 Kernels: TypeAlias = (
     Literal["eager", "auto", "inductor", "inductor frozen", "onnxruntime", "openvino", "cudagraphs"] | str
 )
-"""Who computes: PyTorch's own kernels, the fastest library, a library, or a backend of `torch.compile` by name."""
+"""Kernels of PyTorch, of the fastest library, of one library, or of a backend of `torch.compile`, by name."""
 
 
 @dataclass(frozen=True)
