@@ -186,7 +186,7 @@ class Plan:
         its start.
 
         Caps apply to these and to the maximum over all orders in which the lanes may run, which
-        `lowering.check.check(program, plan.costed.graph).peaks` returns and which may be larger. The plan of a
+        `lowering.check.check(program, plan.costed.graph)` returns and which may be larger. The plan of a
         compiled model in training has the larger of the two.
         """
         return {memory.device: memory.peak for memory in self.memory}

@@ -8,8 +8,6 @@ nothing leaks; no deadlock; each step's buffers are on its device; the results a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ..errors import ProgramError
 from ..ir.graph import Graph
 from ..ir.program import Compute, Copy, Piece, Program, makes, reads
@@ -19,28 +17,15 @@ from .requirements import At, Demand, demands, describe, matches, turns, wrong
 from .vector_clocks import History
 
 
-@dataclass(frozen=True)
-class Report:
-    """Result of a proof. `peaks`: upper bounds on the bytes of each device over all orders of the lanes."""
+def check(program: Program, graph: Graph | None = None) -> tuple[Peak, ...]:
+    """Prove a program and return an upper bound on the bytes of each device over all orders of the lanes.
 
-    program: Program = field(repr=False)
-    peaks: tuple[Peak, ...]
-    demands: tuple[Demand, ...] = field(repr=False)
-    history: History = field(repr=False, compare=False)
-
-
-def check(program: Program, graph: Graph | None = None) -> Report:
-    """Prove a program, or raise ProgramError with lane, step number, task, buffer and what is missing.
+    Raises ProgramError with lane, step number, task, buffer and what is missing.
 
     With `graph`, also prove that it computes that graph: each task once, on its own inputs, and in the order required
     by `Task.after` and random generators. Linear in steps times lanes.
     """
-    wanted = demands(program)
-    if graph is not None:
-        wanted += matches(program, graph) + _overwrites(program, graph)
-    history = History(program)
-    if graph is not None:
-        wanted += turns(program, graph, history.order)
+    wanted, history = required(program, graph)
     for demand in wanted:
         if not history.follows(demand[1], demand[0]):
             raise ProgramError(_race(program, demand, history))
@@ -56,7 +41,19 @@ def check(program: Program, graph: Graph | None = None) -> Report:
                 f"{peak.device} may hold {size(peak.bytes)} {when}, {size(peak.bytes - peak.cap)} over its "
                 f"cap of {size(peak.cap)}; something there must wait for a free, or the cap be {peak.bytes}"
             )
-    return Report(program, peaks, tuple(wanted), history)
+    return peaks
+
+
+def required(program: Program, graph: Graph | None) -> tuple[list[Demand], History]:
+    """Return the happens-before requirements of a program, with `graph` also those for computing it, and what its
+    steps know of each other."""
+    wanted = demands(program)
+    if graph is not None:
+        wanted += matches(program, graph) + _overwrites(program, graph)
+    history = History(program)
+    if graph is not None:
+        wanted += turns(program, graph, history.order)
+    return wanted, history
 
 
 def _overwrites(program: Program, graph: Graph) -> list[Demand]:

@@ -24,8 +24,9 @@ from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
-from ..lowering.check import Report, check
+from ..lowering.check import check
 from ..lowering.lower import lower
+from ..lowering.memory_bound import Peak
 from ..planner import replan
 from ..planner.lists.identical import seconds_moved
 from ..runtime.executor import Executor
@@ -132,7 +133,7 @@ def bind(
 ) -> Prepared:
     """Return the proved program of a plan, bound to the live model; with compiled kernels once there are any.
     `planned` plans the same graph on another machine."""
-    program = proved(plan).program
+    program, _ = proved(plan)
     trusted = captured if copies(plan) else captured.kernels_trusted()
     pool = pool or Replicas()
     on_lanes = None
@@ -143,7 +144,7 @@ def bind(
 
         def on_lanes() -> Form:
             other = planned(detect([f"cpu*{threads}"]))
-            return Form(captured.with_slices(other.costed.graph), other, proved(other).program, 1)
+            return Form(captured.with_slices(other.costed.graph), other, proved(other)[0], 1)
 
     made = executed(trusted, plan, program, pool, kernels, on_lanes, changing)
     return replace(made, source=captured)
@@ -179,11 +180,10 @@ def copies(plan: Plan) -> bool:
 
 
 @uncollected()
-def proved(plan: Plan) -> Report:
-    """Return the program of a plan with its proof. Raises MemoryCapError or ProgramError."""
+def proved(plan: Plan) -> tuple[Program, tuple[Peak, ...]]:
+    """Return the program of a plan and its proven peaks. Raises MemoryCapError or ProgramError."""
     program = timed("lower", lower, plan)
-    report: Report = timed("check", check, program, plan.costed.graph)
-    return report
+    return program, timed("check", check, program, plan.costed.graph)
 
 
 def rewritten(captured: Captured, options: Options) -> Captured:

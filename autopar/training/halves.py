@@ -282,8 +282,7 @@ def _half(costed: CostedGraph) -> _Half:
         plan = place(costed, "single" if costed.machine.serial else "heft")
     except MemoryCapError:
         plan = place(costed, "follow")
-    report = proved(plan)
-    return _Half(plan, report.program, report.peaks)
+    return _Half(plan, *proved(plan))
 
 
 def _proven(half: _Half) -> Iterator[Memory]:

@@ -44,8 +44,9 @@ def test_weights_that_live_on_the_host_are_brought_in_each_call(training: bool, 
     assert at_home.makespan >= as_usual.makespan * (1 - 1e-9)
     if not training:
         assert not brought(as_usual) and as_usual.makespan < at_home.makespan
-    report = check(lower(at_home), at_home.costed.graph)
-    assert not report.program.keeps
+    program = lower(at_home)
+    check(program, at_home.costed.graph)
+    assert not program.keeps
 
 
 def test_weights_on_the_device_that_computes_need_no_transfers() -> None:
@@ -66,8 +67,7 @@ def test_a_model_larger_than_the_device_runs_where_its_weights_come_and_go() -> 
         planned(model, x, machine, memory=memory, **options)
     plan = planned(model, x, machine, memory=memory, home="cpu", **options)
     assert brought(plan) >= weights
-    report = check(lower(plan), plan.costed.graph)
-    peaks = {peak.device: peak.bytes for peak in report.peaks}
+    peaks = {peak.device: peak.bytes for peak in check(lower(plan), plan.costed.graph)}
     assert peaks["cuda:0"] <= weights // 2 and plan.peaks["cuda:0"] <= weights // 2
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.ir.graph import Graph
 from autopar.ir.program import Copy, Program, Record, Wait, reads
-from autopar.lowering.check import Report
+from autopar.lowering.check import check, required
 from autopar.lowering.memory_bound import footprint
 from autopar.lowering.requirements import At
 from autopar.lowering.vector_clocks import joined
 
 
-def redundant(report: Report) -> tuple[tuple[str, int], ...]:
+def redundant(program: Program, graph: Graph | None = None) -> tuple[tuple[str, int], ...]:
     """By (lane, step number) each wait, record and copy whose single removal breaks nothing that was asked for, lane by
     lane. Without a graph nothing is known of `Task.after`, so waits that are there for it are among them."""
-    lanes = report.program.lanes
+    lanes = program.lanes
     waited = {step.event for lane in lanes for step in lane.steps if isinstance(step, Wait)}
     used = {name for lane in lanes for step in lane.steps for name in reads(step)}
-    used.update(report.program.results)
-    search = _Search(report)
+    used.update(program.results)
+    search = _Search(program, graph)
     return tuple(
         (lane.name, position)
         for index, lane in enumerate(lanes)
@@ -43,12 +44,13 @@ class _Search:
     NEAR = 64
     """Steps of the wait's own lane in which a demand that needs it is looked for first."""
 
-    def __init__(self, report: Report):
-        self.program, self.history = report.program, report.history
-        self.capped = any(peak.cap is not None for peak in report.peaks)
+    def __init__(self, program: Program, graph: Graph | None):
+        self.program = program
+        self.capped = any(peak.cap is not None for peak in check(program, graph))
+        demands, self.history = required(program, graph)
         self.caps = dict(self.program.caps)
         self.wanted: dict[At, list[At]] = {}
-        for earlier, later, _ in report.demands:
+        for earlier, later, _ in demands:
             if earlier[0] != later[0]:
                 self.wanted.setdefault(later, []).append(earlier)
         self.recorded = {

@@ -55,7 +55,7 @@ def wrong(program: Program, graph: Graph, seeds: range) -> int | None:
 @pytest.mark.parametrize("each", PLANS.values(), ids=PLANS)
 def test_intact_programs_are_right_in_every_order(each: Plan) -> None:
     program, graph = lower(each), each.costed.graph
-    assert redundant(check(program, graph)) == ()
+    assert redundant(program, graph) == ()
     assert wrong(program, graph, range(30)) is None
 
 
@@ -89,13 +89,11 @@ def test_random_programs_too() -> None:
         free = machine(lanes, accelerators)
         where = random_places(rng, graph, [lane for device in free.devices for lane in device.compute_lanes])
         programs = [lower(plan(graph, free, where))]
-        caps = {
-            peak.device: int(peak.bytes * 0.85) for peak in check(programs[0]).peaks if rng.random() < 0.5
-        }
+        caps = {peak.device: int(peak.bytes * 0.85) for peak in check(programs[0]) if rng.random() < 0.5}
         with contextlib.suppress(MemoryCapError):
             programs.append(lower(plan(graph, machine(lanes, accelerators, caps), where)))
         for program in programs:
-            assert redundant(check(program, graph)) == ()
+            assert redundant(program, graph) == ()
             for what, at, mutant in mutants(program):
                 assert flagged(mutant, graph), (seed, what, at)
                 seen = wrong(mutant, graph, range(SEEDS)) is not None
@@ -120,7 +118,7 @@ def padded(program: Program) -> Iterator[tuple[Program, tuple[str, int]]]:
 def test_what_is_not_needed_is_named_and_not_missed(each: Plan) -> None:
     program, graph = lower(each), each.costed.graph
     for more, added in padded(program):
-        named = redundant(check(more, graph))
+        named = redundant(more, graph)
         assert added in named
         for what, at, mutant in mutants(more):
             assert flagged(mutant, graph) == (at not in named), (what, at)
@@ -132,4 +130,4 @@ def test_a_record_nobody_waits_for_is_named() -> None:
     program = lower(PLANS["1 diamond"])
     lane = program.lanes[0]
     more = replace(program, lanes=(replace(lane, steps=lane.steps + (Record("spare"),)), *program.lanes[1:]))
-    assert redundant(check(more)) == ((lane.name, len(lane.steps)),)
+    assert redundant(more) == ((lane.name, len(lane.steps)),)

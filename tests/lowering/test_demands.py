@@ -11,7 +11,6 @@ from samples import R, graph, op
 
 from autopar.errors import PlanError
 from autopar.ir.program import Buffer, Compute, Lane, Program, Record, Step, Wait
-from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 
 
@@ -35,10 +34,10 @@ def test_a_wait_that_is_needed_far_behind_it_is_not_redundant(far: int, through:
     buffers.append(Buffer("y@a", "y", "a", 8, "y@a", "result"))
     lanes = tuple(Lane(lane, "a", tuple(found)) for lane, found in steps.items())
     idle = Program("idle", lanes, tuple(buffers[:-1]), ())
-    assert ("a/1", 0) in redundant(check(idle))
+    assert ("a/1", 0) in redundant(idle)
     steps[reader].append(Compute("last", ("x@a",), ("y@a",)))
     lanes = tuple(Lane(lane, "a", tuple(found)) for lane, found in steps.items())
-    assert redundant(check(Program("busy", lanes, tuple(buffers), ()))) == ()
+    assert redundant(Program("busy", lanes, tuple(buffers), ())) == ()
 
 
 def test_an_error_names_values_as_they_are_also_with_the_sign_of_a_device_in_them() -> None:

@@ -54,7 +54,7 @@ def test_the_only_lane_updates_last_in_the_memory_of_the_old_value() -> None:
     names = [name for each in program.lanes[0].steps for name in tasks_of(each)]
     assert names[-1] == "n"
     before, after = check(alone(), step()), check(program, step())
-    assert after.peaks[0].bytes <= before.peaks[0].bytes
+    assert after[0].bytes <= before[0].bytes
     assert Program.parse(str(program)) == program
 
 

@@ -40,7 +40,7 @@ def count(program: Program, kind: type) -> int:
 def test_samples(each) -> None:
     """Every task in the plan's order, every transfer a copy, no event without a wait, no device mixed."""
     program, made = lower(each), each.costed.graph
-    assert redundant(check(program, made)) == ()
+    assert redundant(program, made) == ()
     for lane in program.lanes:
         ours = [step.task for step in lane.steps if isinstance(step, Compute)]
         theirs = [p.cluster for p in each.orders[lane.name] if p in each.placed]
@@ -65,23 +65,22 @@ def test_random_graphs_anywhere(seed: int) -> None:
     seconds = {task.name: rng.choice([0.1, 1.0, 3.0]) for task in made.tasks}
     workspace = {task.name: 64 for task in made.tasks if rng.random() < 0.1}
     program = lower(plan(made, free, where, seconds=seconds, workspace=workspace))
-    report = check(program, made)
-    assert redundant(report) == ()
+    peaks = check(program, made)
+    assert redundant(program, made) == ()
     tensors = given(made, seed)
     right = sequential(made, tensors)
     for order in range(4):
         assert same(adversary.run(program, made, None, tensors, order), right)
     for share in (0.9, 0.75, 0.6):
-        caps = {peak.device: int(peak.bytes * share) for peak in report.peaks if rng.random() < 0.8}
+        caps = {peak.device: int(peak.bytes * share) for peak in peaks if rng.random() < 0.8}
         try:
             capped = lower(
                 plan(made, machine(lanes, accelerators, caps), where, seconds=seconds, workspace=workspace)
             )
         except MemoryCapError:
             continue
-        report = check(capped, made)
-        assert redundant(report) == ()
-        assert all(peak.bytes <= peak.cap for peak in report.peaks if peak.cap is not None)
+        assert redundant(capped, made) == ()
+        assert all(peak.bytes <= peak.cap for peak in check(capped, made) if peak.cap is not None)
         assert same(adversary.run(capped, made, None, tensors, seed), right)
 
 
@@ -94,7 +93,7 @@ def test_what_the_planner_says_fits_is_lowered(policy: str) -> None:
         made = random_graph(random.Random(seed), 20)
         bare = plan(made, machine(2), ["cpu"]).costed
         program = lower(place(bare, policy))
-        peaks = {peak.device: peak.bytes for peak in check(program, made).peaks}
+        peaks = {peak.device: peak.bytes for peak in check(program, made)}
         for share in (0.9, 0.8):
             caps = {device: int(nbytes * share) for device, nbytes in peaks.items()}
             try:
@@ -103,7 +102,7 @@ def test_what_the_planner_says_fits_is_lowered(policy: str) -> None:
                 continue
             planned += 1
             program = lower(capped)
-            assert redundant(check(program, made)) == ()
+            assert redundant(program, made) == ()
             assert same(adversary.run(program, made, None, given(made), seed), sequential(made, given(made)))
     assert planned
 
@@ -185,7 +184,7 @@ def test_waits_that_follow_from_others_are_not_made() -> None:
     program = lower(plan(made, machine(3, 0), {"a": "cpu/0", "b": "cpu/0", "c": "cpu/1", "r": "cpu/2"}))
     steps = program.lane["cpu/2"].steps
     assert [type(step) for step in steps[:2]] == [Wait, Compute]
-    assert redundant(check(program, made)) == ()
+    assert redundant(program, made) == ()
 
 
 def test_storage_outlives_its_base_through_a_view() -> None:
@@ -198,20 +197,20 @@ def test_storage_outlives_its_base_through_a_view() -> None:
     ]
     made = graph("view", [value("x", kind="input"), value("v", storage="a_")], tasks, ("c_",))
     program = lower(plan(made, machine(), ["emulated:0"]))
-    peak = {peak.device: peak.bytes for peak in check(program, made).peaks}["emulated:0"]
+    peak = {peak.device: peak.bytes for peak in check(program, made)}["emulated:0"]
     assert program.buffer["v@emulated:0"].storage == "a_@emulated:0"
     assert peak == 4 * 64, "x, a with its view, b, c"
 
 
 def test_caps_add_waits_only_where_they_bind() -> None:
     free = lower(fork(2))
-    peaks = {peak.device: peak.bytes for peak in check(free).peaks}
+    peaks = {peak.device: peak.bytes for peak in check(free)}
     roomy = lower(fork(2, peaks))
     assert roomy.lanes == free.lanes
-    loose = {peak.device: peak.bytes for peak in check(lower(towers())).peaks}
+    loose = {peak.device: peak.bytes for peak in check(lower(towers()))}
     tight = lower(towers({"emulated:0": loose["emulated:0"] - 64}))
     assert count(tight, Wait) >= count(lower(towers()), Wait)
-    assert all(peak.bytes <= peak.cap for peak in check(tight).peaks if peak.cap is not None)
+    assert all(peak.bytes <= peak.cap for peak in check(tight) if peak.cap is not None)
 
 
 def test_cap_too_small_says_what_would_fit() -> None:

@@ -279,8 +279,8 @@ def test_writes_without_a_trace_are_found_by_checksum_and_mended_by_refresh() ->
 @torch.no_grad()
 def test_measured_peaks_are_below_what_was_proved() -> None:
     for made in (step(), step((), ("w",))):
-        free = check(lower(plan(made, machine(), on("cpu"))), made)
-        caps = {peak.device: peak.bytes for peak in free.peaks}
+        peaks = check(lower(plan(made, machine(), on("cpu"))), made)
+        caps = {peak.device: peak.bytes for peak in peaks}
         run = executor(made, {"w": torch.randn(4, 4)}, on("cpu"), caps=caps)
         for _ in range(3):
             _, timeline = run.run([torch.randn(4, 4)])
