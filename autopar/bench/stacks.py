@@ -110,27 +110,26 @@ def recurrent(stacks: Sequence[nn.LSTM | nn.GRU], answers: int) -> nn.Module:
     return _Parts(scores, **dict(zip(names, stacks)), head=head)
 
 
-class Recommender(nn.Module):
-    """Embedding bags and an MLP of numbers, their products, and an MLP on top; `hidden`: widths within both.
+def recommender(bags: int, rows: int, width: int, hidden: Sequence[int]) -> nn.Module:
+    """Return embedding bags and an MLP of numbers, their products, and an MLP on top: scores (batch, 1) of numbers
+    (batch, 13) and row ids (bags, batch, ids in a bag); `hidden`: widths within both MLPs.
 
     Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019.
     """
+    names = [str(number) for number in range(bags)]
 
-    def __init__(self, bags: int, rows: int, width: int, hidden: Sequence[int]) -> None:
-        super().__init__()
-        self.bags = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(bags))
-        self.below = nn.Sequential(*mlp(13, *hidden, width), nn.ReLU())
-        self.above = mlp(width + bags * (bags + 1) // 2, *hidden, 1)
-        self.pairs: Tensor
-        self.register_buffer("pairs", torch.triu_indices(bags + 1, bags + 1, 1), persistent=False)
+    def scores(parts: nn.ModuleDict, numbers: Tensor, ids: Tensor) -> Tensor:
+        dense, pairs = parts["below"](numbers), parts.get_buffer("pairs")
+        given = torch.stack([dense, *(parts[name](own) for name, own in zip(names, ids))], 1)
+        products = given @ given.transpose(1, 2)
+        found: Tensor = parts["above"](torch.cat([dense, products[:, pairs[0], pairs[1]]], 1))
+        return found
 
-    def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
-        """Return scores (batch, 1) of numbers (batch, 13) and row ids (bags, batch, ids in a bag)."""
-        dense = self.below(numbers)
-        found = torch.stack([dense, *(bag(own) for bag, own in zip(self.bags, ids))], 1)
-        products = found @ found.transpose(1, 2)
-        scores: Tensor = self.above(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
-        return scores
+    own = {name: nn.EmbeddingBag(rows, width, mode="sum") for name in names}
+    below = nn.Sequential(*mlp(13, *hidden, width), nn.ReLU())
+    model = _Parts(scores, **own, below=below, above=mlp(width + bags * (bags + 1) // 2, *hidden, 1))
+    model.parts.register_buffer("pairs", torch.triu_indices(bags + 1, bags + 1, 1), persistent=False)
+    return model
 
 
 def experts(count: int, width: int, best: int) -> nn.Module:
@@ -233,7 +232,7 @@ def mlp2048(batch: int) -> Made:
 
 def dlrm(batch: int) -> Made:
     """Return a recommendation model with 26 bags of 20,000 rows of 64, four ids each."""
-    model = Recommender(26, 20_000, 64, hidden=(512, 256))
+    model = recommender(26, 20_000, 64, hidden=(512, 256))
     return model, (torch.randn(batch, 13), torch.randint(20_000, (26, batch, 4)))
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from autopar.bench.stacks import Recommender, experts, library, mlp, recurrent, transformer
+from autopar.bench.stacks import experts, library, mlp, recommender, recurrent, transformer
 
 Call: TypeAlias = tuple[nn.Module, tuple[Any, ...]]
 """A model and the arguments it is called with."""
@@ -48,7 +48,7 @@ def _plain() -> Iterator[tuple[str, Callable[[], Call]]]:
     yield "4 lstms, batch 8", lambda: (_recurrent(nn.LSTM, 4, 128, 256), (torch.randn(8, 64, 128),))
     yield "2 grus, batch 4", lambda: (_recurrent(nn.GRU, 2, 64, 128), (torch.randn(4, 48, 64),))
     yield "26 bags, batch 64", lambda: (
-        Recommender(26, 50_000, 32, hidden=(256,)), (torch.randn(64, 13), torch.randint(50_000, (26, 64, 4)))
+        recommender(26, 50_000, 32, hidden=(256,)), (torch.randn(64, 13), torch.randint(50_000, (26, 64, 4)))
     )  # fmt: skip
     yield "8 experts, batch 8", lambda: (experts(8, 256, best=8), (torch.randn(8, 256),))
     yield "encoder of torch, batch 4", _encoder
