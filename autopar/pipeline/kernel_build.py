@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,13 +29,8 @@ from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Arrangement
 from .compare import error, limit, no_worse, present, widen
 
-
-@dataclass(frozen=True)
-class Sample:
-    """Inputs of a call, and eager's results."""
-
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
+Sample: TypeAlias = tuple[Sequence[Any], Sequence[Any]]
+"""Inputs of a call, and eager's results."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ def arranged(
         piece.tasks[0]: module_of(piece, program, graph, device, folded[piece.tasks[0]])
         for piece, device in pieces
     }
-    seen = _seen(form, program, pool, modules, samples[0].inputs)
+    seen = _seen(form, program, pool, modules, samples[0][0])
     kernels = {}
     for piece, device in pieces:
         first = piece.tasks[0]
@@ -114,8 +109,8 @@ def arranged(
         kernels[first] = Kernel(stack.name, call, takes)
     made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
     trial = trying(form, program, pool, kernels) or made
-    for sample in samples:
-        _judge(form, sample, trial(sample.inputs))
+    for inputs, outputs in samples:
+        _judge(form, inputs, trial(inputs), outputs)
     if not watch.unchanged():
         raise Refusal("weights changed while it was compiled")
     return Arrangement(name, made, watch if stack.frozen else None, trial)
@@ -135,13 +130,13 @@ def _folded(captured: Captured, program: Program, piece: Piece, device: torch.de
     return {name: state[name].detach().to(device) for name in names if name in state}
 
 
-def _judge(form: Form, sample: Sample, found: Sequence[Any]) -> None:
+def _judge(form: Form, inputs: Sequence[Any], found: Sequence[Any], eager: Sequence[Any]) -> None:
     """Raise Refusal if a result differs from eager's by more than the tolerance, and from the float64 result by more
     than twice eager's error."""
     wide: list[Any] = []
-    for index, (ours, right) in enumerate(zip(found, sample.outputs)):
+    for index, (ours, right) in enumerate(zip(found, eager)):
         if (off := error(ours, right)) > limit(right):
-            wide = wide or _in_double(form, sample.inputs)
+            wide = wide or _in_double(form, inputs)
             if not no_worse(ours, right, wide[index]):
                 raise Refusal(f"its answer differs from eager's by {off:.1g}, {limit(right):.1g} is allowed")
 

@@ -27,7 +27,7 @@ from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal, Stack, named
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.replicas import Replicas, Watch
-from ..runtime.tuned import Abandoned, Arrangement, TunedExecutor
+from ..runtime.tuned import Arrangement, TunedExecutor
 from ..system import cache
 from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
@@ -179,19 +179,20 @@ class KernelChoice:
             self._race.stop()
 
     def end(self) -> None:
-        """Stop compiling and timing, by raising Abandoned."""
+        """Stop compiling and timing, by raising Refusal."""
         self.ended = True
         self.stop()
 
     def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         """Return the fastest arrangement on these inputs; None for the eager program.
 
-        Each one that is faster than the previous serves at once. Raises Abandoned if weights change meanwhile.
+        Each one that is faster than the previous serves at once. Raises Refusal if weights change meanwhile, or the
+        process ends.
         """
         # A caller who waits for this does not wait for others too.
         with nullcontext() if self.traces else _one:
             if self.ended:
-                raise Abandoned(again=False)
+                raise Refusal("the process ends")
             try:
                 return self._chosen(inputs, tuned)
             finally:
@@ -203,12 +204,12 @@ class KernelChoice:
         watch = Watch(masters)
         plain = trying(self.form, self.form.program, self.pool) or tuned.plain
         with tuned.turn:
-            samples = [Sample(inputs, _copied(plain(inputs)))]
+            samples: list[Sample] = [(inputs, _copied(plain(inputs)))]
             # What eager refuses is no question: integers moved along may be offsets, which must rise.
             for integers in (True, False):
                 with suppress(RunError):
                     other = perturbed(inputs, integers)
-                    samples.append(Sample(other, _copied(plain(other))))
+                    samples.append((other, _copied(plain(other))))
                     break
         race = self._race = _Race(self, tuned, plain, samples, watch)
         known = self.verdict or (_Verdict.load(self.key) if self.wanted == "auto" else None)
@@ -284,7 +285,7 @@ class _Race:
                 )
         except Exception as problem:
             if not self.watch.unchanged():
-                raise Abandoned(again=True) from problem
+                raise Refusal("weights changed while it was compiled") from problem
             self.verdict.refused[name] = reason(problem)
             log.info("%s is not used: %s", name, self.verdict.refused[name])
         return self.made.get(name)
@@ -354,7 +355,7 @@ class _Race:
         return form
 
     def _time(self, names: Sequence[str], rounds: int) -> None:
-        inputs, turns = self.samples[0].inputs, {}
+        inputs, turns = self.samples[0][0], {}
         for name in names:
             call = self.made[name].tried if name in self.made else self.plain
             turns[name] = (partial(call, inputs), self.choice.form.threads)
@@ -363,11 +364,11 @@ class _Race:
         self.verdict.seconds.update({name: median(own) for name, own in blocks.items()})
 
     def __enter__(self) -> None:
-        """Begin a block of timed calls, while which other callers wait. Raises Abandoned."""
+        """Begin a block of timed calls, while which other callers wait. Raises Refusal if the process ends."""
         self.tuned.turn.acquire()
         if self.choice.ended:
             self.tuned.turn.release()
-            raise Abandoned(again=False)
+            raise Refusal("the process ends")
 
     def __exit__(self, *_: object) -> None:
         self.tuned.turn.release()

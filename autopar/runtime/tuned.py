@@ -19,6 +19,7 @@ from ..ir.timeline import Timeline
 from . import thread_state as ambient
 from . import trial
 from .executor import Executor
+from .kernels import Refusal
 from .replicas import Watch
 
 log = logging.getLogger("autopar")
@@ -27,15 +28,6 @@ AFTER = 3
 """Successive calls with the same weights before compilation starts."""
 ENDING_S = 10.0
 """Limit on the seconds that a process waits at its exit for what is compiled or timed in the background."""
-
-
-class Abandoned(Exception):
-    """The choice of kernels stops without a result: weights that they fold changed, which is to be tried `again`, or
-    the process ends."""
-
-    def __init__(self, again: bool) -> None:
-        super().__init__(again)
-        self.again = again
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +54,7 @@ class _Choose(Protocol):
     """Interface of `pipeline.kernel_choice.KernelChoice`, which compiles arrangements and chooses the fastest."""
 
     wanted: str
+    ended: bool
 
     @property
     def traces(self) -> bool: ...
@@ -254,8 +247,9 @@ class TunedExecutor:
             self._trial = trial.Trial() if chosen and trial.CALLS and self._choose.wanted == "auto" else None
             self.chosen = chosen
             self._stale = None
-        except Abandoned as stopped:
-            self._done = not stopped.again
+        except Refusal:
+            # Weights that kernels fold have changed, which is to be tried again, or the process ends.
+            self._done = self._choose.ended
         except BaseException as error:
             log.warning("compiling kernels failed, calls run eagerly: %s: %s", type(error).__name__, error)
         self._builder = None
