@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     wrong = "" if versions.supported(torch.__version__) else f"; this one is not: {versions.TO_TYPE}"
     print(f"{versions.SUPPORTED} are supported{wrong}")
-    print(f"measurements are kept in {cache.folder()}")
+    print(cache.kept())
     print(native.TOLD)
     why = keep_freed_memory()
     kept = (

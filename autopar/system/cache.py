@@ -61,7 +61,21 @@ def store(path: Path, entries: dict[str, Any]) -> None:
                 os.unlink(name)
             raise
     except OSError as error:
-        log.warning("measurements are not kept: %s; set AUTOPAR_CACHE to a folder that can be written", error)
+        log.warning("%s", _not_kept(error))
+
+
+def kept() -> str:
+    """Return the sentence that says where measurements are kept, or why they are not."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder()):
+            return f"measurements are kept in {folder()}"
+    except OSError as error:
+        return _not_kept(error)
+
+
+def _not_kept(error: OSError) -> str:
+    return f"measurements are not kept: {error}; set AUTOPAR_CACHE to a folder that can be written"
 
 
 def figure(value: Any) -> bool:

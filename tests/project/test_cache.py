@@ -72,6 +72,11 @@ def test_a_folder_that_cannot_be_written_costs_a_line(own, monkeypatch, caplog):
     monkeypatch.setenv("AUTOPAR_CACHE", str(own / "file"))
     cache.store(cache.file_for("machine", []), {})
     assert "AUTOPAR_CACHE" in caplog.text
+    assert "not kept" in cache.kept() and "AUTOPAR_CACHE" in cache.kept()
+
+
+def test_it_says_where_measurements_are_kept(own):
+    assert cache.kept() == f"measurements are kept in {own}" and not list(own.iterdir())
 
 
 def test_the_text_of_a_file_is_plain_json(own):
