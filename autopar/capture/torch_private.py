@@ -15,6 +15,7 @@ try:
     from torch._export.utils import _is_preservable_cia_op
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
@@ -56,9 +57,11 @@ def transformed() -> str:
         return "a torch.func transform (grad, vmap, jvp, ...)"
     if torch.autograd.forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad.dual_level"
+    if torch._C._is_tracing():
+        return "torch.jit.trace"
     for index in range(torch._C._len_torch_dispatch_stack()):
         mode = torch._C._get_dispatch_stack_at(index)
-        if not mode.is_infra_mode():
+        if isinstance(mode, (FakeTensorMode, ProxyTorchDispatchMode)) or not mode.is_infra_mode():
             return f"{type(mode).__name__}, a TorchDispatchMode,"
     return ""
 

@@ -10,18 +10,19 @@ from os import PathLike
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ..capture.dynamo_private import compiled
 from ..capture.region import positional
 from ..capture.torch_private import transformed
-from ..errors import DeviceError, DifferenceError
+from ..errors import CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..pipeline.options import Options, one_of
 from ..pipeline.stages import Prepared
 from ..runtime.record import Recording
+from ..runtime.tuned import wait_for
 from .backend import Backend
 from .classes import sharing
 from .direct import Direct
@@ -59,6 +60,10 @@ class _Placement:
         model = self.model
         expected: list[Any] = []
         backend = self.backend
+        if any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
+            raise CaptureError(
+                "torch.fx.symbolic_trace cannot trace a compiled model; give it the plain one, fast.module"
+            )
         if active := transformed():
             self.unplaced(f"{active} is active")
             return model(*args, **kwargs)
@@ -117,8 +122,7 @@ class Compiled:
 
         `seconds` limits the wait for each program; after that, the fastest of the kernels ready so far is used.
         """
-        for executor in self._placement.backend.tuned():
-            executor.wait(seconds)
+        wait_for(self._placement.backend.tuned(), seconds)
 
     @property
     def settled(self) -> bool:
@@ -197,9 +201,15 @@ class Compiled:
         again."""
         self._placement.backend.close()
 
+    def __copy__(self) -> Compiled:
+        return self._compiled_again(copy.copy(self._placement.model))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        had = self._placement
-        return placed(copy.deepcopy(had.model, memo), *had.how)
+        return self._compiled_again(copy.deepcopy(self._placement.model, memo))
+
+    def _compiled_again(self, model: Any) -> Compiled:
+        """Compile another model like this one."""
+        return placed(model, *self._placement.how)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

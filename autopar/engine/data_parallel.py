@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,6 +67,8 @@ class DataParallel(CompiledModule):
     ) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise PlanError(f"dim={dim!r} is not an axis; give the number of the batch's axis in the inputs")
+        for name in options.keys() - inspect.signature(compile).parameters:
+            raise TypeError(f"DataParallel() got an unexpected keyword argument {name!r}")
         ids = _all(device_ids)
         names = [_name(given) for given in ids]
         deliver = names[0] if output_device is None else _name(output_device)
@@ -111,9 +113,9 @@ class DataParallel(CompiledModule):
             state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
         return super().load_state_dict(state_dict, *args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
+    def _compiled_again(self, model: nn.Module) -> DataParallel:
         asked, options = self._asked
-        return DataParallel(copy.deepcopy(self.module, memo), *asked, **options)
+        return DataParallel(model, *asked, **options)
 
     def __repr__(self) -> str:
         return f"autopar.DataParallel({self.module!r}, device_ids={self.device_ids})"

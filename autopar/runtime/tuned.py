@@ -8,12 +8,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from ..errors import PlanError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from . import thread_state as ambient
@@ -259,6 +260,17 @@ class TunedExecutor:
         self.chosen = self._trial = self._builder = None
         self._done = True
         self.turn = threading.RLock()
+
+
+def wait_for(executors: Iterable[TunedExecutor], seconds: float | None) -> None:
+    """Wait for each executor as `TunedExecutor.wait` does. Raises PlanError if `seconds` is not a time."""
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and 0 <= seconds <= threading.TIMEOUT_MAX):
+        raise PlanError(
+            f"wait({seconds!r}) is not a time; give seconds from 0, or nothing to wait until kernels are ready"
+        )
+    for executor in executors:
+        executor.wait(seconds)
 
 
 _alive: weakref.WeakSet[TunedExecutor] = weakref.WeakSet()

@@ -26,6 +26,7 @@ from ..pipeline.calls import Done
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared
 from ..runtime.record import Recorded
+from ..runtime.tuned import wait_for
 from .group import Group
 from .losses import Loss, in_rule, refused
 from .signatures import Signatures, Take
@@ -359,8 +360,7 @@ class TrainStep(Recorded):
         The first step, which is compared with eager, has a program of its own: take two steps before. `seconds` limits
         the wait for each program; after that, the fastest of the kernels ready so far is used.
         """
-        for executor in self._signatures.tuned(latest=True):
-            executor.wait(seconds)
+        wait_for(self._signatures.tuned(latest=True), seconds)
 
     @property
     def settled(self) -> bool:

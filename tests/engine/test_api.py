@@ -257,6 +257,10 @@ def test_moving_pickling_and_copying(model, x):
     twin = copy.deepcopy(fast)
     assert twin.module is not model
     torch.testing.assert_close(twin(x), model(x))
+    shallow = copy.copy(fast)
+    torch.testing.assert_close(shallow(x), model(x))
+    pairs = zip(shallow.parameters(), model.parameters(), strict=True)
+    assert shallow.module is not model and all(one is other for one, other in pairs)
     fast.to(torch.float64)
     assert fast(x.double()).dtype == torch.float64
 

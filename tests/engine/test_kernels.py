@@ -229,6 +229,16 @@ def test_waiting_after_one_call_is_enough(monkeypatch: pytest.MonkeyPatch) -> No
     assert chosen(fast) == "folding"
 
 
+@pytest.mark.parametrize("seconds", ["x", -1, float("nan"), float("inf"), True])
+def test_only_a_time_can_be_waited_for(seconds) -> None:
+    model = mlp()
+    step = autopar.train_step(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), ["cpu"])
+    for compiled_one in (autopar.compile(model, ["cpu"]), step):
+        with pytest.raises(autopar.PlanError, match="is not a time"):
+            compiled_one.wait(seconds)
+        compiled_one.wait(0)
+
+
 def test_eager_must_win_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Folding()
     using(monkeypatch, stack, fastest="eager")

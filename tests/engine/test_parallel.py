@@ -112,7 +112,7 @@ def test_without_accelerators_it_is_the_plain_model_on_the_cpu_as_in_torch(caplo
         ({"device_ids": TWO, "output_device": "nonsense"}, DeviceError, "nonsense"),
         ({"device_ids": TWO, "output_device": "emulated:5"}, DeviceError, "not among device_ids"),
         ({"device_ids": TWO, "dim": "rows"}, PlanError, "rows"),
-        ({"device_ids": TWO, "nonsense": 1}, TypeError, "nonsense"),
+        ({"device_ids": TWO, "splt": 3}, TypeError, r"DataParallel\(\) .* 'splt'"),
         ({"module": torch.relu}, CaptureError, "nn.Module"),
     ],
 )

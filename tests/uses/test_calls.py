@@ -13,9 +13,12 @@ import pytest
 import torch
 from pairs import alike, compiled, gradients, twins
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import autopar
+from autopar import CaptureError
 
 pytestmark = pytest.mark.slow
 
@@ -220,6 +223,20 @@ def test_vmap_over_a_compiled_model_and_calls_after_it():
         assert alike(torch.vmap(fast)(x), torch.vmap(plain)(x))
         assert alike(fast(x[1]), plain(x[1]))
     assert alike(gradients(fast, lambda: fast(x[2]).sum()), gradients(plain, lambda: plain(x[2]).sum()))
+
+
+def test_tracers_of_torch_get_the_plain_model_or_are_told_of_it():
+    plain, fast = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        for _ in range(2):
+            assert alike(fast(x), plain(x))
+            assert alike(torch.jit.trace(fast, (x,))(x), plain(x))
+            assert alike(make_fx(fast)(x)(x), plain(x))
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                assert fast(torch.empty(3, 6)).shape == (3, 6)
+            with pytest.raises(CaptureError, match=r"fast\.module"):
+                torch.fx.symbolic_trace(fast)
 
 
 def test_functional_call_with_other_weights():
