@@ -1,7 +1,7 @@
 """A captured graph in terms of the model: which placeholders are state, inputs or sizes, what it returns, and its
 functional graph.
 
-A region is the whole model, or the part between two graph breaks.
+A region is the whole model, or the part between two graph breaks. `in_eager`: the graph as it runs in eager mode.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from .dynamo_private import source_of
 from .refusals import Untraceable, waiting
 from .sizes import OPEN, is_open
 from .source_locations import located, origins
+from .torch_private import CONTEXT_FN, tag_activation_checkpoint
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
@@ -261,3 +263,34 @@ def _name(nodes: Sequence[fx.Node]) -> str:
     stacks = (node.meta.get("nn_module_stack") for node in nodes)
     kinds = [next(iter(stack.values()))[1] for stack in stacks if stack]
     return getattr(kinds[0], "__name__", str(kinds[0]).rpartition(".")[2]) if kinds else "graph"
+
+
+def in_eager(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph of Dynamo's as it is to run in eager mode, `module` itself if it has no regions under
+    `torch.utils.checkpoint`.
+
+    Dynamo's operator for a region leaves the random numbers of the recomputation to the compiler: in eager mode it
+    would draw other masks in the backward than in the forward.
+    """
+    parts = {name: part for name, part in module.named_children() if isinstance(part, fx.GraphModule)}
+    inner = {name: made for name, part in parts.items() if (made := in_eager(part)) is not part}
+    if not inner and not any(node.target is tag_activation_checkpoint for node in module.graph.nodes):
+        return module
+    graph = copy.deepcopy(module.graph)
+    for node in graph.nodes:
+        if node.target is tag_activation_checkpoint:
+            node.target = _checkpointed
+    made = fx.GraphModule(module, graph)
+    made.meta.update(module.meta)
+    for name, part in inner.items():
+        setattr(made, name, part)
+    return made
+
+
+def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:
+    """Run a region of a graph under a checkpoint with the user's options. As everywhere under `torch.compile`, none is
+    reentrant, and all draw the same numbers again."""
+    options.update(use_reentrant=False, preserve_rng_state=True)
+    if CONTEXT_FN in body.meta:
+        options["context_fn"] = body.meta[CONTEXT_FN]
+    return checkpoint(body, *args, **options)

@@ -15,11 +15,10 @@ from torch.utils import _pytree as pytree
 from ..capture import Captured, Untraceable
 from ..capture.autocast import anywhere
 from ..capture.captured import settle
-from ..capture.checkpoints import in_eager
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, effects, outermost
 from ..capture.refusals import explain
-from ..capture.region import Region
+from ..capture.region import Region, in_eager
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Arguments, Done, Kept, Short, again

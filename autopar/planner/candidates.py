@@ -11,8 +11,8 @@ from ..errors import MemoryCapError, PlanError
 from ..ir.plan import Candidate
 from ..system.text import size
 from .model.instance import Instance
-from .model.memory import memory
 from .model.simulator import Play, Schedule
+from .model.timing import memory
 
 SHORTER = 1e-9
 """Share by which a later schedule must be shorter than an earlier one to win."""

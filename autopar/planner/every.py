@@ -11,8 +11,8 @@ from ..errors import PlanError
 from .bounds.critical_path import ways
 from .candidates import SHORTER, Race
 from .model.instance import Instance
-from .model.memory import fits
 from .model.simulator import Play, Schedule, in_order
+from .model.timing import fits
 
 MOST = 2_600
 """Limit on the number of lane orders: five clusters on three lanes."""

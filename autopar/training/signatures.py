@@ -13,10 +13,9 @@ from torch import fx, nn
 
 from ..capture import Captured
 from ..capture.ahead import ahead
-from ..capture.checkpoints import in_eager
 from ..capture.convert import captured_at
 from ..capture.refusals import Untraceable, explain, valued
-from ..capture.region import Region
+from ..capture.region import Region, in_eager
 from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from ..ir.machine import Machine

@@ -15,8 +15,8 @@ from autopar.planner import schedule
 from autopar.planner.bounds.critical_path import ways
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.memory import memory
 from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.timing import memory
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 

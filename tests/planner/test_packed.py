@@ -26,7 +26,7 @@ from autopar.planner.formats.graph_file import costed
 from autopar.planner.formats.graph_sets import dnn_partitioning
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.memory import memory
+from autopar.planner.model.timing import memory
 from autopar.planner.search import core
 from autopar.planner.search.anneal import pack, stretches
 from autopar.planner.search.core import Annealing, capped, evaluate

@@ -18,8 +18,8 @@ from autopar.planner.candidates import Race
 from autopar.planner.formats import described, read
 from autopar.planner.lists.identical import single
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.memory import memory
 from autopar.planner.model.simulator import Play
+from autopar.planner.model.timing import memory
 from autopar.planner.search.climb import climb
 
 

@@ -23,8 +23,8 @@ from ..bounds import lower_bound
 from ..bounds.critical_path import Ways, ways
 from ..bounds.load import load
 from ..model.instance import Instance
-from ..model.memory import fits
 from ..model.simulator import Play, Schedule, in_order
+from ..model.timing import fits
 from .model import Model, TimeUnits, solver
 from .transfers import cap, transfer
 

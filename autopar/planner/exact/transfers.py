@@ -1,5 +1,5 @@
 """Transfers in the model, where each value reaches a device at most once, by the route from its producer; and memory
-caps: bytes in use on each device over time, counted as in `model/memory`.
+caps: bytes in use on each device over time, counted as in `model/timing`.
 
 Views and changes in place are ignored, so that the model never forbids what fits; the simulation checks its
 solutions.

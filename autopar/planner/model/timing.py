@@ -1,12 +1,16 @@
-"""A schedule with its times: `simulate`."""
+"""A schedule with its times and the bytes in use on each device: `simulate`."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
 from ...ir.costed import CostedGraph
 from ...ir.plan import Plan
-from ...ir.timeline import Placed, Transfer
+from ...ir.timeline import Memory, Placed, Transfer
 from .instance import Instance
-from .memory import memory
 from .simulator import Play, Schedule
 
 
@@ -65,3 +69,109 @@ def _residency(instance: Instance, device: list[int]) -> tuple[tuple[str, str], 
             if name in found:
                 found[name][device[r]] = None
     return tuple((name, instance.devices[d]) for name, devices in found.items() for d in sorted(devices))
+
+
+def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
+    """Return the bytes over time on each device of a simulated schedule.
+
+    Each storage counts once. Inputs and state at home, and state on each device that reads it: always. A made value,
+    or a consumed input: from the start of its cluster or transfer to the end of its last local reader or outgoing
+    transfer; to the end of the call if it is kept or delivered there, unless inputs are consumed: then delivered
+    values may be freed on arrival. Workspace: while its cluster runs. Views share the storage of the viewed value, a
+    transferred value has its own.
+    """
+    changes: list[dict[float, int]] = [{0.0: 0} for _ in instance.devices]
+    for d, start, end, nbytes in _spans(instance, play):
+        at = changes[d]
+        at[start] = at.get(start, 0) + nbytes
+        if end < math.inf:
+            at[end] = at.get(end, 0) - nbytes
+    for r, nbytes in enumerate(instance.workspace):
+        if nbytes:
+            at = changes[play.device[r]]
+            at[play.start[r]] = at.get(play.start[r], 0) + nbytes
+            at[play.end[r]] = at.get(play.end[r], 0) - nbytes
+    found = []
+    for place, at in zip(instance.costed.machine.devices, changes):
+        times = sorted(at)
+        levels = accumulate(map(at.__getitem__, times))
+        found.append(Memory(place.name, tuple(zip(times, levels)), place.memory_bytes))
+    return tuple(found)
+
+
+def fits(instance: Instance, play: Play) -> bool:
+    """Return True if a simulated schedule respects all caps."""
+    return not instance.tight or all(one.cap is None or one.peak <= one.cap for one in memory(instance, play))
+
+
+def _spans(instance: Instance, play: Play) -> Iterator[tuple[int, float, float, int]]:
+    """Yield device, start and end in seconds, and bytes of each storage, with its views and kept state. O(V + E) for V
+    steps."""
+    costed, graph = instance.costed, instance.costed.graph
+    names, device, first, ended = instance.values, play.device, instance.clusters, play.end
+    # The storage of a value on a device, where that is not its own; of each storage since when, until when, and bytes.
+    roots: dict[tuple[str, int], tuple[str, int]] = {}
+    alive: dict[tuple[str, int], list[Any]] = {}
+
+    def hold(v: int, d: int, since: float, until: float) -> None:
+        """Extend the lifetime of a value's storage on a device to include this span."""
+        name = names[v]
+        while (name, d) not in roots and name in instance.views:
+            name = instance.views[name]
+        key = roots.get((name, d), (name, d))
+        if key in alive:
+            span = alive[key]
+            span[0], span[1] = min(span[0], since), max(span[1], until)
+        else:
+            value = graph.value[name]
+            whole = 0 if name in graph.producer else graph.value[value.storage].bytes
+            alive[key] = [since, until, max(value.bytes, whole)]
+
+    given = 0.0 if costed.consumed else math.inf
+    for d, storages in enumerate(instance.given):
+        for storage, nbytes in storages.items():
+            alive[storage, d] = [0.0, given, nbytes]
+    for name in (*graph.inputs, *graph.state):
+        where = costed.home.get(name, costed.machine.host)
+        if where:
+            home = costed.index.get(where, 0)
+            roots[name, home] = (graph.value[name].storage, home)
+    for r, kept in enumerate(instance.kept):
+        for storage, nbytes in kept:
+            span = alive.setdefault((storage, device[r]), [0.0, math.inf, nbytes])
+            span[1] = math.inf
+            if storage not in instance.given[device[r]]:
+                span[2] = max(span[2], nbytes)
+        for name in costed.clusters[r].reads if instance.holders else ():
+            if name in costed.resident:
+                roots.setdefault((name, device[r]), (graph.copies[name][0], device[r]))
+    for step, (v, hop) in enumerate(play.moves, first):
+        key = names[v], hop.dst
+        if instance.views:
+            roots[key] = key
+        alive[key] = [play.start[step], math.inf if instance.stays[v] else ended[step], instance.bytes[v]]
+    for r, d in enumerate(device):
+        until = ended[r]
+        for v in instance.makes[r]:
+            if instance.views:
+                hold(v, d, play.start[r], until)
+            else:
+                alive[names[v], d] = [play.start[r], until, instance.bytes[v]]
+        for v in instance.reads[r]:
+            own = None if instance.views else alive.get((names[v], d))
+            if own is None:
+                hold(v, d, until, until)
+            elif until > own[1]:
+                own[1] = until
+    for step, (v, hop) in enumerate(play.moves, first):
+        hold(v, hop.src, ended[step], ended[step])
+    for v, readers in enumerate(instance.carry):
+        for d in {device[r] for r in readers}:
+            hold(v, d, play.makespan, math.inf)
+    for name, wanted in () if costed.consumed else costed.deliver:
+        v = instance.value[name]
+        maker = instance.maker[v]
+        source = device[maker] if maker >= 0 else instance.home[v]
+        hold(v, costed.index[wanted] if wanted else source, play.makespan, math.inf)
+    for (_, d), (since, until, nbytes) in alive.items():
+        yield d, since, until, nbytes

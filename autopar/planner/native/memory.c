@@ -1,4 +1,4 @@
-/* Bytes in use on each device over time, as planner/model/memory.py counts them, but that views have no memory. */
+/* Bytes in use on each device over time, as planner/model/timing.py counts them, but that views have no memory. */
 
 #include "core.h"
 
