@@ -12,7 +12,7 @@ import numpy as np
 
 from ..model.instance import Instance
 from ..model.toposort import inverse
-from .critical_path import Floats, Ints, Network, Ways, levels
+from .critical_path import Floats, Ints, Ways, levels, nearest
 from .load import areas
 
 LARGEST_LOCAL = 2_000
@@ -48,8 +48,8 @@ class _Cones:
 
     def __init__(self, instance: Instance, ways: Ways, deepest: int) -> None:
         self.instance, self.ways, self.deepest = instance, ways, deepest
-        net = Network(instance)
-        self.latency, self.s_per_byte = net.latency + np.diag([math.inf] * net.devices), net.s_per_byte
+        latency, self.s_per_byte = nearest(instance)
+        self.latency = latency + np.diag([math.inf] * len(latency))
         self.widths = [len(names) for names in instance.lane_names]
         self.seconds, self.areas = ways.seconds.tolist(), areas(instance, ways).tolist()
         self.head: list[list[float]] = ways.head.tolist()

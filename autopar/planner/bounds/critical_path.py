@@ -43,7 +43,7 @@ def ways(instance: Instance, *, once: bool = False) -> Ways:
     reads. Unless clusters run only `once`, a tail is that of the copy that ends first, and each reader may read
     another copy, on the device best for that reader.
     """
-    net, seconds = Network(instance), _seconds(instance)
+    net, seconds = _Network(instance), _seconds(instance)
     head, delivered = _heads(instance, net, seconds)
     if not instance.clusters:
         return Ways(seconds, seconds, seconds, delivered)
@@ -56,7 +56,7 @@ def ways(instance: Instance, *, once: bool = False) -> Ways:
 
 def tails(instance: Instance) -> Floats:
     """Return the `tail` of `ways` without duplicates, for any number of clusters."""
-    return _tails(instance, Network(instance), _seconds(instance), once=True)
+    return _tails(instance, _Network(instance), _seconds(instance), once=True)
 
 
 def _seconds(instance: Instance) -> Floats:
@@ -68,20 +68,28 @@ def _seconds(instance: Instance) -> Floats:
     return found
 
 
-class Network:
-    """The least latency and least seconds per byte between all devices by any route, relays included."""
+def nearest(instance: Instance) -> tuple[Floats, Floats]:
+    """Return the least latency and the least seconds per byte between all devices by any route, relays included:
+    (D, D) each."""
+    devices = len(instance.devices)
+    latency = np.array(instance.latency, dtype=float).reshape(devices, devices)
+    s_per_byte = np.array(instance.s_per_byte, dtype=float).reshape(devices, devices)
+    s_per_byte[np.isinf(latency)] = np.inf
+    for table in (latency, s_per_byte):
+        np.fill_diagonal(table, 0.0)
+        for middle in range(devices):
+            np.minimum(table, table[:, middle, None] + table[middle], out=table)
+    # Where no way leads nothing arrives, however little it is.
+    s_per_byte[np.isinf(latency)] = 0.0
+    return latency, s_per_byte
+
+
+class _Network:
+    """The tables of `nearest`, applied to the times of values."""
 
     def __init__(self, instance: Instance) -> None:
-        self.devices = len(instance.devices)
-        self.latency = np.array(instance.latency, dtype=float).reshape(self.devices, self.devices)
-        self.s_per_byte = np.array(instance.s_per_byte, dtype=float).reshape(self.devices, self.devices)
-        self.s_per_byte[np.isinf(self.latency)] = np.inf
-        for table in (self.latency, self.s_per_byte):
-            np.fill_diagonal(table, 0.0)
-            for middle in range(self.devices):
-                np.minimum(table, table[:, middle, None] + table[middle], out=table)
-        # Where no way leads nothing arrives, however little it is.
-        self.s_per_byte[np.isinf(self.latency)] = 0.0
+        self.latency, self.s_per_byte = nearest(instance)
+        self.devices = len(self.latency)
         apart = ~np.eye(self.devices, dtype=bool)
         # One latency and one rate for all: then the nearest other device is that with the least to add.
         self.even = (
@@ -109,7 +117,7 @@ class Network:
         return found
 
 
-def _heads(instance: Instance, net: Network, seconds: Floats) -> tuple[Floats, float]:
+def _heads(instance: Instance, net: _Network, seconds: Floats) -> tuple[Floats, float]:
     """Return the earliest start of each cluster on each device (R, D), inf if it cannot run, and the earliest end with
     all deliveries, in seconds."""
     clusters, values = instance.clusters, len(instance.values)
@@ -149,7 +157,7 @@ def _heads(instance: Instance, net: Network, seconds: Floats) -> tuple[Floats, f
     return head, max(delivered, float(first_end.max()))
 
 
-def _tails(instance: Instance, net: Network, seconds: Floats, once: bool) -> Floats:
+def _tails(instance: Instance, net: _Network, seconds: Floats, once: bool) -> Floats:
     """Return the least time from the end of each cluster on each device to the end of the schedule."""
     clusters, values = instance.clusters, len(instance.values)
     nbytes = np.array([*instance.bytes, 0], dtype=float)
