@@ -32,6 +32,8 @@ class Captured:
     tangents: (input value, index of the output whose gradient it is) of a differentiated graph, after the call's
     inputs.
     gradients: (input or state value, its gradient), after the outputs, unless the graph updates weights with them.
+    open: the symbol of each `OpenSize` of the graph, by place; None if it holds for the sizes of one call alone.
+    sizes: the numbers for these symbols in the call.
 
     `flatten` and `rebuild` are of the call without tangents and gradients.
     """
@@ -47,6 +49,8 @@ class Captured:
     alike: tuple[bool, ...] = ()
     tangents: tuple[tuple[str, int], ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
+    open: tuple[torch.SymInt, ...] | None = None
+    sizes: tuple[int, ...] = ()
 
     def kernels_trusted(self) -> Captured:
         """Return it for a program without transfers and rejoins, whose kernels give eager's strides wherever the graph

@@ -13,11 +13,13 @@ import torch
 from torch.fx import Node
 
 from ..ir.graph import Argument, Const, Graph, Ref, Task, Value, refs
+from ..ir.open_size import OpenSize
 from ..transform.rewrites import folded, own, renamed
-from .captured import Captured, memory_order, strides_of
+from .captured import Captured, memory_order
 from .operators import draws, flops, shared
 from .refusals import Untraceable
 from .region import Region
+from .results import results
 from .sizes import OPEN, resolver
 from .split_rules import cuts
 from .torch_private import memory, result
@@ -56,6 +58,10 @@ class _Conversion:
         self.fakes: dict[str, Any] = {}
         self.made: dict[Any, Argument] = {}
         self.twins: dict[Any, Argument] = {}
+        self.sizes: dict[Any, tuple[int, torch.SymInt]] = {}
+        """Place and symbol of each size that is an argument, by its expression."""
+        self.fixed = False
+        """True if an argument depends on the sizes of the call and is no `OpenSize`."""
         self.random: str | None = None
         self.phase: Literal["forward", "backward"] = "forward"
 
@@ -78,8 +84,9 @@ class _Conversion:
             self.add(node)
         updates = tuple((self.fresh(node), names[index]) for index, node in traced.updates)
         updated = {to: made for made, to in updates}
-        fakes = [at(result.fake) for result in region.results]
-        tensors = [place for place, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)]
+        tensors = [
+            place for place, result in enumerate(region.results) if isinstance(result.fake, torch.Tensor)
+        ]
         outputs, same = self.returned(tensors, names, updated)
         made = dict(traced.gradients)
         gradients = tuple((names[index], self.keep(made[index])) for index in region.by_parameter(made))
@@ -95,33 +102,22 @@ class _Conversion:
             updates,
             paths=region.paths,
         )
-        # torch 2.11 traces the last states of an LSTM with an extra axis.
-        strides = [
-            wanted if wanted and len(wanted) == len(graph.value[name].shape) else None
-            for name, wanted in zip(outputs, (strides_of(fakes[place]) for place in tensors))
-        ]
-        known = [None if isinstance(fake, torch.Tensor) else fake for fake in fakes]
-
-        def rebuild(values: Sequence[Any]) -> list[Any]:
-            """Return the results of the region, tensors and plain numbers, from the outputs of the graph."""
-            found = list(known)
-            for place, value in zip(tensors, values):
-                found[place] = value
-            return found
-
+        found, symbols = results(region, at, graph), tuple(size for _, size in self.sizes.values())
         return Captured(
             graph.check(),
             kept,
             {},
             lambda args: [args[number] for number in inputs],
-            rebuild,
+            found.rebuild,
             _home(given),
             same,
-            strides,
-            tuple(strides_of(self.fakes.get(name)) == wanted for name, wanted in zip(outputs, strides)),
+            found.strides,
+            found.alike,
             # A result that is returned in several places is one output, which has one gradient.
             tangents=tuple((name, tensors.index(region.wanted[index])) for name, index in tangents),
             gradients=gradients,
+            open=None if self.fixed else symbols,
+            sizes=tuple(map(at, symbols)),
         )
 
     def placeholders(
@@ -132,7 +128,7 @@ class _Conversion:
         state: dict[str, tuple[Mapping[str, Any], str]] = {}
         for place, node in zip(self.region.places, self.region.traced.inputs):
             if place.kind == "size":
-                self.made[node] = at(place.fake)
+                self.made[node] = self.number(place.fake, at(place.fake))
                 names.append("")
                 continue
             names.append(self.give(node, place.path, place.kind))
@@ -164,7 +160,7 @@ class _Conversion:
         """Convert one call."""
         target: Any = node.target
         if isinstance(node.meta.get("val"), (int, float)):
-            self.made[node] = node.meta["val"]
+            self.made[node] = self.number(self.region.open.get(node), node.meta["val"])
             return
         if target is _aten.detach.default and self.differentiated:
             self.made[node] = self.made[node.args[0]]  # type: ignore[index]
@@ -238,6 +234,13 @@ class _Conversion:
         if key is not None:
             self.twins[key] = found
 
+    def number(self, traced: Any, value: Any) -> Argument:
+        """Return a number as an argument; an `OpenSize` if it depends on the sizes of the call."""
+        if not isinstance(traced, torch.SymInt) or not traced.node.expr.free_symbols:
+            return value
+        place, _ = self.sizes.setdefault(traced.node.expr, (len(self.sizes), traced))
+        return OpenSize(value, place)
+
     def stand_in(self, argument: Argument) -> Any:
         """Return an argument with fake tensors for values: one object for each value."""
         if isinstance(argument, tuple):
@@ -259,6 +262,8 @@ class _Conversion:
     def argument(self, node: Node, item: Any) -> Argument:
         """Return one argument of `node` in the graph's terms."""
         if isinstance(item, Node):
+            # Of these numbers it holds the value in this call.
+            self.fixed |= isinstance(self.region.open.get(item), (torch.SymFloat, torch.SymBool))
             return self.made[item]
         if isinstance(item, (list, tuple)):
             return tuple(self.argument(node, part) for part in item)

@@ -139,6 +139,7 @@ class Backend(Recorded):
             for served in self.served
             if served.written
         ]
+        found += [served.resized.note for served in self.served if served.resized.note]
         if len(self.served) > 1:
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
             found.append(
@@ -216,5 +217,7 @@ class Backend(Recorded):
             self.recording = outer
 
     def forked(self) -> None:
-        """Reset in a forked child, where a missing thread may hold the lock."""
+        """Reset in a forked child, where a missing thread may hold a lock."""
         self.lock = threading.RLock()
+        for served in self.served:
+            served.renew()

@@ -1,4 +1,4 @@
-"""One captured region as Dynamo calls it: a program for each set of sizes, and the calls."""
+"""One captured region as Dynamo calls it: its programs by sizes, and the calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Arguments, Done, Kept, Short, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
+from ..pipeline.resized import LIMIT, Resized
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
@@ -52,21 +54,24 @@ class Served:
         """Attributes that a call sets; None if it has other side effects, or is only a part of the model's."""
         # Where nothing is left behind in Python the model itself may be asked too.
         self.whole = self.stores == []
-        self._clear()
+        self._begin(None)
         try:
-            self.region = timed("capture", Region, module, examples, backend.root, backend.parameters)
-            self.name = self.programs.called = self.region.name
+            region = timed("capture", Region, module, examples, backend.root, backend.parameters)
         except Exception as error:
             # What Dynamo captured is a right answer whatever becomes of it here, unless its graph is broken: then what
             # is raised lets Dynamo run the frame as the user wrote it.
             module.graph.lint()
             self.as_written(explain(self.name, error))
             return
-        self.arguments = Arguments(self.region)
+        self.name = region.name
+        self._begin(region)
 
-    def _clear(self) -> None:
-        """Begin without programs."""
+    def _begin(self, region: Region | None) -> None:
+        """Begin without programs; with None, without a graph to place."""
         self.programs: Kept[Planned] = Kept(self.name)
+        self.resized: Resized[Planned] = Resized(region, self.backend.options, self.programs)
+        if region is not None:
+            self.region, self.arguments = region, Arguments(region)
         self.placed: Plan | None = None
         self.calls = 0
         self.right = 0
@@ -75,7 +80,7 @@ class Served:
         self._unchecked: set[Hashable] = set()
         # Random numbers were not eager's during their check, perhaps for another thread: the next call is checked.
         self._disturbed: set[Hashable] = set()
-        self._short: Short | None = None
+        self._shorts: dict[Hashable, Short] = {}
         self._twins: list[Served] = []
         self._index: dict[int, Served] = {}
 
@@ -95,7 +100,7 @@ class Served:
         """Return the outputs of the graph for these arguments."""
         backend = self.backend
         backend.calls += 1
-        short = self._short
+        short = self._shorts.get(self.arguments.sizes(args)) if self._shorts else None
         if short is not None and backend.recording is None:
             found = short(args)
             if found is not None:
@@ -118,15 +123,13 @@ class Served:
 
     def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
         key = self.arguments.sizes(args)
-        prepared = self.programs.get(key)
+        prepared = self.programs.used(key) or (None if self._asked else self.resized.get(key))
         checked = backend.options.check == "always" and prepared is not None and self._wants_check(prepared)
         if prepared is None:
             made = self._first(key, args)
             if made is None:
                 return self._plain(args)
             prepared, checked = made
-        elif key:
-            self.programs.move_to_end(key)
         self.calls += 1
         backend.latest = self, prepared
         if backend.preparing:
@@ -144,10 +147,12 @@ class Served:
         if prepared.captured.stateful:
             with self.backend.lock:
                 return self.run(prepared, args)
-        if not self.arguments.moved and isinstance(prepared, Prepared) and self._short is None:
-            self._short = (
-                Short(self.arguments, prepared) if Short.fits(backend.options, prepared, key) else None
-            )
+        own = backend.options.kernels == "eager" or key in self.programs
+        if own and isinstance(prepared, Prepared) and key not in self._shorts and not self.arguments.moved:
+            if len(self._shorts) >= LIMIT:
+                self._shorts.clear()
+            if Short.fits(backend.options, prepared):
+                self._shorts[key] = Short(self.arguments, prepared)
         found = self.run(prepared, args)
         if backend.returned is not None and isinstance(prepared, Training):
             backend.returned.append((self, found))
@@ -165,7 +170,7 @@ class Served:
             if more or options.check == "always" or options.verify_replicas:
                 return None
             return lambda inputs: self.run(prepared, self.arguments.filled(inputs))
-        short = self._short
+        short = self._shorts.get(())
         if short is None or short.prepared is not prepared:
             return None
         executor = prepared.executor
@@ -187,7 +192,7 @@ class Served:
     def _rebound(self, args: Sequence[Any]) -> Any:
         """Run a call whose state is not the state that the graph reads."""
         with alone(), self.backend.lock:
-            self._short = None
+            self.renew()
             if self.arguments.move(args, self.region.held):
                 return self._placed(self.backend, args)
             twin = self._twin(args)
@@ -209,20 +214,27 @@ class Served:
 
     def _copied(self, args: Sequence[Any]) -> Served:
         backend, twin = self.backend, copy.copy(self)
-        twin.region = self.region.of(args, backend.root)
-        twin.arguments = Arguments(twin.region)
-        twin._clear()
+        twin._begin(self.region.of(args, backend.root))
         backend.served.append(twin)
         return twin
 
-    def _first(self, key: Hashable, args: Sequence[Any]) -> tuple[Planned, bool] | None:
+    @property
+    def _asked(self) -> bool:
+        """True if the user looks at the plan of a call, which is to be the one of its own sizes."""
+        backend = self.backend
+        return backend.recording is not None or backend.preparing or backend.given is not None
+
+    def _first(self, key: tuple[Any, ...], args: Sequence[Any]) -> tuple[Planned, bool] | None:
         """Return the program for new sizes, and whether to compare it with eager; None if there is no program."""
         with alone(), self.backend.lock, unseen(), uncollected():
             if key in self.programs:
                 known = self.programs[key]
                 return known, self.backend.options.check == "always" and self._wants_check(known)
             try:
-                prepared = self._planned(args)
+                prepared = None if self._asked else self.resized.add(key, args)
+                if prepared is None:
+                    prepared = self._planned(args)
+                    self.programs.add(key, prepared)
             except Untraceable as error:
                 self.as_written(str(error))
                 return None
@@ -231,13 +243,16 @@ class Served:
             except Exception as error:
                 self.as_written(f"{type(error).__name__}: {error}; a fault of autopar, please report it")
                 return None
-            self._short = None
-            self.programs.add(key, prepared)
             return prepared, self._wants_check(prepared)
+
+    def renew(self) -> None:
+        """Drop what was derived from programs."""
+        self._shorts.clear()
+        self.resized.clear()
 
     def forget(self, key: Hashable) -> None:
         """Drop a program."""
-        self._short = None
+        self.renew()
         old = self.programs.pop(key, None)
         if old is not None:
             old.close()
@@ -246,7 +261,7 @@ class Served:
         """Replace a program by another one for the same sizes."""
         with self.backend.lock:
             key = next(key for key, held in self.programs.items() if held is prepared)
-            self._short = None
+            self.renew()
             self.programs.add(key, other)
             self.placed = _whole(other)
 
@@ -315,17 +330,22 @@ class Served:
         try:
             with alone(), self.backend.lock:
                 call = asked(self.backend.entry) if self.whole and self.backend.entry else None
+                captured = prepared.captured
+                if key not in self.programs:
+                    # With its own sizes.
+                    exact = rewritten(captured_at(self.region, args, False), self.backend.options)
+                    captured = replace(exact, strides=captured.strides)
                 eager: list[Snapshot] = []
                 if call is not None and not call.expected:
                     # The model itself answers the user's call, which what comes of this one is held against.
-                    eager.append(Snapshot(prepared.captured, args))
+                    eager.append(Snapshot(captured, args))
                     with self.backend.unrecorded(), unseen():
                         answer(call, eager[0])
                 reference = None
                 if isinstance(prepared, Training):
-                    self._differentiated(prepared, args)
+                    self._differentiated(prepared, captured, args)
                 else:
-                    eager.append(reference := Eager(prepared.captured, self.module, args))
+                    eager.append(reference := Eager(captured, self.module, args))
                 output = self.run(prepared, args)
                 if key not in self._disturbed and not all(each.comparable() for each in eager):
                     self._disturbed.add(key)
@@ -342,10 +362,10 @@ class Served:
             self.forget(key)
             raise
 
-    def _differentiated(self, prepared: Training, args: Sequence[Any]) -> None:
+    def _differentiated(self, prepared: Training, captured: Captured, args: Sequence[Any]) -> None:
         """Compare outputs and gradients of a call with those of the captured graph in eager."""
         with self.backend.unrecorded(), unseen():
-            eager = Eager(prepared.captured, self.module, args, self.arguments.weights(args))
+            eager = Eager(captured, self.module, args, self.arguments.weights(args))
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
 

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from ..capture import Captured
+from ..capture.results import unchanged
 from ..costs.clustering import repriced, unfused
 from ..costs.detect import detect, slowed, with_slow_down
 from ..costs.measure import measured
@@ -83,6 +85,18 @@ class Prepared:
         others = tuple(candidate for candidate in plan.candidates if candidate.policy != plan.policy)
         self.plan = replace(plan, policy=self.plan.policy, candidates=others)
         self.executor.rebind(self.plan)
+
+    @cached_property
+    def resizable(self) -> bool:
+        """True if the program also computes calls with other sizes: it runs the tasks as captured, in real time."""
+        costed = self.plan.costed
+        return costed.machine.clock == "real" and unchanged(self.captured, costed.graph)
+
+    def resized(self, source: Captured) -> Prepared:
+        """Return the program for the sizes of `source`, with PyTorch's own kernels."""
+        captured = source if copies(self.plan) else source.kernels_trusted()
+        plain = self.executor.plain if isinstance(self.executor, TunedExecutor) else self.executor
+        return replace(self, captured=captured, executor=plain.resized(source.sizes), source=source)
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..ir.graph import Argument, Const, Graph, Ref
+from ..ir.open_size import OpenSize
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads
 from ..ops import resolve as bind
@@ -43,7 +44,7 @@ class _Layout:
     """The storage of all buffers.
 
     slots: numbers of shared buffers: all inputs in order, then other buffers that exist before the call (`fed`), then
-    shared made ones; a buffer without a slot is a local.
+    shared made ones; a buffer without a slot is a local. The last slot, after them, has the sizes of the call.
     drops: buffers that a lane drops after the step (index of the lane, position).
     makers: indices of the lanes that make the buffers of a storage.
     """
@@ -94,7 +95,7 @@ def _layout(program: Program, graph: Graph) -> _Layout:
         if buffer.name not in slots and buffer.name in shared:
             slots[buffer.name] = size
             size += 1
-    return _Layout(slots, size, tuple(fed), drops, makers)
+    return _Layout(slots, size + 1, tuple(fed), drops, makers)
 
 
 class Assembly:
@@ -260,6 +261,8 @@ class _Writer:
             return self.bind(("float", repr(template)), "k", template)
         if isinstance(template, complex):
             return self.bind(("complex", repr(template)), "k", template)
+        if isinstance(template, OpenSize):
+            return f"n[{template.place}]"
         return repr(template)
 
     def compute(self, step: Compute, index: int) -> Iterator[str]:
@@ -364,6 +367,8 @@ class _Writer:
         """Return the code of the whole lane. Linear in its steps."""
         lane = self.backend.lane
         lines = [(-1, "def lane(s, d):")]
+        if self.assembly.captured.sizes:
+            lines.append((-1, "n = s[-1]"))
         if self.recorded:
             lines.append((-1, f"r = d.recorder({lane.name!r})"))
         if self.assembly.declared:

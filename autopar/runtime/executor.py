@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,8 @@ class Executor:
         self._pool = pool or Replicas()
         self._graph = plan.costed.graph
         self._lock = threading.RLock()
+        # Threads end with the executor that started them.
+        self._origin: Executor | None = None
         self._assemble(plan)
         ambient.reset_after_fork.add(self)
 
@@ -86,6 +89,14 @@ class Executor:
             if function is None or changes or more or sliced or any(stays for _, stays in self._outputs):
                 return None
             return InlineCall(assembly, function, self._lock)
+
+    def resized(self, sizes: tuple[int, ...]) -> Executor:
+        """Return an executor for calls with other sizes that shares code, threads and lock with this one. It serves
+        until this process forks."""
+        made = copy.copy(self)
+        made._origin, made._blank = self, [*self._blank[:-1], sizes]
+        vars(made)["inline"] = self.inline and self.inline.resized(sizes)
+        return made
 
     def current(self) -> bool:
         """Return True if every copy of state that it reads, or sends and keeps, is up to date."""
@@ -142,19 +153,19 @@ class Executor:
                 self._pieces.setdefault(slot, []).append(captured.state[target])
             else:
                 self._updates.append((slot, *captured.state.get(target, (None, inputs.get(target)))))
-        self._blank = [None] * (layout.size - len(inputs) - len(layout.fed))
+        self._blank = [*[None] * (layout.size - len(inputs) - len(layout.fed) - 1), captured.sizes]
 
     def _enter(
         self, inputs: Sequence[Any], recording: CallRecord | None
     ) -> tuple[list[Any], Timeline | None]:
         before = ambient.entered.stack
-        if id(self) in before:
+        if id(self._crew) in before:
             raise RunError(
                 f"{self._graph.name!r} is called from inside its own call, which would never end; "
                 "call it after the first call has returned, or compile the inner model separately"
             )
         with self._lock:
-            ambient.entered.stack = (*before, id(self))
+            ambient.entered.stack = (*before, id(self._crew))
             try:
                 return self._call(inputs, recording)
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from threading import RLock
@@ -37,8 +38,14 @@ class InlineCall:
             assembly.captured.state[name] if buffer in read else None for name, buffer in zip(fed, layout.fed)
         ]
         self._folded = not any(self._state)
-        self._blank = (None,) * (layout.size - len(self.names))
+        self._blank = (*(None,) * (layout.size - len(self.names) - 1), assembly.captured.sizes)
         self._results = chosen([layout.slots[name] for name in program.outputs])
+
+    def resized(self, sizes: tuple[int, ...]) -> InlineCall:
+        """Return the same function for calls with other sizes."""
+        made = copy.copy(self)
+        made._blank = (*self._blank[:-1], sizes)
+        return made
 
     def state(self) -> Sequence[Any]:
         """Return the current state; None for what kernels have folded."""

@@ -13,6 +13,7 @@ they then exceed a cap, the whole is planned again with the cap reduced by the e
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ import torch
 
 from ..capture import Captured
 from ..capture.captured import settle
+from ..capture.results import unchanged
 from ..costs.detect import slowed
 from ..errors import MemoryCapError
 from ..ir.machine import Machine
@@ -63,18 +65,39 @@ class Training:
         self, captured: Captured, halves: Halves, pool: Replicas, recorder: Recorder, kernels: str = "eager"
     ) -> None:
         self.kernels = kernels
-        captured = self.captured = captured if copies(halves.joint) else captured.kernels_trusted()
         self.halves, self.pool, self.recorder = halves, pool, recorder
         self.repeatable = not captured.stateful
         """True if a call could be repeated with the same result."""
         self.slow_down = halves.joint.costed.machine.slow_down
         names, state = captured.graph.outputs, captured.state
-        # As the outputs lie in memory in eager.
-        self._strides = [captured.strides[names.index(name)] for name in halves.names]
         self._watched = [state[name] for name in halves.backward_graph.state if name in state]
         self._first = {names[index]: name for name, index in reversed(captured.tangents)}
+        self._origin: Training | None = None
+        """The one made for other sizes that this one shares the programs of."""
+        self._begin(captured)
+
+    def _begin(self, captured: Captured) -> None:
+        self.captured = captured if copies(self.halves.joint) else captured.kernels_trusted()
+        # As the outputs lie in memory in eager.
+        places = map(captured.graph.outputs.index, self.halves.names)
+        self._strides = [self.captured.strides[place] for place in places]
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
+
+    @cached_property
+    def resizable(self) -> bool:
+        """True if its programs also compute calls with other sizes: they run the tasks as captured, in real time."""
+        costed = self.halves.joint.costed
+        return costed.machine.clock == "real" and unchanged(self.captured, costed.graph)
+
+    def resized(self, source: Captured) -> Training:
+        """Return the programs for the sizes of `source`, with PyTorch's own kernels."""
+        made = copy.copy(self)
+        for name in ("plan", "forward", "again"):
+            vars(made).pop(name, None)
+        made._origin = self
+        made._begin(source)
+        return made
 
     @cached_property
     def plan(self) -> Plan:
@@ -84,19 +107,26 @@ class Training:
     @cached_property
     def forward(self) -> Prepared:
         """The forward that transfers changed weights to the devices that read them."""
+        if self._origin is not None:
+            return self._origin.forward.resized(self.captured)
         half = self.halves.forward
         return self._bound(half.plan, half.program)
 
     @cached_property
     def again(self) -> Prepared:
         """The forward for unchanged weights."""
+        if self._origin is not None:
+            return self._origin.again.resized(self.captured)
         half = self.halves.again
         return self.forward if half is self.halves.forward else self._bound(half.plan, half.program)
 
     def backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         """Return the backward for these tangents, and for each leaf whether it has a gradient."""
         with self._lock:
-            if live not in self._backward:
+            if live not in self._backward and self._origin is not None:
+                prepared, wanted = self._origin.backward(live)
+                self._backward[live] = prepared.resized(self.captured), wanted
+            elif live not in self._backward:
                 half, wanted = self.halves.backward(live)
                 self._backward[live] = self._bound(half.plan, half.program), wanted
             return self._backward[live]

@@ -180,6 +180,7 @@ class Case:
             state={name: (self.state, name) for name in self.state},
             calls=self.calls,
             home=torch.device("cpu"),
+            sizes=(),
         )
         return captured, plan, program
 

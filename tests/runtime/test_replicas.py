@@ -31,7 +31,7 @@ def executor(made: Graph, state: dict, where, pool=None, calls=None, caps=None) 
     program = lower(each)
     check(program, made)
     captured = SimpleNamespace(
-        graph=made, state={name: (state, name) for name in made.state}, calls=calls or {}, home=CPU
+        graph=made, state={name: (state, name) for name in made.state}, calls=calls or {}, home=CPU, sizes=()
     )
     return Executor(captured, each, program, pool)
 
@@ -234,7 +234,7 @@ def test_results_and_copies_are_apart() -> None:
     check(program, made)
     assert program.outputs[0] == f"n_@{FIRST}"
     state = {"w": torch.randn(4, 4)}
-    captured = SimpleNamespace(graph=made, state={"w": (state, "w")}, calls={}, home=CPU)
+    captured = SimpleNamespace(graph=made, state={"w": (state, "w")}, calls={}, home=CPU, sizes=())
     run = Executor(captured, each, program)
     for _ in range(3):
         x, w = torch.randn(4, 4), state["w"].clone()

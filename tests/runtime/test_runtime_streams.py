@@ -201,7 +201,9 @@ def test_copies_that_a_call_kept_are_waited_for_on_every_callers_stream(notes):
     where = {task: place.replace("emulated", "cuda") for task, place in on("cpu").items()}
     each = plan(step(), Machine(devices, links), where)
     state, inputs = {"w": torch.randn(4, 4)}, torch.randn(4, 4)
-    captured = SimpleNamespace(graph=step(), state={"w": (state, "w")}, calls={}, home=torch.device("cpu"))
+    captured = SimpleNamespace(
+        graph=step(), state={"w": (state, "w")}, calls={}, home=torch.device("cpu"), sizes=()
+    )
     executor = Executor(captured, each, lower(each))
     executor([inputs])
     kept = {event for name, what, event in notes.log if (name, what) == ("caller", "record")}

@@ -1,0 +1,264 @@
+"""Calls of sizes that no program was made for: one program serves them, and answers are eager's."""
+
+import copy
+import multiprocessing
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import autopar
+from autopar.errors import DifferenceError
+from autopar.ir.open_size import OpenSize
+
+pytestmark = pytest.mark.slow
+
+SIZES = [(3, 4), (4, 6), (5, 5), (3, 9), (7, 4), (2, 20), (6, 6), (4, 3), (8, 30)]
+
+
+class Attention(nn.Module):
+    """Sizes as arguments of views, masks, slices and new tensors, and one of them returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        rows, length, _ = x.shape
+        q, k, v = self.packed(x).view(rows, length, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        scores = (q @ k.transpose(-1, -2)).masked_fill(~mask, -1e9).softmax(-1)
+        y = (scores @ v).transpose(1, 2).reshape(rows * length, 16)
+        return (
+            self.out(y).view(rows, length, 16)[:, length // 2 :],
+            rows * length,
+            x.new_ones(rows, length + 1),
+        )
+
+
+class Normed(nn.Module):
+    """Buffers that each call updates, and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.drop = nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
+
+    def forward(self, x):
+        rows, length, _ = x.shape
+        return self.drop(self.norm(self.body(x).view(rows * length, 8))).view(rows, length * 8)
+
+
+def served(fast):
+    """The graph with open sizes."""
+    return fast._placement.backend.served[-1]
+
+
+def pair(model, devices, **options):
+    torch.manual_seed(0)
+    plain = model().double()
+    return plain, autopar.compile(copy.deepcopy(plain), devices, **options)
+
+
+def equal(found, expected):
+    mine, theirs = pytree.tree_leaves(found), pytree.tree_leaves(expected)
+    assert len(mine) == len(theirs)
+    for one, other in zip(mine, theirs):
+        if isinstance(other, torch.Tensor):
+            # Lanes with fewer threads add in another order.
+            torch.testing.assert_close(one, other)
+        else:
+            assert one == other
+
+
+def alike(plain, fast, sizes, grad):
+    """Assert that a call, its gradients and what it leaves in buffers are eager's."""
+    x, seed = torch.randn(*sizes, 16, dtype=torch.double), torch.randint(1 << 30, ()).item()
+    results = []
+    for model in (plain, fast):
+        model.zero_grad()
+        torch.manual_seed(seed)
+        with torch.set_grad_enabled(grad):
+            results.append(model(x))
+        if grad:
+            pytree.tree_leaves(results[-1])[0].square().sum().backward()
+    equal(*reversed(results))
+    for one, other in zip(fast.parameters(), plain.parameters()):
+        assert (one.grad is None) == (other.grad is None)
+        if other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad)
+    equal([*fast.buffers()], [*plain.buffers()])
+
+
+@pytest.mark.parametrize(
+    "model, devices, grad",
+    [
+        (Attention, ["cpu"], True),
+        (Attention, ["cpu*2"], False),
+        (Attention, ["cpu", "emulated:0"], True),
+        (Normed, ["cpu"], True),
+        (Normed, ["cpu*2"], False),
+    ],
+)
+def test_one_program_serves_all_sizes(model, devices, grad):
+    plain, fast = pair(model, devices)
+    for sizes in SIZES * 2:
+        alike(plain, fast, sizes, grad)
+    open_graph = served(fast)
+    assert not open_graph.written and len(open_graph.programs) == 1
+    assert "run by a program made for other sizes" in str(fast.explain())
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.tuples(st.integers(2, 40), st.integers(2, 40)))
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_any_sizes_are_eagers(shared, grad, sizes):
+    alike(*shared, sizes, grad)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    plain, fast = pair(Attention, ["cpu"])
+    for grad in (False, True):
+        for sizes in SIZES[:6]:
+            alike(plain, fast, sizes, grad)
+    return plain, fast
+
+
+def test_weights_are_those_of_the_call(shared):
+    plain, fast = shared
+    x = torch.randn(9, 11, 16, dtype=torch.double)
+    fast(x)
+    with torch.no_grad():
+        for one, other in zip(plain.parameters(), fast.parameters()):
+            one.mul_(1.5)
+            other.mul_(1.5)
+        equal(fast(x), plain(x))
+        plain.out.weight = nn.Parameter(torch.randn(16, 16, dtype=torch.double))
+        fast.load_state_dict(plain.state_dict())
+        equal(fast(x), plain(x))
+
+
+def test_sizes_that_may_exceed_a_cap_are_planned():
+    plain, fast = pair(Attention, ["cpu", "emulated:0"], memory={"cpu": "1MiB", "emulated:0": "1MiB"})
+    with torch.no_grad():
+        for sizes in [(2, 4), (3, 5), (2, 6), (4, 80)]:
+            alike(plain, fast, sizes, False)
+        programs = served(fast).programs
+        assert (4, 80) in programs and (2, 6) not in programs
+        with pytest.raises(autopar.errors.MemoryCapError):
+            fast(torch.randn(8, 400, 16, dtype=torch.double))
+
+
+def test_sizes_that_recur_have_kernels_of_their_own():
+    plain, fast = pair(Attention, ["cpu"], kernels="aot_eager")
+    with torch.no_grad():
+        for sizes in SIZES:
+            alike(plain, fast, sizes, False)
+        programs = served(fast).programs
+        assert SIZES[-1] not in programs and len(programs) == 4
+        for _ in range(10):
+            alike(plain, fast, SIZES[-1], False)
+        assert SIZES[-1] in programs
+    fast.close()
+
+
+def test_a_recorded_call_is_planned_for_its_own_sizes():
+    _, fast = pair(Attention, ["cpu*2"])
+    with torch.no_grad():
+        for sizes in SIZES[:5]:
+            fast(torch.randn(*sizes, 16, dtype=torch.double))
+        assert SIZES[4] not in served(fast).programs
+        with fast.record() as timeline:
+            fast(torch.randn(*SIZES[4], 16, dtype=torch.double))
+        assert SIZES[4] in served(fast).programs and timeline.last.makespan > 0
+
+
+def test_a_number_that_is_no_size_is_planned():
+    plain, fast = pair(lambda: nn.Sequential(Scaled()), ["cpu"])
+    with torch.no_grad():
+        for sizes in SIZES[:4]:
+            alike(plain, fast, sizes, False)
+    assert len(served(fast).programs) > 1
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return x * x.shape[1] ** -0.5
+
+
+def test_a_wrong_answer_of_other_sizes_is_found(monkeypatch):
+    """If a size were lost between capture and code, the first calls of other sizes would be refused."""
+    plain, fast = pair(Attention, ["cpu"])
+    with torch.no_grad():
+        for sizes in SIZES[:2]:
+            fast(torch.randn(*sizes, 16, dtype=torch.double))
+        (program,) = served(fast).programs.values()
+        right = type(program).resized
+        monkeypatch.setattr(
+            type(program),
+            "resized",
+            lambda self, source: right(self, _with(source, source.sizes[:1] * len(source.sizes))),
+        )
+        with pytest.raises((DifferenceError, autopar.errors.RunError)):
+            fast(torch.randn(3, 9, 16, dtype=torch.double))
+        monkeypatch.undo()
+        alike(plain, fast, (3, 9), False)
+
+
+def _with(captured, sizes):
+    return captured.__class__(**{**vars(captured), "sizes": sizes})
+
+
+def test_threads_call_with_sizes_of_their_own():
+    plain, fast = pair(Attention, ["cpu*2"])
+    errors = []
+
+    def calls(first):
+        try:
+            with torch.no_grad():
+                for rows in range(first, first + 12):
+                    x = torch.randn(rows, first + 3, 16, dtype=torch.double)
+                    equal(fast(x), plain(x))
+        except BaseException as error:
+            errors.append(error)
+
+    with torch.no_grad():
+        for sizes in SIZES[:3]:
+            fast(torch.randn(*sizes, 16, dtype=torch.double))
+    threads = [threading.Thread(target=calls, args=(first,)) for first in (2, 5, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    fast.close()
+    with torch.no_grad():
+        alike(plain, fast, SIZES[2], False)
+
+
+def test_a_forked_process_calls_with_other_sizes():
+    plain, fast = pair(Attention, ["cpu*2"])
+    with torch.no_grad():
+        for sizes in SIZES[:5]:
+            fast(torch.randn(*sizes, 16, dtype=torch.double))
+        x = torch.randn(5, 5, 16, dtype=torch.double)
+        fast(x)
+        context = multiprocessing.get_context("fork")
+        ends, other = context.Pipe()
+        process = context.Process(target=lambda: other.send([fast(x)[0].tolist(), fast(x[:4])[0].tolist()]))
+        process.start()
+        assert ends.poll(60)
+        for found, given in zip(ends.recv(), (x, x[:4])):
+            equal(torch.tensor(found, dtype=torch.double), plain(given)[0])
+        process.join()
+
+
+def test_an_open_size_is_its_number_everywhere_but_in_its_place():
+    size = OpenSize(12, 3)
+    assert size == 12 and size + 1 == 13 and f"{size}" == str(size) == "12"
+    assert repr(size) != repr(OpenSize(12, 4)) != "12"
+    assert copy.deepcopy(size).place == 3
