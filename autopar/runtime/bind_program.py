@@ -257,10 +257,8 @@ class _Writer:
         if isinstance(template, tuple):
             items = [self.expression(item, values, plain) for item in template]
             return f"({_tuple(items)})" if plain else f"[{', '.join(items)}]"
-        if isinstance(template, float) and not math.isfinite(template):
-            return self.bind(("float", repr(template)), "k", template)
-        if isinstance(template, complex):
-            return self.bind(("complex", repr(template)), "k", template)
+        if isinstance(template, complex) or (isinstance(template, float) and not math.isfinite(template)):
+            return self.bind((type(template), repr(template)), "k", template)
         if isinstance(template, OpenSize):
             return f"n[{template.place}]"
         return repr(template)
