@@ -1,0 +1,58 @@
+"""Calls of many sizes on accelerators: one program serves them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from rig import FIRST
+from torch import nn
+
+import autopar
+
+pytestmark = pytest.mark.gpu
+
+SIZES = [(3, 4), (4, 6), (5, 5), (3, 9), (7, 4), (2, 20), (8, 30)]
+
+
+class Paths(nn.Module):
+    """Two paths whose views and new tensors have the sizes of the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.above, self.below, self.last = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, _ = x.shape
+        above = self.above(x).view(rows * length, 12).tanh()
+        below = self.below(x).transpose(0, 1).reshape(length * rows, 12).relu()
+        return self.last(above + below + x.new_ones(rows * length, 12)).view(rows, length, 4)[
+            :, length // 2 :
+        ]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("where", ["cpu", FIRST])
+def test_one_program_serves_all_sizes(where: str, grad: bool) -> None:
+    torch.manual_seed(0)
+    plain = Paths().to(where)
+    fast = autopar.compile(
+        copy.deepcopy(plain), ["cpu", FIRST], pins={"above": "cpu", "below": FIRST}, outputs="as_input"
+    )
+    with torch.set_grad_enabled(grad):
+        for sizes in SIZES * 2:
+            x = torch.randn(*sizes, 8, device=where)
+            for model in (plain, fast):
+                model.zero_grad()
+            expected, found = plain(x), fast(x)
+            torch.testing.assert_close(found, expected)
+            if grad:
+                for made in (expected, found):
+                    made.square().sum().backward()
+                for one, other in zip(fast.parameters(), plain.parameters()):
+                    torch.testing.assert_close(one.grad, other.grad)
+    served = fast._placement.backend.served[-1]
+    assert len(served.programs) == 1 and not served.written
+    (program,) = served.programs.values()
+    assert {placed.device for placed in program.plan.placed} == {"cpu", FIRST}
