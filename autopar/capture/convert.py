@@ -102,22 +102,20 @@ class _Conversion:
             updates,
             paths=region.paths,
         )
-        found, symbols = results(region, at, graph), tuple(size for _, size in self.sizes.values())
+        symbols = tuple(size for _, size in self.sizes.values())
         return Captured(
             graph.check(),
             kept,
             {},
             lambda args: [args[number] for number in inputs],
-            found.rebuild,
-            _home(given),
-            same,
-            found.strides,
-            found.alike,
+            home=_home(given),
+            same=same,
             # A result that is returned in several places is one output, which has one gradient.
             tangents=tuple((name, tensors.index(region.wanted[index])) for name, index in tangents),
             gradients=gradients,
             open=None if self.fixed else symbols,
             sizes=tuple(map(at, symbols)),
+            **results(region, at, graph),
         )
 
     def placeholders(

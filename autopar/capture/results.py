@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..ir.graph import Graph
-from .captured import Captured, Strides, strides_of
+from .captured import Captured, strides_of
 from .region import Region
 from .sizes import resolver
 
 
-class Results(NamedTuple):
-    """The fields of `Captured` that depend on the sizes of a call."""
-
-    rebuild: Callable[[Sequence[Any]], list[Any]]
-    strides: list[Strides | None]
-    alike: tuple[bool, ...]
-
-
-def results(region: Region, at: Callable[[Any], Any], graph: Graph) -> Results:
-    """Return what the calls of a region return for the sizes of one call, which `at` puts into fakes."""
+def results(region: Region, at: Callable[[Any], Any], graph: Graph) -> dict[str, Any]:
+    """Return `rebuild`, `strides` and `alike` of a `Captured` for the sizes of one call, which `at` puts into fakes."""
     fakes = [at(result.fake) for result in region.results]
     tensors = [place for place, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)]
     # torch 2.11 traces the last states of an LSTM with an extra axis.
@@ -48,7 +40,7 @@ def results(region: Region, at: Callable[[Any], Any], graph: Graph) -> Results:
             found[place] = value
         return found
 
-    return Results(rebuild, strides, alike)
+    return {"rebuild": rebuild, "strides": strides, "alike": alike}
 
 
 def unchanged(captured: Captured, graph: Graph) -> bool:
@@ -63,4 +55,4 @@ def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Capture
     assert captured.open is not None
     at = resolver(region.fakes, given)
     sizes = tuple(map(at, captured.open))
-    return replace(captured, sizes=sizes, **results(region, at, captured.graph)._asdict())
+    return replace(captured, sizes=sizes, **results(region, at, captured.graph))

@@ -22,10 +22,9 @@ from ..capture.refusals import explain
 from ..capture.region import Region, in_eager
 from ..errors import AutoparError
 from ..ir.plan import Plan
-from ..pipeline.calls import CHECKED, Arguments, Done, Kept, Short, again
+from ..pipeline.calls import CHECKED, RESIZED, Arguments, Done, Kept, Resized, Short, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
-from ..pipeline.resized import LIMIT, Resized
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
@@ -149,7 +148,7 @@ class Served:
                 return self.run(prepared, args)
         own = backend.options.kernels == "eager" or key in self.programs
         if own and isinstance(prepared, Prepared) and key not in self._shorts and not self.arguments.moved:
-            if len(self._shorts) >= LIMIT:
+            if len(self._shorts) >= RESIZED:
                 self._shorts.clear()
             if Short.fits(backend.options, prepared):
                 self._shorts[key] = Short(self.arguments, prepared)
