@@ -78,7 +78,11 @@ class Backend(Recorded):
             backend = own()
             return backend.recording.calls if backend is not None and backend.recording is not None else None
 
-        self.recorder = recorder
+        def exclusive() -> contextlib.AbstractContextManager[Any]:
+            backend = own()
+            return backend.lock if backend is not None else contextlib.nullcontext()
+
+        self.recorder, self.exclusive = recorder, exclusive
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a graph captured by Dynamo; return the callable that serves its calls.

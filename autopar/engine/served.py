@@ -285,7 +285,9 @@ class Served:
         if captured.tangents:
             tensors = captured.flatten(args)
             joint, halves = plan_training(captured, backend.machine, options, tensors, given)
-            prepared = Training(joint, halves, backend.pool, backend.recorder, options.kernels)
+            prepared = Training(
+                joint, halves, backend.pool, backend.recorder, backend.exclusive, options.kernels
+            )
         else:
             prepared = prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
         self.placed = self.placed or _whole(prepared)

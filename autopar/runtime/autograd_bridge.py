@@ -30,6 +30,8 @@ class _Bridge(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         outputs, saved, watched = halved.ahead(inputs)
         ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
+        # The tensors themselves: hooks on saved tensors may return copies.
+        ctx.watched = watched
         ctx.save_for_backward(*saved, *watched)
         smooth = {id(tensor) for tensor in halved.smooth(outputs)}
         # A view of an output that has a gradient would be given one by autograd.
@@ -50,7 +52,7 @@ class _Bridge(torch.autograd.Function):
         if torch.is_grad_enabled() and ctx.written is not None:
             return None, None, None, *_as_written(ctx, tangents)
         with torch.no_grad():
-            gradients = ctx.halved.back(saved, tangents)
+            gradients = ctx.halved.back(saved, ctx.watched, tangents)
         if torch.is_grad_enabled():
             gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
         return None, None, None, *gradients

@@ -13,9 +13,11 @@ they then exceed a cap, the whole is planned again with the cap reduced by the e
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -43,6 +45,7 @@ from .halves import STANDING, Halves
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
 """Returns the list that takes timelines of calls; None: they are not recorded."""
 
+_ABSENT = object()
 
 _TIGHTENED = 6
 """Limit on the plans of a joint graph, each with tighter caps, until both halves fit."""
@@ -62,15 +65,23 @@ class Training:
     """None: timing it would require training."""
 
     def __init__(
-        self, captured: Captured, halves: Halves, pool: Replicas, recorder: Recorder, kernels: str = "eager"
+        self,
+        captured: Captured,
+        halves: Halves,
+        pool: Replicas,
+        recorder: Recorder,
+        exclusive: Callable[[], AbstractContextManager[Any]],
+        kernels: str = "eager",
     ) -> None:
-        self.kernels = kernels
+        self.exclusive, self.kernels = exclusive, kernels
         self.halves, self.pool, self.recorder = halves, pool, recorder
         self.repeatable = not captured.stateful
         """True if a call could be repeated with the same result."""
         self.slow_down = halves.joint.costed.machine.slow_down
         names, state = captured.graph.outputs, captured.state
-        self._watched = [state[name] for name in halves.backward_graph.state if name in state]
+        self._watched: list[tuple[Any, str]] = [
+            state[name] for name in halves.backward_graph.state if name in state
+        ]
         self._first = {names[index]: name for name, index in reversed(captured.tangents)}
         self._origin: Training | None = None
         """The one made for other sizes that this one shares the programs of."""
@@ -180,10 +191,10 @@ class Training:
 
     def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Return outputs and gradients of one call for given tangents, by name, without autograd."""
-        outputs, saved, _ = self.ahead(inputs)
+        outputs, saved, watched = self.ahead(inputs)
         given = [tangents.get(self._first.get(name, "")) for name in self.halves.names]
         found = dict(zip(self.halves.names, outputs))
-        return [found[name] for name in self.halves.outputs], self.back(saved, given)
+        return [found[name] for name in self.halves.outputs], self.back(saved, watched, given)
 
     def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Run one forward; return its outputs, each object once, its saved values, and the state its backward will
@@ -213,8 +224,8 @@ class Training:
         made, pairs = dict(zip(self.halves.outputs, outputs)), zip(self.halves.names, tangents)
         return [(made[n], tangent) for n, tangent in pairs if n in self._first and tangent is not None]
 
-    def back(self, saved: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """Return the gradient of each leaf; None if only tangents that are None reach it."""
+    def back(self, saved: Sequence[Any], watched: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """Return the gradient of each leaf, None if only tangents that are None reach it, for what `ahead` returned."""
         given = {
             self._first[name]: tangent
             for name, tangent in zip(self.halves.names, tangents)
@@ -223,8 +234,29 @@ class Training:
         live = tuple(name for name in self.halves.tangents if name in given)
         prepared, wanted = self.backward(live)
         values = {**dict(zip(self.halves.saved, saved)), **given}
-        made = iter(self._executed(prepared, [values[name] for name in prepared.plan.costed.graph.inputs]))
+        read = [values[name] for name in prepared.plan.costed.graph.inputs]
+        with self._state(watched):
+            made = iter(self._executed(prepared, read))
         return [next(made) if has else None for has in wanted]
+
+    @contextlib.contextmanager
+    def _state(self, tensors: Sequence[Any]) -> Iterator[None]:
+        """Within the block, the state that the backward reads is `tensors`, whatever has taken their place since the
+        forward, as at the end of `torch.func.functional_call`."""
+        if all(owner.get(key) is tensor for (owner, key), tensor in zip(self._watched, tensors)):
+            yield
+            return
+        with self.exclusive():
+            replaced = [(owner, key, owner.get(key, _ABSENT)) for owner, key in self._watched]
+            try:
+                for (owner, key), tensor in zip(self._watched, tensors):
+                    owner[key] = tensor
+                yield
+            finally:
+                for owner, key, tensor in replaced:
+                    owner[key] = tensor
+                    if tensor is _ABSENT:
+                        del owner[key]
 
     def _executed(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
         calls = self.recorder()
