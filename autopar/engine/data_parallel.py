@@ -147,6 +147,11 @@ def _name(given: int | str | torch.device) -> str:
         kind = torch.accelerator.current_accelerator()
         return "cpu" if given == -1 else f"{kind.type if kind and accelerators() else 'cuda'}:{given}"
     name = str(given)
+    if "*" in name:
+        raise DeviceError(
+            f"{name!r} is one device with several lanes, and DataParallel gives each device a part of the batch; use "
+            f"autopar.compile(module, [{name!r}], split={name.rpartition('*')[2]})"
+        )
     return name if name == "cpu" or ":" in name else f"{name}:0"
 
 

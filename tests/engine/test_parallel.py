@@ -107,6 +107,7 @@ def test_without_accelerators_it_is_the_plain_model_on_the_cpu_as_in_torch(caplo
         ({"device_ids": 0}, DeviceError, r"\[0\]"),
         ({"device_ids": [True]}, DeviceError, "True"),
         ({"device_ids": [0.5]}, DeviceError, "0.5"),
+        ({"device_ids": ["cpu*2"]}, DeviceError, r"autopar.compile\(module, \['cpu\*2'\], split=2\)"),
         ({"device_ids": ["emulated:0", "emulated:0"]}, DeviceError, "twice"),
         ({"device_ids": ["emulated:0", "nonsense"]}, DeviceError, "nonsense"),
         ({"device_ids": TWO, "output_device": "nonsense"}, DeviceError, "nonsense"),
