@@ -17,7 +17,7 @@ from ...ir.graph import Task
 from . import rules
 from .define import KERNELS
 
-__all__ = ["KERNELS", "rules"]
+__all__ = ["KERNELS", "LOOKUPS", "rules"]
 
 
 def body(task: Task) -> Callable[..., Any] | None:
@@ -35,3 +35,7 @@ def _summed(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
 
 def _averaged(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
     return _summed(weight, indices) / max(1, indices.shape[1])
+
+
+LOOKUPS = (_summed, _averaged)
+"""Bodies that look up rows: their first argument is the table, their second the ids."""

@@ -10,6 +10,7 @@ import torch
 
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
+from .edge_cases import exact, in_range
 from .stack import Compilation, Refusal, Stack, numpy_alone
 
 LARGEST = 2**31 - 2**26
@@ -33,7 +34,7 @@ def compile(work: Compilation) -> None:
     if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
         raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
     with torch.no_grad():
-        exported = torch.onnx.export(work.module, tuple(work.examples), dynamo=True, verbose=False)
+        exported = torch.onnx.export(exact(work.module), tuple(work.examples), dynamo=True, verbose=False)
     assert exported is not None
     (work.folder / "piece.onnx").write_bytes(exported.model_proto.SerializeToString())
 
@@ -63,7 +64,8 @@ def load(work: Compilation) -> Callable[..., Any]:
         feeds = {name: tensors[at].numpy(force=True) for name, at in taken}
         return [torch.from_numpy(array) for array in run(made, feeds, None)]
 
-    return call
+    # It counts negative ids from the end.
+    return in_range(call, work)
 
 
 STACK = Stack("onnxruntime", True, missing, keeps, load, compile)

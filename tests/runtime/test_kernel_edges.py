@@ -1,0 +1,86 @@
+"""Values that the examples of a compilation do not have, on which a library would differ from PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from autopar.runtime.kernels import STACKS, Compilation, Stack
+
+pytestmark = pytest.mark.slow
+LIBRARIES = [stack for stack in STACKS if stack.name in ("onnxruntime", "openvino")]
+TABLE = torch.arange(40.0).view(10, 4)
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda stack: stack.name)
+def library(request: pytest.FixtureRequest) -> Stack:
+    stack: Stack = request.param
+    if missing := stack.missing():
+        pytest.skip(missing)
+    return stack
+
+
+def kernel(stack: Stack, module: fx.GraphModule, folder: Path, *examples: torch.Tensor) -> Any:
+    work = Compilation(module, examples, torch.device("cpu"), 1, 1, folder)
+    assert stack.compile is not None
+    stack.compile(work)
+    return stack.load(work)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_attention_whose_mask_excludes_every_key_is_zero(library: Stack, kind: str, tmp_path: Path) -> None:
+    """As in a row of a batch that is padded on the left."""
+    causal = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    padded = causal.clone()
+    padded[0, ..., :2] = False
+    if kind == "float":
+        causal, padded = (torch.zeros(mask.shape).masked_fill(~mask, -torch.inf) for mask in (causal, padded))
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+
+    def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return (torch.ops.aten.scaled_dot_product_attention.default(q, k, v, mask),)
+
+    with torch.no_grad():
+        call = kernel(library, fx.symbolic_trace(attention), tmp_path, q, k, v, causal)
+        for mask in (causal, padded):
+            torch.testing.assert_close(call(q, k, v, mask)[0], attention(q, k, v, mask)[0])
+
+
+@pytest.mark.parametrize("bad", [-1, 10])
+def test_ids_that_are_in_no_table_are_refused_as_in_eager(library: Stack, bad: int, tmp_path: Path) -> None:
+    def looked_up(ids: torch.Tensor) -> Any:
+        return (functional.embedding(ids[0], TABLE) * 2,)
+
+    ids = torch.tensor([[1, 9, 0]])
+    call = kernel(library, make_fx(looked_up)(ids), tmp_path, ids)
+    good = torch.tensor([[9, 0, 3]])
+    torch.testing.assert_close(call(good)[0], looked_up(good)[0])
+    with pytest.raises(IndexError, match="out of range"):
+        call(torch.tensor([[1, bad, 0]]))
+
+
+def test_integers_beyond_int32_are_not_wrapped(library: Stack, tmp_path: Path) -> None:
+    def hashed(ids: torch.Tensor) -> Any:
+        return (ids % 7, ids + 1)
+
+    small = torch.tensor([5, 20])
+    call = kernel(library, make_fx(hashed)(small), tmp_path, small)
+    for ids in (torch.tensor([8, 1]), torch.tensor([2**40 + 3, -(2**33)])):
+        for ours, right in zip(call(ids), hashed(ids), strict=True):
+            assert torch.equal(ours, right)
+
+
+def test_a_log_sigmoid_is_finite_far_below_zero(library: Stack, tmp_path: Path) -> None:
+    def gate(x: Any) -> Any:
+        return (torch.ops.aten.log_sigmoid.default(x),)
+
+    x = torch.randn(4)
+    call = kernel(library, fx.symbolic_trace(gate), tmp_path, x)
+    for given in (x, torch.tensor([-1e4, -100.0, 0.0, 50.0])):
+        torch.testing.assert_close(call(given)[0], gate(given)[0])
