@@ -271,7 +271,7 @@ class _Race:
         stack = next((stack for stack in self.choice.stacks if stack.name == library), None)
         if stack is None:
             return None
-        if self.stopped:
+        if self.stopped or self.choice.ended:
             self.verdict.refused[name] = "not tried, the compiled model was closed"
             return None
         if self.worker.spent_s > BUILD_S:

@@ -220,6 +220,25 @@ def test_what_is_closed_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -
     assert chosen(compiled(mlp(), x)) == "first" and last.built == 1
 
 
+def test_a_race_that_begins_as_the_process_ends_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its exit a process waits for these threads, but not for a compiler."""
+    late = Folding("late")
+    using(monkeypatch, late, fastest="late")
+    fast = autopar.compile(mlp(), ["cpu"], kernels="auto")
+    x = torch.randn(5, 8)
+    fast(x)
+    (executor,) = fast._placement.backend.tuned()
+    sampled = kernel_choice.perturbed
+
+    def ending(*given: Any) -> list[Any]:
+        executor._choose.end()
+        return sampled(*given)
+
+    monkeypatch.setattr(kernel_choice, "perturbed", ending)
+    fast.wait()
+    assert late.built == 0 and chosen(fast) == "eager"
+
+
 def test_waiting_after_one_call_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Folding(), fastest="folding")
     model, x = mlp(), torch.randn(5, 8)

@@ -66,3 +66,26 @@ def test_it_can_be_ended_while_a_thread_waits_for_it(started, tmp_path):
     worker._end(own._process)
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_what_is_stopped_starts_no_other_process(started, tmp_path):
+    """The thread that compiles may be just before the start of its process."""
+    own = started(HANGS)
+    own.stop()
+    assert "stopped" in own._asked(tmp_path)[0]
+    assert own._process is None
+
+
+def test_a_stop_while_its_process_starts_ends_that(started, tmp_path, monkeypatch):
+    own = started(HANGS)
+    starting = own._started
+
+    def stopped_meanwhile() -> subprocess.Popen[bytes]:
+        process = starting()
+        own.stop()
+        return process
+
+    monkeypatch.setattr(own, "_started", stopped_meanwhile)
+    began = time.monotonic()
+    assert "stopped" in own._asked(tmp_path)[0]
+    assert own._process.returncode is not None and time.monotonic() - began < 30

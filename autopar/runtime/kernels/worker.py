@@ -41,6 +41,7 @@ class CompilerProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         self.spent_s = 0.0
         """CPU seconds that it has used, C++ compilers included."""
 
@@ -70,19 +71,23 @@ class CompilerProcess:
             raise Refusal(answer)
 
     def stop(self) -> None:
-        """Kill its process and the current compilation."""
+        """Kill its process and the current compilation; compile nothing more."""
+        # First: the process may be starting.
+        self._stopped = True
         if self._process is not None:
             _end(self._process)
 
     def _asked(self, folder: Path) -> tuple[str, float]:
         process = self._process
+        if self._stopped:
+            return "it was stopped", 0.0
         if process is None or process.poll() is not None:
             process = self._process = self._started()
         assert process.stdin is not None
         with suppress(OSError):
             process.stdin.write(json.dumps(str(folder)).encode() + b"\n")
         answer, code, until = folder / _ANSWER, process.poll(), time.monotonic() + LONGEST_S
-        while not answer.exists() and code is None and time.monotonic() < until:
+        while not (answer.exists() or self._stopped) and code is None and time.monotonic() < until:
             time.sleep(LOOK_S)
             code = process.poll()
         if answer.exists():
@@ -91,6 +96,8 @@ class CompilerProcess:
         _end(process)
         if code is not None:
             return f"its process ended with code {code}", LONGEST_S
+        if self._stopped:
+            return "it was stopped", LONGEST_S
         return f"it takes longer than {LONGEST_S:.0f} s", LONGEST_S
 
     def _started(self) -> subprocess.Popen[bytes]:
