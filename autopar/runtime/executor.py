@@ -6,6 +6,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,8 @@ class Executor:
         """Return an executor for calls with other sizes that shares code, threads and lock with this one. It serves
         until this process forks."""
         made = copy.copy(self)
-        made._origin, made._blank = self, [*self._blank[:-1], sizes]
+        made._origin, made._captured = self, replace(self._captured, sizes=sizes)
+        made._blank = [*self._blank[:-1], sizes]
         vars(made)["inline"] = self.inline and self.inline.resized(sizes)
         return made
 

@@ -97,6 +97,7 @@ def alike(plain, fast, sizes, grad):
     "model, devices, grad",
     [
         (Attention, ["cpu"], True),
+        (Normed, ["cpu"], False),
         (Attention, ["cpu*2"], False),
         (Attention, ["cpu", "emulated:0"], True),
         (Normed, ["cpu"], True),
@@ -110,6 +111,9 @@ def test_one_program_serves_all_sizes(model, devices, grad):
     open_graph = served(fast)
     assert not open_graph.written and len(open_graph.programs) == 1
     assert "run by a program made for other sizes" in str(fast.explain())
+    # An explanation measures, and binds the program anew.
+    for sizes in reversed(SIZES):
+        alike(plain, fast, sizes, grad)
 
 
 @settings(max_examples=60, deadline=None)
