@@ -56,3 +56,10 @@ def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Capture
     at = resolver(region.fakes, given)
     sizes = tuple(map(at, captured.open))
     return replace(captured, sizes=sizes, **results(region, at, captured.graph))
+
+
+def with_sizes(captured: Captured, other: Captured) -> Captured:
+    """Return a capture with the sizes of another capture of its region, and with what a call of these returns."""
+    return replace(
+        captured, sizes=other.sizes, rebuild=other.rebuild, strides=other.strides, alike=other.alike
+    )

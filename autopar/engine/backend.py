@@ -221,7 +221,5 @@ class Backend(Recorded):
             self.recording = outer
 
     def forked(self) -> None:
-        """Reset in a forked child, where a missing thread may hold a lock."""
+        """Reset in a forked child, where a missing thread may hold the lock."""
         self.lock = threading.RLock()
-        for served in self.served:
-            served.renew()

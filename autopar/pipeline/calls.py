@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -265,13 +266,19 @@ class Resized(Generic[Made]):
         self._calls[sizes] = calls = self._calls.get(sizes, 0) + 1
         return found if calls < RECURRING else None
 
-    def add(self, sizes: Sequence[Any], args: Sequence[Any]) -> Made | None:
-        """Return a new program for a call with the arguments `args`; None if it is to have its own."""
+    def add(
+        self,
+        sizes: Sequence[Any],
+        args: Sequence[Any],
+        resizable: Callable[[Made], bool] = attrgetter("resizable"),
+    ) -> Made | None:
+        """Return a new program for a call with the arguments `args`, from one that is `resizable`; None if the call is
+        to have its own."""
         few = self._compiled and len(self._programs) < CHECKED
         if self._region is None or few or not self._allowed or sizes in self._made:
             return None
         for known, program in reversed(list(self._programs.items())):
-            if program.resizable and _holds(program.plan, known, sizes):
+            if resizable(program) and _holds(program.plan, known, sizes):
                 if len(self._made) >= RESIZED:
                     self.clear()
                 source = results.resized(self._region, program.captured, args)

@@ -59,6 +59,7 @@ class Executor:
         self._lock = threading.RLock()
         # Threads end with the executor that started them.
         self._origin: Executor | None = None
+        self._resized: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._assemble(plan)
         ambient.reset_after_fork.add(self)
 
@@ -92,12 +93,12 @@ class Executor:
             return InlineCall(assembly, function, self._lock)
 
     def resized(self, sizes: tuple[int, ...]) -> Executor:
-        """Return an executor for calls with other sizes that shares code, threads and lock with this one. It serves
-        until this process forks."""
+        """Return an executor for calls with other sizes that shares code, threads and lock with this one."""
         made = copy.copy(self)
         made._origin, made._captured = self, replace(self._captured, sizes=sizes)
         made._blank = [*self._blank[:-1], sizes]
         vars(made)["inline"] = self.inline and self.inline.resized(sizes)
+        self._resized.add(made)
         return made
 
     def current(self) -> bool:
@@ -234,9 +235,11 @@ class Executor:
     def forked(self) -> None:
         """Reset in a forked child, which has no threads and locks in an unknown state."""
         self._lock = threading.RLock()
-        inline = vars(self).get("inline")
-        if inline is not None:
-            inline.lock = self._lock
+        for executor in (self, *self._resized):
+            executor._lock = self._lock
+            inline = vars(executor).get("inline")
+            if inline is not None:
+                inline.lock = self._lock
         self._pool.forked()
         self._crew.forked()
 

@@ -20,7 +20,7 @@ from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.calls import Arguments, Kept
+from ..pipeline.calls import Arguments, Kept, Resized
 from ..pipeline.options import Options
 from ..pipeline.stages import rewritten, timed
 from ..runtime.replicas import Replicas
@@ -34,12 +34,14 @@ from .updates import Signature
 
 Take = Callable[[Signature, Sequence[Any]], Any]
 """Takes a step, given the arguments of its graph; returns the results of the graph."""
+Resizable = Callable[[Signature], bool]
+"""Tells whether the programs of a signature also compute steps of other sizes."""
 
 
 class Signatures:
     """A `torch.compile` backend for the loss of one training step, with one shared pool of weight replicas.
 
-    kept: the programs of each captured graph of the loss, by sizes.
+    kept: the programs of each captured graph of the loss and each form of the optimizer, by sizes.
     latest: the signature of the last call.
 
     Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient.
@@ -51,9 +53,11 @@ class Signatures:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.name = type(loss).__name__
         self.kept: list[Kept[Signature]] = []
+        self._resized: list[Resized[Signature]] = []
         self.latest: Signature | None = None
         self.pool = Replicas()
         self._take: Take | None = None
+        self._resizable: Resizable | None = None
         self.require_known()
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
@@ -61,8 +65,6 @@ class Signatures:
 
         It raises CaptureError if the loss cannot be differentiated.
         """
-        kept: Kept[Signature] = Kept(f"the training step of {self.name}")
-        self.kept.append(kept)
         try:
             region = self._region(module, examples)
             arguments = Arguments(region)
@@ -76,6 +78,7 @@ class Signatures:
 
             return refuse
         plans: dict[Hashable, Plan] = {}
+        programs: dict[Hashable, tuple[Kept[Signature], Resized[Signature]]] = {}
         eager = in_eager(module)
 
         def made(args: Sequence[Any]) -> Signature:
@@ -96,11 +99,19 @@ class Signatures:
                     "(clone)"
                 )
             arguments.rebind(args)
-            key = arguments.sizes(args), self.groups()
-            found = kept.used(key)
+            sizes, groups = arguments.sizes(args), self.groups()
+            if groups not in programs:
+                kept = Kept[Signature](f"the training step of {self.name}")
+                programs[groups] = kept, Resized(region, self.options, kept)
+                self.kept.append(kept)
+                self._resized.append(programs[groups][1])
+            kept, resized = programs[groups]
+            found = kept.used(sizes)
+            if found is None and self._resizable is not None:
+                found = resized.get(sizes) or resized.add(sizes, args, self._resizable)
             if found is None:
                 found = made(args)
-                kept.add(key, found)
+                kept.add(sizes, found)
             self.latest = found
             assert self._take is not None
             return self._take(found, args)
@@ -121,13 +132,14 @@ class Signatures:
         return region
 
     @contextmanager
-    def taking(self, take: Take) -> Iterator[None]:
-        """Within the block, let `take` serve calls of the compiled loss."""
-        self._take = take
+    def taking(self, take: Take, resizable: Resizable | None) -> Iterator[None]:
+        """Within the block, let `take` serve calls of the compiled loss, by programs for their own sizes or made from
+        those that are `resizable`."""
+        self._take, self._resizable = take, resizable
         try:
             yield
         finally:
-            self._take = None
+            self._take = self._resizable = None
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters of the optimizer."""
@@ -142,8 +154,9 @@ class Signatures:
 
     def drop(self, signature: Signature) -> None:
         """Drop the programs of a signature; the next call plans again."""
-        for kept in self.kept:
+        for kept, resized in zip(self.kept, self._resized):
             kept.drop(signature)
+            resized.clear()
 
     def tuned(self, latest: bool = False) -> list[TunedExecutor]:
         """Return the executors that compile kernels, with `latest` only those of the last call of each signature."""

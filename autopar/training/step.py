@@ -29,7 +29,7 @@ from ..runtime.record import Recorded
 from ..runtime.tuned import wait_for
 from .group import Group
 from .losses import Loss, in_rule, refused
-from .signatures import Signatures, Take
+from .signatures import Resizable, Signatures, Take
 from .updates import Signature
 
 
@@ -48,9 +48,9 @@ class TrainStep(Recorded):
     or a dict with "loss"; only the loss is differentiated.
 
     `torch.compile` captures model and loss as one graph, and again when an assumption changes (module modes, dtypes,
-    constants, requires_grad); from the second size of an axis on, one graph serves all sizes. Each set of sizes has
-    its own program. The first call of each computes gradients, compares them with eager, and lets the optimizer itself
-    step; later calls are one program if the optimizer allows it.
+    constants, requires_grad); from the second size of an axis on, one graph serves all sizes, and in general one
+    program. The first call of a program, and of the first few other sizes that it serves, computes gradients, compares
+    them with eager, and lets the optimizer itself step; later calls are one program if the optimizer allows it.
 
     Random numbers: a seed gives the same losses in every run, equal to the plain loop's on the CPU, its lanes and
     stand-ins. Accelerators draw from their own generators, in program order.
@@ -100,14 +100,14 @@ class TrainStep(Recorded):
         with self._lock:
             if self.options.verify_replicas:
                 self._signatures.pool.require_verified("step.refresh()")
-            return self._called(batch, take)
+            return self._called(batch, take, self._resizable if self.recording is None else None)
 
-    def _called(self, batch: tuple[Any, ...], take: Take) -> Any:
+    def _called(self, batch: tuple[Any, ...], take: Take, resizable: Resizable | None) -> Any:
         """Return the result of the loss function, whose graph is served by `take`."""
         batch, name = self._arguments(batch), type(self.loss).__name__
         refused.text = ""
         try:
-            with torch.enable_grad(), self._casting(batch), self._signatures.taking(take):
+            with torch.enable_grad(), self._casting(batch), self._signatures.taking(take, resizable):
                 return self._loss(*batch)
         except TorchDynamoException as error:
             if refused.text:
@@ -192,6 +192,11 @@ class TrainStep(Recorded):
         """Return the program of the whole step, if optimizer, scaler and process group allow one."""
         alone = not self._scaling and self.group is None
         return signature.whole(self.optimizer, self.clip_norm) if alone else None
+
+    def _resizable(self, signature: Signature) -> bool:
+        """Return True if the programs of a signature also compute steps of other sizes."""
+        programs = signature.gradients, self._whole(signature) or signature.overlapped
+        return all(program.resizable for program in programs)
 
     @property
     def _scaling(self) -> bool:
@@ -282,7 +287,7 @@ class TrainStep(Recorded):
             raise Done
 
         with self._lock, suppress(Done):
-            self._called(batch, take)
+            self._called(batch, take, None)
 
     def ready(self) -> Signature:
         """Return the last signature. Raises AutoparError if nothing has been planned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,10 +13,11 @@ from typing import Any
 import torch
 
 from ..capture import Captured
+from ..capture.results import with_sizes
 from ..errors import DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.calls import again
+from ..pipeline.calls import CHECKED, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
@@ -71,17 +73,26 @@ class Signature:
         self.latest: Prepared | None = None
         self._whole: Prepared | None = None
         self._plans = plans
+        self._origin: Signature | None = None
+        """The one made for other sizes whose programs are used."""
+        self._others = 0
+        """Number of signatures of other sizes that use the programs of this one."""
         self._trained = optimizers.trained(self.captured)
         self.parameters = list(self._trained.values())
 
     @cached_property
     def gradients(self) -> Prepared:
         """The program that computes outputs and gradients, and does not change the weights."""
+        if self._origin is not None:
+            return self._origin.gradients.resized(self.captured)
         return self._placed("gradients", self.captured)
 
     @cached_property
     def overlapped(self) -> Prepared:
         """The program of the gradients for updated weights, transferred while it computes."""
+        if self._origin is not None:
+            known = self._origin.overlapped
+            return known.resized(self.captured) if known.resizable else self.gradients
         weights = tuple(target for target, _ in self.captured.gradients)
         changing = replace(self.captured, graph=replace(self.captured.graph, changing=weights))
         return self._placed("overlapped", changing)
@@ -92,7 +103,14 @@ class Signature:
         self.refusal = self._too_big or optimizers.obstacle(optimizer, self._trained)
         if self.refusal:
             return None
-        if self._whole is None:
+        if self._whole is None and self._origin is not None:
+            known = self._origin.whole(optimizer, clip_norm)
+            self.refusal = self._origin.refusal
+            if known is not None and known.resizable:
+                self._whole = known.resized(self.captured)
+            elif known is not None:
+                self.refusal = "the program of the whole step is for other sizes"
+        elif self._whole is None:
             try:
                 updated = optimizers.updated(self.captured, optimizer, clip_norm=clip_norm)
                 self._whole = self._placed("whole", updated)
@@ -102,6 +120,24 @@ class Signature:
                     "%s: %s steps by itself: %s", self.captured.graph.name, type(optimizer).__name__, error
                 )
         return self._whole
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the whole step; of the gradients as long as there is none."""
+        return (self._whole or self.gradients).plan
+
+    def resized(self, source: Captured) -> Signature:
+        """Return the signature for the sizes of `source`, with the programs of this one. The first `CHECKED` ones are
+        compared with eager."""
+        made = copy.copy(self)
+        for name in ("gradients", "overlapped"):
+            vars(made).pop(name, None)
+        self._others += 1
+        made._origin, made._whole, made.latest = self, None, None
+        made.captured, made.raw = source, with_sizes(self.raw, source)
+        if self.options.check == "first":
+            made.checked = self._others > CHECKED
+        return made
 
     def taken(
         self, args: Sequence[Any], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer

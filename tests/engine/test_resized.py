@@ -266,3 +266,33 @@ def test_an_open_size_is_its_number_everywhere_but_in_its_place():
     assert size == 12 and size + 1 == 13 and f"{size}" == str(size) == "12"
     assert repr(size) != repr(OpenSize(12, 4)) != "12"
     assert copy.deepcopy(size).place == 3
+
+
+class Scores(Attention):
+    """A mean over the positions: its loss has the same form for all sizes."""
+
+    def forward(self, x):
+        return super().forward(x)[0].mean(1)
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu*2"]], ids=str)
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_one_program_takes_steps_of_all_sizes(devices, optimizer):
+    """RMSprop steps by itself, AdamW within the program."""
+    torch.manual_seed(0)
+    plain = Scores().double()
+    model = copy.deepcopy(plain)
+    ours, theirs = (optimizer(each.parameters(), 1e-3) for each in (model, plain))
+    step = autopar.train_step(model, nn.CrossEntropyLoss(), ours, devices)
+    for sizes in SIZES * 2:
+        x, y = torch.randn(*sizes, 16, dtype=torch.double), torch.randint(16, sizes[:1])
+        loss = nn.functional.cross_entropy(plain(x), y)
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+        torch.testing.assert_close(step(x, y), loss.detach())
+    for one, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one, other)
+    assert len(step._signatures.kept[-1]) == 1
+    step.prepare(torch.randn(3, 9, 16, dtype=torch.double), torch.randint(16, (3,)))
+    assert len(step._signatures.kept[-1]) == 2, "a plan that is asked for is one for its own sizes"
