@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..ir.graph import Graph
+from ..ir.graph import UPDATES, Graph
 from .captured import Captured, strides_of
 from .region import Region
 from .sizes import resolver
@@ -44,9 +44,12 @@ def results(region: Region, at: Callable[[Any], Any], graph: Graph) -> dict[str,
 
 
 def unchanged(captured: Captured, graph: Graph) -> bool:
-    """Return True if a planned `graph` has the captured tasks alone, with all their `OpenSize` arguments."""
+    """Return True if a planned `graph` has only captured tasks, with all their `OpenSize` arguments, and updates of
+    parameters, which have none."""
     own = captured.graph.task
-    return captured.open is not None and all(repr(task) == repr(own.get(task.name)) for task in graph.tasks)
+    return captured.open is not None and all(
+        task.target in UPDATES or repr(task) == repr(own.get(task.name)) for task in graph.tasks
+    )
 
 
 def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Captured:

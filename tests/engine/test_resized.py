@@ -269,10 +269,14 @@ def test_an_open_size_is_its_number_everywhere_but_in_its_place():
 
 
 class Scores(Attention):
-    """A mean over the positions: its loss has the same form for all sizes."""
+    """A mean over the positions: its loss has the same form for all sizes. Its many parameters are updated together."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.Sequential(*(nn.LayerNorm(16) for _ in range(6)))
 
     def forward(self, x):
-        return super().forward(x)[0].mean(1)
+        return self.norms(super().forward(x)[0]).mean(1)
 
 
 @pytest.mark.parametrize("devices", [["cpu"], ["cpu*2"]], ids=str)
