@@ -56,3 +56,29 @@ def test_one_program_serves_all_sizes(where: str, grad: bool) -> None:
     assert len(served.programs) == 1 and not served.written
     (program,) = served.programs.values()
     assert {placed.device for placed in program.plan.placed} == {"cpu", FIRST}
+
+
+class Scores(Paths):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean(1)
+
+
+def test_one_program_takes_steps_of_all_sizes() -> None:
+    torch.manual_seed(0)
+    plain = Scores()
+    model = copy.deepcopy(plain)
+    ours, theirs = (torch.optim.AdamW(each.parameters(), 1e-3) for each in (model, plain))
+    pins = {"above": "cpu", "below": FIRST}
+    step = autopar.train_step(model, nn.functional.cross_entropy, ours, ["cpu", FIRST], pins=pins)
+    for sizes in SIZES * 2:
+        x, y = torch.randn(*sizes, 8), torch.randint(4, sizes[:1])
+        loss = nn.functional.cross_entropy(plain(x), y)
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+        torch.testing.assert_close(step(x, y), loss.detach())
+    for one, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one, other)
+    kept = step._signatures.kept[-1]
+    assert len(kept) == 1
+    assert {placed.device for placed in step.plan.placed} == {"cpu", FIRST}
