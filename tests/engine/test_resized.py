@@ -116,7 +116,7 @@ def test_one_program_serves_all_sizes(model, devices, grad):
         alike(plain, fast, sizes, grad)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sizes=st.tuples(st.integers(2, 40), st.integers(2, 40)))
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_any_sizes_are_eagers(shared, grad, sizes):
