@@ -228,7 +228,8 @@ def test_programs_of_sizes_are_dropped_with_one_warning_and_made_again(monkeypat
     from autopar.pipeline import calls
 
     monkeypatch.setattr(calls, "SIZES", 4)
-    pair = Pair(mlp, MOMENTUM, ["cpu"], policy="auto", split=None, check="never")
+    # Each number of rows is cut in its own way.
+    pair = Pair(mlp, MOMENTUM, ["cpu*2"], policy="auto", split=2, check="never")
     with caplog.at_level(logging.WARNING, "autopar"):
         pair.same([batches(1, rows)[0] for rows in (*range(2, 10), 2)])
     assert len([record for record in caplog.records if "more than 4 sets of sizes" in record.message]) == 1
