@@ -39,7 +39,15 @@ def built(case, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [rival.name for rival in RIVALS if not rival.on_request])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # torch's own compiler takes long.
+        pytest.param(rival.name, marks=[pytest.mark.release] if rival.name == "compile" else [])
+        for rival in RIVALS
+        if not rival.on_request
+    ],
+)
 def test_each_gives_eagers_answer(case, name, monkeypatch):
     # Others are held against eager in tests/engine/test_kernel_libraries.py.
     monkeypatch.setattr(kernel_choice, "STACKS", tuple(s for s in STACKS if s.name == "onnxruntime"))

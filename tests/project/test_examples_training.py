@@ -182,6 +182,7 @@ def test_the_digits_are_learnt(monkeypatch, capsys):
     assert "nothing was learnt" in short
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_an_uneven_batch_fits_where_even_parts_do_not(monkeypatch, tmp_path):
     import autopar

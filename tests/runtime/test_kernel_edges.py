@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from autopar.runtime.kernels import STACKS, Compilation, Stack
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 LIBRARIES = [stack for stack in STACKS if stack.name in ("onnxruntime", "openvino")]
 TABLE = torch.arange(40.0).view(10, 4)
 

@@ -70,6 +70,7 @@ def keys_and_values(cache: Any) -> list[torch.Tensor]:
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_returns_the_cache_and_takes_it_again(transformers, name):
     # The cache of each layer is its own; an encoder-decoder has two a layer as it is.
