@@ -1,4 +1,4 @@
-"""What a call returns, for its sizes: strides of tensors, and plain numbers; and a captured graph for other sizes."""
+"""Results of a call for its sizes: the strides of tensors, and plain numbers; and a captured graph for other sizes."""
 
 from __future__ import annotations
 
