@@ -167,6 +167,7 @@ def test_a_run_put_where_it_is_said_to_fit_disturbs_nobody(seed):
             assert len(idle) >= min(wide)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @needs_native
 def test_a_large_plan_that_was_searched_for_names_changes():

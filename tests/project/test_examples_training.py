@@ -140,6 +140,7 @@ def images(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_fashion_mnist_from_its_files(images, monkeypatch, capsys):
     module = example("fashion_mnist")

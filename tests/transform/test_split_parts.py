@@ -125,6 +125,7 @@ def test_summands_are_added_from_the_first_to_the_last_where_they_are_made() -> 
     assert sum(task.flops for task in parted.tasks) == 9 * 8
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_joint_graph_of_twenty_thousand_tasks_is_split() -> None:
     whole = weights(8, 4, 6_700)
