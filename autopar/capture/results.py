@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..ir.costed import CostedGraph
 from ..ir.graph import UPDATES, Graph
 from .captured import Captured, strides_of
 from .region import Region
@@ -43,12 +44,16 @@ def results(region: Region, at: Callable[[Any], Any], graph: Graph) -> dict[str,
     return {"rebuild": rebuild, "strides": strides, "alike": alike}
 
 
-def unchanged(captured: Captured, graph: Graph) -> bool:
-    """Return True if a planned `graph` has only captured tasks, with all their `OpenSize` arguments, and updates of
-    parameters, which have none."""
+def resizable(captured: Captured, costed: CostedGraph) -> bool:
+    """Return True if what is planned also computes calls with other sizes: no time is declared, and there are only
+    captured tasks, with all their `OpenSize` arguments, and updates of parameters, which have none."""
     own = captured.graph.task
-    return captured.open is not None and all(
-        task.target in UPDATES or repr(task) == repr(own.get(task.name)) for task in graph.tasks
+    return (
+        captured.open is not None
+        and costed.machine.clock == "real"
+        and all(
+            task.target in UPDATES or repr(task) == repr(own.get(task.name)) for task in costed.graph.tasks
+        )
     )
 
 

@@ -191,7 +191,7 @@ class Served:
     def _rebound(self, args: Sequence[Any]) -> Any:
         """Run a call whose state is not the state that the graph reads."""
         with alone(), self.backend.lock:
-            self.renew()
+            self._renew()
             if self.arguments.move(args, self.region.held):
                 return self._placed(self.backend, args)
             twin = self._twin(args)
@@ -244,14 +244,14 @@ class Served:
                 return None
             return prepared, self._wants_check(prepared)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Drop what was derived from programs."""
         self._shorts.clear()
         self.resized.clear()
 
     def forget(self, key: Hashable) -> None:
         """Drop a program."""
-        self.renew()
+        self._renew()
         old = self.programs.pop(key, None)
         if old is not None:
             old.close()
@@ -260,7 +260,7 @@ class Served:
         """Replace a program by another one for the same sizes."""
         with self.backend.lock:
             key = next(key for key, held in self.programs.items() if held is prepared)
-            self.renew()
+            self._renew()
             self.programs.add(key, other)
             self.placed = _whole(other)
 

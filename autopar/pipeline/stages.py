@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..capture.results import unchanged
+from ..capture.results import resizable
 from ..costs.clustering import repriced, unfused
 from ..costs.detect import detect, slowed, with_slow_down
 from ..costs.measure import measured
@@ -88,9 +88,8 @@ class Prepared:
 
     @cached_property
     def resizable(self) -> bool:
-        """True if the program also computes calls with other sizes: it runs the tasks as captured, in real time."""
-        costed = self.plan.costed
-        return costed.machine.clock == "real" and unchanged(self.captured, costed.graph)
+        """True if the program also computes calls with other sizes."""
+        return resizable(self.captured, self.plan.costed)
 
     def resized(self, source: Captured) -> Prepared:
         """Return the program for the sizes of `source`, with PyTorch's own kernels."""

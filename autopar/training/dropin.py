@@ -26,7 +26,7 @@ import torch
 
 from ..capture import Captured
 from ..capture.captured import settle
-from ..capture.results import unchanged
+from ..capture.results import resizable
 from ..costs.detect import slowed
 from ..errors import MemoryCapError
 from ..ir.machine import Machine
@@ -97,9 +97,8 @@ class Training:
 
     @cached_property
     def resizable(self) -> bool:
-        """True if its programs also compute calls with other sizes: they run the tasks as captured, in real time."""
-        costed = self.halves.joint.costed
-        return costed.machine.clock == "real" and unchanged(self.captured, costed.graph)
+        """True if its programs also compute calls with other sizes."""
+        return resizable(self.captured, self.halves.joint.costed)
 
     def resized(self, source: Captured) -> Training:
         """Return the programs for the sizes of `source`, with PyTorch's own kernels."""
