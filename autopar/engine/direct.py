@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..capture.dynamo_private import Arguments, Check, Guard
 from ..capture.torch_private import pytree, transformed
@@ -64,9 +65,11 @@ class Direct:
             and options.batch_norm == "full"
             and backend.given is None
             and present(machine)
-            and all(device.torch_type == "cpu" for device in machine.devices)
+            and _homes(model) <= {torch.device(device.torch_device) for device in machine.devices}
         )
-        """True if the user asked for the fastest form and for nothing that requires a plan."""
+        """True if the user asked for the fastest form and for nothing that requires a plan, nor other devices than the
+        model is on."""
+        self._accelerators = [device.torch_device for device in machine.devices if device.torch_type != "cpu"]
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output, computed by the plain model or by its `placed` form."""
@@ -123,11 +126,14 @@ class Direct:
     def _in_turn(
         self, known: _Sizes, current: trial.Trial, placed: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        candidate, began = current.candidate_next, time.perf_counter()
+        candidate = current.candidate_next
+        self._drain()
+        began = time.perf_counter()
         if candidate:
             made = self._by_plan(placed, args, kwargs)
         else:
             made = self._model(*args, **kwargs)
+        self._drain()
         current.note(candidate, began, time.perf_counter())
         if current.over and known.trial is current:
             known.end(current.ratio)
@@ -135,6 +141,11 @@ class Direct:
             if not known.placed:
                 log.info("placed: %.2f of the model's own time, the model itself serves", current.ratio)
         return made
+
+    def _drain(self) -> None:
+        """Block until the accelerators are idle."""
+        for device in self._accelerators:
+            torch.accelerator.synchronize(device)
 
     def _by_plan(
         self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool = False
@@ -172,6 +183,13 @@ class Direct:
         return bool(executors) and all(
             isinstance(executor, TunedExecutor) and executor.settled for executor in executors
         )
+
+
+def _homes(model: Callable[..., Any]) -> set[torch.device]:
+    """Return the devices of the parameters and buffers of a model."""
+    if not isinstance(model, nn.Module):
+        return set()
+    return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
 
 
 class _Search:

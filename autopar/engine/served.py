@@ -151,7 +151,7 @@ class Served:
             if len(self._shorts) >= RESIZED:
                 self._shorts.clear()
             if Short.fits(backend.options, prepared):
-                self._shorts[key] = Short(self.arguments, prepared)
+                self._shorts[key] = Short(self.arguments, prepared, args)
         found = self.run(prepared, args)
         if backend.returned is not None and isinstance(prepared, Training):
             backend.returned.append((self, found))

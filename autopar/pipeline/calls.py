@@ -116,12 +116,15 @@ class Short:
     find the owner.
     """
 
-    def __init__(self, arguments: Arguments, prepared: Prepared) -> None:
+    def __init__(self, arguments: Arguments, prepared: Prepared, args: Sequence[Any]) -> None:
         self.prepared = prepared
-        captured, inline = prepared.captured, prepared.executor.inline
+        captured, executor = prepared.captured, prepared.executor
+        inline = executor.inline
+        if inline is not None and not inline.fits(arguments.inputs(args)):
+            inline = None
         self._constants = () if inline is None else tuple(arguments.constants.values())
         if inline is None:
-            self._call: Callable[[Sequence[Any]], list[Any]] = prepared.executor
+            self._call: Callable[[Sequence[Any]], list[Any]] = executor
             self._state, self._chosen = arguments._state, chosen(arguments._inputs)
         else:
             place = _places(arguments, captured)

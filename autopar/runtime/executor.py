@@ -79,13 +79,14 @@ class Executor:
 
     @cached_property
     def inline(self) -> InlineCall | None:
-        """The program as a plain function in the caller's thread; None if it has other lanes, or inputs elsewhere."""
+        """The program as a plain function in the caller's thread, on its streams; None if it has other lanes, or inputs
+        elsewhere."""
         with self._lock:
             self._crew.start()
             function, assembly = self._crew.alone(), self._assembly
             changes = self._updates or self._pieces or not self._residents.at_home
             # What the user's own code may do is call this program again, which the executor refuses.
-            more = self._captured.calls or assembly.declared or assembly.devices
+            more = self._captured.calls or assembly.declared or assembly.streamed
             # Parts of weights are no arguments of a call.
             sliced = any(value.slice for value in self._graph.values)
             if function is None or changes or more or sliced or any(stays for _, stays in self._outputs):

@@ -20,7 +20,8 @@ from .lane_threads import failure
 
 
 class InlineCall:
-    """The code of a program whose only lane is the caller's and that sends, keeps and writes back nothing.
+    """The code of a program whose only lane is the caller's, on its streams, and that sends, keeps and writes back
+    nothing.
 
     Call it on a tensor for each of `names`: the graph's inputs, then the current state. It computes with exactly these
     tensors. Calls are serialised by `lock`. Raises RunError if a task fails, like the executor.
@@ -46,6 +47,12 @@ class InlineCall:
         made = copy.copy(self)
         made._blank = (*self._blank[:-1], sizes)
         return made
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Return True if the inputs are on the devices where the program reads them."""
+        place, given = self._assembly.place, dict(zip(self._assembly.graph.inputs, inputs))
+        read = (buffer for buffer in self._assembly.program.buffers if buffer.kind == "given")
+        return all(given[each.value].device == place(each.name) for each in read if each.value in given)
 
     def state(self) -> Sequence[Any]:
         """Return the current state; None for what kernels have folded."""
