@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..ops.composites import recurrent
 from ..ops.composites.define import lowered
 from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
 from .autocast import enabled
@@ -241,11 +242,11 @@ class _Autocast(TorchFunctionMode):
     ) -> Any:
         given, name = (tuple(args), kwargs or {}), getattr(function, "__name__", "")
         if self.whole and (name in _PRODUCTS or name in _RECURRENT):
-            leaves = pytree.tree_leaves(given)
-            kind = next((leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)), "")
+            first = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)][:1]
+            kind = first[0].device.type if first else ""
             # On a CPU only the products within a GRU are lowered, not what it hands on.
             if kind and enabled(kind) and not (name == "gru" and kind == "cpu"):
-                goal = torch.get_autocast_dtype(kind)
+                goal = (recurrent.layers if name in _RECURRENT else recurrent.products)(kind, (*first,))
                 given = pytree.tree_map_only(torch.Tensor, lambda tensor: lowered(tensor, kind, goal), given)
         elif self.weights and name in _LOWERED:
             given = pytree.tree_map(self._cast, given)

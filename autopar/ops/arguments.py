@@ -35,3 +35,8 @@ def replace(arguments: Any, change: Callable[[Any], Any], kind: type[Any] = Tens
         else item
         for item in arguments
     )
+
+
+def contiguous(given: Any) -> Any:
+    """Return a tensor, or the tensors of a list, with contiguous memory."""
+    return [each.contiguous() for each in given] if isinstance(given, (tuple, list)) else given.contiguous()

@@ -11,6 +11,7 @@ import torch
 from ..errors import ProgramError
 from ..ir.graph import JOIN, PART, SUM, Argument, Const, Ref, Task
 from ..ir.slices import WORDS
+from .arguments import contiguous
 
 
 def _join(
@@ -63,6 +64,16 @@ def _layer_norm_backward(
     return operator(gradient, given, shape, mean.contiguous(), rstd.contiguous(), *others)
 
 
+def _recurrent(name: str) -> Callable[..., Any]:
+    """Return a recurrent layer that takes states of any strides: cuDNN refuses those of a part of a batch."""
+    operator = getattr(torch.ops.aten, name).input
+
+    def call(given: torch.Tensor, states: Any, *others: Any) -> Any:
+        return operator(given, contiguous(states), *others)
+
+    return call
+
+
 def _log_sigmoid(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # Only a CPU's kernel fills the buffer, but it may be a CPU that computes the gradient from it.
     made, buffer = torch.ops.aten.log_sigmoid_forward.default(given)
@@ -97,6 +108,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     PART: _part,
     SUM: _sum,
     WORDS: _words,
+    **{f"aten.{name}.input": _recurrent(name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_dropout.default": _dropout,
     "aten.native_dropout_backward.default": _dropout_backward,

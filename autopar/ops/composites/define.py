@@ -85,13 +85,18 @@ def define(
     return forward
 
 
-def whole(plain: torch._ops.OpOverload, like: Like | None = None, **options: Any) -> Callable[..., Any]:
-    """Return the composite of an ATen operator, with the same name, arguments and outputs; `options` are those of
-    `define`."""
+def whole(
+    plain: torch._ops.OpOverload,
+    like: Like | None = None,
+    call: Callable[..., Any] | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """Return the composite of an ATen operator, with the same name, arguments and outputs, computed by `call` (default:
+    the operator); `options` are those of `define`."""
     text = str(plain._schema)
     given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
     returned = text[text.rindex("->") + 2 :].strip()
-    return define(plain._opname, given, returned, _positional(plain), like, **options)
+    return define(plain._opname, given, returned, call or _positional(plain), like, **options)
 
 
 def recording(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import contiguous
 from .define import whole
 
 _aten = torch.ops.aten
@@ -45,6 +46,23 @@ def _cast_gru(kind: str, args: tuple[Any, ...]) -> torch.dtype:
     return torch.float32 if whole else torch.get_autocast_dtype(kind)
 
 
+def layers(kind: str, args: tuple[Any, ...]) -> torch.dtype:
+    """Return the dtype to which autocast casts a layer: cuDNN's are cast to float16 whatever autocast is set to."""
+    library = kind == "cuda" and torch.backends.cudnn.is_acceptable(args[0])
+    return torch.float16 if library else products(kind, args)
+
+
+def _cast_gru_layer(kind: str, args: tuple[Any, ...]) -> torch.dtype:
+    return _cast_gru(kind, args) if kind == "cpu" else layers(kind, args)
+
+
+def _states_first(layer: Callable[..., Any]) -> Callable[..., Any]:
+    def call(input: Tensor, hx: Any, *rest: Any) -> Any:
+        return layer(input, contiguous(hx), *rest)
+
+    return call
+
+
 def _shape(input: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> tuple[int, ...]:
     """Return the size of the saved gates, before and after activation, for each sequence, step and weight matrix."""
     steps, batch = (input.shape[1], input.shape[0]) if rest[-1] else input.shape[:2]
@@ -53,7 +71,13 @@ def _shape(input: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> tuple[in
 
 
 LAYERS: dict[Any, Callable[..., Any]] = {
-    layer: whole(layer, _like, cast=_cast_gru if layer is _aten.gru.input else products, tape=_shape)
+    layer: whole(
+        layer,
+        _like,
+        call=_states_first(layer),
+        cast=_cast_gru_layer if layer is _aten.gru.input else layers,
+        tape=_shape,
+    )
     for layer in (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input)
 }
 CELLS: dict[Any, Callable[..., Any]] = {
