@@ -71,7 +71,7 @@ class _Placement:
         output = self.run(*args, **kwargs)
         if expected:
             try:
-                judge(model, expected[0], output)
+                judge(model, expected[0], output, backend.machine)
             except DifferenceError:
                 # What failed its first check must be checked again.
                 backend.forget()

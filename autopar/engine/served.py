@@ -346,7 +346,9 @@ class Served:
                 if isinstance(prepared, Training):
                     self._differentiated(prepared, captured, args)
                 else:
-                    eager.append(reference := Eager(captured, self.module, args))
+                    eager.append(
+                        reference := Eager(captured, self.module, args, machine=self.backend.machine)
+                    )
                 output = self.run(prepared, args)
                 if key not in self._disturbed and not all(each.comparable() for each in eager):
                     self._disturbed.add(key)
@@ -366,7 +368,8 @@ class Served:
     def _differentiated(self, prepared: Training, captured: Captured, args: Sequence[Any]) -> None:
         """Compare outputs and gradients of a call with those of the captured graph in eager."""
         with self.backend.unrecorded(), unseen():
-            eager = Eager(captured, self.module, args, self.arguments.weights(args))
+            weights = self.arguments.weights(args)
+            eager = Eager(captured, self.module, args, weights, machine=self.backend.machine)
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
 

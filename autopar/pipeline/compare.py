@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from ..capture import Captured
+from ..ir.graph import Graph, Task
+from ..ir.machine import Machine
 
 LIMIT = {
     torch.float64: 1e-12,
@@ -72,6 +74,32 @@ def _form(item: Any) -> tuple[str, str, str]:
 def limit(reference: Any) -> float:
     """Return the tolerance for `reference`."""
     return LIMIT.get(reference.dtype, 0.0) if isinstance(reference, torch.Tensor) else 0.0
+
+
+def coarse(machine: Machine | None, graph: Graph | None = None) -> float:
+    """Return the tolerance for float32 where a GPU of the machine may round factors to TF32, which has the mantissa of
+    float16: by default in the convolutions and recurrent layers of cuDNN; else 0. None: of any machine or graph there
+    is."""
+    names = [device.torch_device for device in machine.devices] if machine is not None else []
+    gpus = [name for name in names if name.startswith("cuda")] if torch.cuda.is_available() else []
+    if not any(torch.cuda.get_device_capability(name) >= _AMPERE for name in gpus):
+        return 0.0
+    layers = graph is None or any(_single(task, graph) for task in graph.tasks)
+    allowed = torch.backends.cuda.matmul.allow_tf32 or (layers and torch.backends.cudnn.allow_tf32)
+    return LIMIT[torch.float16] if allowed else 0.0
+
+
+def _single(task: Task, graph: Graph) -> bool:
+    """Return True for a layer of cuDNN in float32."""
+    return task.target.startswith(_CUDNN) and graph.value[task.outputs[0]].dtype == "float32"
+
+
+_AMPERE = (8, 0)
+"""The first compute capability with TF32."""
+_CUDNN = (
+    *(f"{space}.{name}" for space in ("aten", "autopar") for name in ("conv", "lstm", "gru", "rnn")),
+    "aten._conv", "aten.cudnn", "aten.slow_conv",
+)  # fmt: skip
 
 
 def widen(value: Any) -> Any:

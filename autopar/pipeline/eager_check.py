@@ -18,10 +18,23 @@ from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
 from ..errors import DifferenceError
 from ..ir.graph import LOCAL, Graph
+from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..runtime.interpreter import interpret
 from ..system.text import seconds
-from .compare import LIMIT, Snapshot, apart, difference, error, generators, limit, no_worse, restore, widen
+from .compare import (
+    LIMIT,
+    Snapshot,
+    apart,
+    coarse,
+    difference,
+    error,
+    generators,
+    limit,
+    no_worse,
+    restore,
+    widen,
+)
 from .options import Options
 
 log = logging.getLogger("autopar")
@@ -51,6 +64,7 @@ class Eager(Snapshot):
     model: has no state of its own.
     weights: by path; they are among its arguments.
     tangents: by name of the graph's input; random unless given.
+    machine: that of the run which is compared.
     gradients: by path of the parameter or argument, for all that require grad; None if eager has none.
     """
 
@@ -61,8 +75,10 @@ class Eager(Snapshot):
         args: Sequence[Any],
         weights: Mapping[str, Any] | None = None,
         tangents: Mapping[str, torch.Tensor] | None = None,
+        machine: Machine | None = None,
     ) -> None:
         super().__init__(captured, args)
+        self.coarse = coarse(machine, captured.graph)
         self.model, self.args, self.given = model, tuple(args), tangents or {}
         self.differentiated = bool(captured.tangents)
         graph = captured.graph
@@ -145,7 +161,7 @@ class Eager(Snapshot):
             for p, b in self.gradients.items()
             if b is not None
         ]
-        loose = _loosest(graph) if self.differentiated else 0.0
+        loose = max(self.coarse, _loosest(graph) if self.differentiated else 0.0)
         wrong = [pair for pair in pairs if not error(*pair[1:]) <= _allowed(pair[2], loose)]
         if not wrong:
             return

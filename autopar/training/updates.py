@@ -217,7 +217,7 @@ class Signature:
         ((tangent, _),) = self.raw.tangents
         with alone():
             start = {tangent: self.start["tangent"]}
-            return Eager(self.raw, self.module, args, self.weights, start)
+            return Eager(self.raw, self.module, args, self.weights, start, self.machine)
 
     @cached_property
     def _shared(self) -> list[bool]:
