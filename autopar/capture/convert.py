@@ -175,8 +175,9 @@ class _Conversion:
             )
         if f"{target.namespace}.{target._opname}" in _ASSERTS:
             return
-        if target is _aten._to_copy.default and not any(node.kwargs.get(key) is not None for key in _CHANGES):
-            self.made[node] = self.made[node.args[0]]
+        unchanged = not any(node.kwargs.get(key) is not None for key in _CHANGES)
+        if (target is _aten._to_copy.default and unchanged) or _drops_nothing(node):
+            self.made[node] = self.made[node.args[0]]  # type: ignore[index]
             return
         target = _STRIDELESS.get(target, target)
         args, kwargs = self.arguments(node)
@@ -354,6 +355,15 @@ class _Conversion:
         return Untraceable(
             f"{node.target} ({node.name}){place}" + (f": `{code}`" if code else "") + f": {why}"
         )
+
+
+def _drops_nothing(node: Node) -> bool:
+    """Return True for the copy as which torch traces a dropout that is off; eager returns its argument."""
+    if node.target is not _aten.clone.default:
+        return False
+    *_, (_, source) = node.meta.get("source_fn_stack") or [("", None)]
+    known = getattr(source, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.dropout")
+    return known and "dropout" in getattr(source, "__name__", "").lower()
 
 
 def _home(given: Sequence[Any]) -> torch.device:

@@ -20,7 +20,7 @@ from .sizes import is_open
 from .torch_private import FakeTensor, TorchDispatchMode, kept_whole, memory
 
 _aten = torch.ops.aten
-_META = ("nn_module_stack", "stack_trace")
+_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
 _NUMBERS = (int, float, bool)
 _UNTOLD = frozenset({
     _aten.bernoulli.p, _aten.normal_functional.default,
