@@ -163,7 +163,8 @@ class Assembly:
         given = memory and all(buffer[name].kind == "given" for name in memory)
         if given and f"{task.target}_" in calls:
             return calls[f"{task.target}_"]
-        return calls.get(task.target) or fast(task, bind.target(task.target))
+        alone = not any(self.graph.readers[name] or name in self.graph.results for name in task.outputs[1:])
+        return calls.get(task.target) or fast(task, bind.target(task.target), alone)
 
     @cached_property
     def _durations(self) -> tuple[dict[str, float], dict[str, float]]:
