@@ -102,7 +102,8 @@ def arranged(
         first = piece.tasks[0]
         (module, takes), (read, wanted) = modules[first], seen[first]
         with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
-            work = Compilation(module, read, device, form.threads, form.lanes, Path(folder))
+            weights = tuple(program.buffer[piece.reads[at]].value in captured.state for at in takes)
+            work = Compilation(module, read, device, form.threads, form.lanes, Path(folder), weights)
             if stack.compile is not None:
                 worker.compile(stack.name, piece, program, graph, folded[first], work)
             call = fitting(stack.load(work), read, wanted)

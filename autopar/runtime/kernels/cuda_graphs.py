@@ -1,18 +1,23 @@
-"""CUDA graphs: PyTorch's own kernels of a piece, recorded once and launched together, so that the host no longer limits
-a lane of short operators."""
+"""CUDA graphs: the kernels of a piece, recorded once and launched together, so that the host no longer limits a lane of
+short operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
+from ...costs.calibrate import best
 from ...ir.graph import Graph, Task
 from .stack import Compilation, Stack
 
 WARM = 3
 """Calls before the recording: libraries allocate their workspaces in the first ones."""
+TIMES = 10
+"""Timed calls of a kernel and of its recording."""
+
+Call = Callable[..., Sequence[torch.Tensor]]
 
 
 def missing() -> str:
@@ -25,39 +30,62 @@ def keeps(task: Task, graph: Graph) -> bool:  # noqa: ARG001 - the interface of 
     return True
 
 
-def load(work: Compilation) -> Callable[..., Any]:
-    """Record a piece; return the function that replays it. Raises CUDA's errors.
+def load(work: Compilation) -> Call:
+    """Record a piece; return the function that replays it. Raises CUDA's errors."""
+    return recorded(work.module, work)
 
-    The weights are read from where they are now. Arguments are copied into the memory of the recording and results out
-    of it, since the next replay overwrites them.
+
+def recorded(kernel: Call, work: Compilation) -> Call:
+    """Record a call of the `kernel` of a piece; return the function that replays it. Raises CUDA's errors.
+
+    Weights are read where they are; a call with weights elsewhere is one of the kernel itself. The other arguments are
+    copied into the memory of the recording and results out of it, since the next replay overwrites them.
     """
-    static = [tensor.clone() for tensor in work.examples]
-    graph, side, ready = torch.cuda.CUDAGraph(), torch.cuda.Stream(work.device), torch.cuda.Event()
-    with torch.no_grad(), torch.cuda.device(work.device):
+    device, weights = work.device, work.weights or (False,) * len(work.examples)
+    static = [item if stays else item.clone() for item, stays in zip(work.examples, weights)]
+    fixed = [place for place, stays in enumerate(weights) if stays]
+    given = [(place, static[place]) for place, stays in enumerate(weights) if not stays]
+    addresses = [static[place].data_ptr() for place in fixed]
+    graph, side, ready = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.Event()
+    with torch.no_grad(), torch.cuda.device(device):
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM):
-                work.module(*static)
+                kernel(*static)
         torch.cuda.current_stream().wait_stream(side)
         # Other threads of the process may use the device meanwhile.
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            made = work.module(*static)
-        ready.record()
+            made = kernel(*static)
+    latest = [side]
 
-    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        stream = torch.cuda.current_stream(work.device)
-        # The previous call may have been on another stream.
-        stream.wait_event(ready)
+    def call(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        if [tensors[place].data_ptr() for place in fixed] != addresses:
+            return kernel(*tensors)
+        stream = torch.cuda.current_stream(device)
         with torch.no_grad():
-            for own, given in zip(static, tensors):
-                own.copy_(given, non_blocking=True)
+            if stream != latest[0]:
+                # The replay before may still be running.
+                ready.record(latest[0])
+                stream.wait_event(ready)
+                latest[0] = stream
+            for place, own in given:
+                own.copy_(tensors[place], non_blocking=True)
             graph.replay()
-            results = [tensor.clone() for tensor in made]
-        ready.record(stream)
-        return results
+            return [tensor.clone() for tensor in made]
 
     return call
 
 
-STACK = Stack("cudagraphs", True, missing, keeps, load, devices=frozenset({"cuda"}))
-"""A recording of PyTorch's own kernels, with the weights at their present addresses."""
+def faster(kernel: Call, work: Compilation) -> Call:
+    """Return the `kernel` of a piece or a recording of it, whichever takes less time; itself if it cannot be
+    recorded."""
+    try:
+        replay = recorded(kernel, work)
+    except RuntimeError:
+        return kernel
+    took = [best(partial(each, *work.examples), work.device, TIMES) for each in (kernel, replay)]
+    return replay if took[1] < took[0] else kernel
+
+
+STACK = Stack("cudagraphs", False, missing, keeps, load, devices=frozenset({"cuda"}))
+"""A recording of PyTorch's own kernels."""

@@ -1,4 +1,8 @@
-"""PyTorch's own compiler, ahead of time: a piece is already a graph of ATen calls, so that no guard is needed."""
+"""PyTorch's own compiler, ahead of time: a piece is already a graph of ATen calls, so that no guard is needed.
+
+Kernels for a CPU are called from C++. Those for a GPU are called from Python, which takes 3 s instead of a minute to
+build, and recorded as a CUDA graph if that is faster.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,12 @@ import torch
 from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
+from .cuda_graphs import faster
 from .stack import Compilation, Stack
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
 """Operators that it unrolls step by step, or that are opaque to it."""
+_PACKAGE, _ARTIFACT = "piece.pt2", "piece.bin"
 _SEEN = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
 
 
@@ -41,23 +47,32 @@ def compile(frozen: bool, work: Compilation) -> None:
 
     settings = {"freezing": frozen, "cpp.threads": work.threads, "fallback_random": True}
     with torch.no_grad(), config.patch(settings):
+        if work.device.type != "cpu":
+            made = torch._inductor.standalone_compile(
+                work.module, [*work.examples], dynamic_shapes="from_example_inputs"
+            )
+            made.save(path=str(work.folder / _ARTIFACT))
+            return
         exported = torch.export.export(work.module, tuple(work.examples))
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(work.folder / "piece.pt2"))
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(work.folder / _PACKAGE))
 
 
 def load(work: Compilation) -> Callable[..., Any]:
     """Return the kernel of a piece."""
     import torch._inductor
 
-    # One call at a time and no more buffers than that takes: a lane has one thread.
-    index = -1 if work.device.index is None else work.device.index
-    made: Any = torch._inductor.aoti_load_package(str(work.folder / "piece.pt2"), device_index=index)
-    run, module, strides = made.loader.boxed_run, work.module, [t.stride() for t in work.examples]
-    fewer = work.device.type == "cpu" and work.lanes == 1 and work.threads != torch.get_num_threads()
+    module, strides, fewer = work.module, [tensor.stride() for tensor in work.examples], False
+    if work.device.type == "cpu":
+        # One call at a time and no more buffers than that takes: a lane has one thread.
+        made: Any = torch._inductor.aoti_load_package(str(work.folder / _PACKAGE))
+        run, fewer = made.loader.boxed_run, work.lanes == 1 and work.threads != torch.get_num_threads()
+    else:
+        artifact = torch._inductor.CompiledArtifact.load(path=str(work.folder / _ARTIFACT))
+        run = _unpacked(artifact)
 
     def call(*tensors: torch.Tensor) -> Any:
         if [tensor.stride() for tensor in tensors] != strides:
-            # It reads memory as the examples had it, and does not look.
+            # It reads memory as the examples had it.
             return module(*tensors)
         if fewer:
             # Kernels that are PyTorch's own take the number of the thread.
@@ -65,12 +80,16 @@ def load(work: Compilation) -> Callable[..., Any]:
                 return run([*tensors])
         return run([*tensors])
 
-    return call
+    return call if work.device.type == "cpu" else faster(call, work)
 
 
-_DEVICES = frozenset({"cpu", "cuda"})
+def _unpacked(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    return lambda arguments: function(*arguments)
 
-FROZEN = Stack("inductor frozen", True, missing, keeps, load, partial(compile, True), _DEVICES)
+
+FROZEN = Stack("inductor frozen", True, missing, keeps, load, partial(compile, True))
 """Weights are folded into the kernel and packed for it."""
-PLAIN = Stack("inductor", False, missing, keeps, load, partial(compile, False), _DEVICES)
+PLAIN = Stack(
+    "inductor", False, missing, keeps, load, partial(compile, False), devices=frozenset({"cpu", "cuda"})
+)
 """Weights are arguments of the kernel."""

@@ -37,7 +37,10 @@ class Kernel:
 @dataclass(frozen=True, eq=False)
 class Compilation:
     """A compilation: a module of ATen calls on a `device`, for inputs like `examples`, with `threads`, as one of
-    `lanes` in parallel. `folder` takes the result."""
+    `lanes` in parallel. `folder` takes the result.
+
+    weights: whether each input is a weight, whose memory stays the same from call to call.
+    """
 
     module: fx.GraphModule
     examples: Sequence[torch.Tensor]
@@ -45,6 +48,7 @@ class Compilation:
     threads: int
     lanes: int
     folder: Path
+    weights: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
