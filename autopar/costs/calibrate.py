@@ -17,6 +17,8 @@ _FIRST_SIDE = 256
 ENOUGH_S = 0.05
 """Seconds of a product after which no larger one is timed: one of twice the side takes eight times as long."""
 _SMALL, _LARGE = 4 << 10, 32 << 20
+_BEYOND, _COPIES = 128 << 20, 4
+"""Bytes of a copy within an accelerator, more than its caches hold, and how many share the cost of a launch."""
 
 
 @contextmanager
@@ -46,9 +48,10 @@ def rates(device: str, count: int) -> dict[str, float]:
             rate = max(_product(device, getattr(torch, name), first, side) or 0.0, alone.get(name, 0.0))
             if rate:
                 found[name] = rate
-        source = torch.empty(_LARGE, dtype=torch.uint8, device=device).fill_(1)
+        size, times = (_LARGE, 1) if kind == "cpu" else (_BEYOND, _COPIES)
+        source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
-        copied = 2 * _LARGE / best(lambda: target.copy_(source), device, 2)
+        copied = 2 * size * times / best(lambda: [target.copy_(source) for _ in range(times)], device, 2)
         found["bytes_per_s"] = max(copied, alone.get("bytes_per_s", 0.0))
         one = torch.ones(1, device=device)
         found["launch_s"] = best(lambda: [torch.add(one, one) for _ in range(50)], device, 3) / 50
