@@ -10,6 +10,7 @@ import rig
 import torch
 from rig import FIRST
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import autopar
 from autopar.pipeline import compare as equal
@@ -297,3 +298,17 @@ def test_a_call_that_fails_on_the_accelerator_changes_nothing():
     torch.accelerator.empty_cache()
     assert alike([fast(x, torch.empty(2, 0))], [function(x, torch.empty(2, 0))])
     fast.close()
+
+
+@pytest.mark.skipif(rig.KIND != "cuda", reason="CUDA alone has TF32")
+@torch.no_grad()
+def test_a_model_of_the_cpu_runs_in_the_precision_of_the_accelerator(monkeypatch) -> None:
+    """By default cuDNN rounds the factors of float32 convolutions and recurrent layers to TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.manual_seed(0)
+    models = nn.Conv2d(64, 64, 3), nn.GRU(64, 64, batch_first=True)
+    for model, x in zip(models, (torch.randn(8, 64, 16, 16), torch.randn(8, 5, 64))):
+        fast = autopar.compile(model.eval(), ["cpu", FIRST], policy=f"single {FIRST}", check="always")
+        found, expected = (pytree.tree_leaves(each(x))[0] for each in (fast, model))
+        assert equal.error(found, expected) < 1e-2
+        fast.close()

@@ -13,10 +13,7 @@ from torch.nn import functional as F
 
 import autopar
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two accelerators"),
-]
+pytestmark = pytest.mark.gpu
 
 
 class Attention(nn.Module):

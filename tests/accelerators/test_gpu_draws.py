@@ -42,7 +42,7 @@ def halves(costed) -> dict[str, str]:
         if any(costed.graph.task[name].home for name in run.tasks):
             continue
         text = " ".join(run.tasks)
-        place[run.name] = f"{rig.KIND}:1" if "_1" in text or "right" in text else FIRST
+        place[run.name] = f"{rig.KIND}:{rig.COUNT - 1}" if "_1" in text or "right" in text else FIRST
     return place
 
 
@@ -70,7 +70,7 @@ def test_one_accelerator_draws_what_the_model_there_draws(training: bool) -> Non
 @pytest.mark.parametrize(("policy", "split"), [(halves, None), ("auto", 2), ("round_robin", 2)])
 def test_a_seed_gives_the_same_masks_and_the_backward_has_the_forwards(policy, split) -> None:
     model, x = Masked(), torch.rand(64, 16) + 1
-    fast = autopar.compile(model, rig.machine(2), policy=policy, split=split)
+    fast = autopar.compile(model, rig.machine(), policy=policy, split=split)
     seen = []
     for _ in range(3):
         torch.manual_seed(5)
@@ -104,7 +104,7 @@ def test_a_training_step_repeats() -> None:
         model, x, y = Dropped(), torch.rand(64, 32), torch.randint(8, (64,))
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         step = autopar.train_step(
-            model, nn.CrossEntropyLoss(), optimizer, rig.machine(2), split=2, policy="round_robin"
+            model, nn.CrossEntropyLoss(), optimizer, rig.machine(), split=2, policy="round_robin"
         )
         losses.append([float(step(x, y)) for _ in range(4)])
         step.close()

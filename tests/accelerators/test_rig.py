@@ -4,13 +4,9 @@ import itertools
 
 import pytest
 import rig
-import torch
 from rig_cases import Case
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(0 < torch.accelerator.device_count() < 2, reason="there is one accelerator, not two"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def chosen() -> list[Case]:

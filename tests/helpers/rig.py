@@ -12,15 +12,19 @@ from torch import nn
 from autopar.ir.device import Device, Link
 from autopar.ir.machine import Machine
 
+# In TF32, which is the default in cuDNN, nothing equals what a CPU computes.
+torch.backends.cudnn.allow_tf32 = False
 _here = torch.accelerator.current_accelerator(check_available=True)
 KIND = _here.type if _here else "cuda"
 FIRST = f"{KIND}:0"
 LIMIT = 1e-4
 """Largest max|Δ| ÷ max(1, max|reference|) of a case in float32, over a few steps of training."""
 ROWS = 16
+COUNT = min(2, torch.accelerator.device_count()) or 2
+"""Accelerators of `machine` if nothing else is said."""
 
 
-def machine(devices: int = 2, memory: int = 1 << 30) -> Machine:
+def machine(devices: int = COUNT, memory: int = 1 << 30) -> Machine:
     """A CPU and accelerators that are all equally fast; `memory` in bytes of each. Nothing is probed."""
     names = ["cpu", *(f"{KIND}:{index}" for index in range(devices))]
     links = [Link(a, b, 1e-6, 1e10, f"{a}>{b}") for a in names for b in names if a != b]

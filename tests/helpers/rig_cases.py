@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rig import FIRST, KIND, MODELS, POLICIES, ROWS, error, machine
+from rig import COUNT, FIRST, KIND, MODELS, POLICIES, ROWS, error, machine
 from torch import nn
 from torch.nn import functional
 
@@ -95,8 +95,8 @@ def train_step(case: Case, model: nn.Module, reference: nn.Module, batch: Batch)
 
 
 def data_parallel(case: Case, model: nn.Module, reference: nn.Module, batch: Batch) -> float:
-    """The drop-in for `torch.nn.DataParallel` on two accelerators: outputs, and the state training leaves."""
-    fast = autopar.DataParallel(model, [0, 1])
+    """The drop-in for `torch.nn.DataParallel` on the accelerators: outputs, and the state training leaves."""
+    fast = autopar.DataParallel(model, list(range(COUNT)))
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, reference)]
     worst = 0.0
     for _ in range(2):
