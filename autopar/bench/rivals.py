@@ -288,12 +288,14 @@ EAGER = "eager"
 
 _BOTH = [Rival(EAGER, run), Rival("eager-1", run, one_thread=True), Rival("autopar", autopar)]
 _COMPILED = Rival("compile", compiled)
+_RECORDED = Rival("reduce-overhead", partial(compiled, mode="reduce-overhead"), on_request=True)
 _TUNED = Rival("max-autotune", partial(compiled, mode="max-autotune"), on_request=True)
 RIVALS: list[Rival] = [
     *_BOTH,
     Rival("autopar-auto", autopar_auto),
     _COMPILED,
     Rival("compile-frozen", frozen),
+    _RECORDED,
     _TUNED,
     Rival("onnxruntime", onnxruntime, ("onnxruntime", "onnx", "onnxscript"), "onnxruntime"),
     Rival("openvino", openvino, ("openvino",), "openvino"),
@@ -304,6 +306,7 @@ TRAINERS: list[Rival] = [
     Rival("autopar-step", whole),
     Rival("autopar-step-auto", partial(whole, kernels="auto")),
     _COMPILED,
+    _RECORDED,
     _TUNED,
 ]
 """Rivals that train a model."""

@@ -169,10 +169,9 @@ def _widened(task: Task) -> Task:
 
 
 def in_place(captured: Captured, plan: Plan, program: Program) -> Program:
-    """Return the program with updates of large weights in place (`overwriting`), proved, if it is of one CPU lane."""
-    graph, machine = plan.costed.graph, plan.costed.machine
-    types = {machine.device[lane.device].torch_type for lane in program.lanes}
-    if types != {"cpu"} or machine.clock == "declared":
+    """Return the program with updates of large weights in place (`overwriting`), proved, if it is of one lane."""
+    graph = plan.costed.graph
+    if plan.costed.machine.clock == "declared":
         return program
     made = overwriting(
         program, graph, lambda task: f"{task.target}_" in captured.calls and len(task.args) == 1

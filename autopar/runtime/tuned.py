@@ -242,6 +242,8 @@ class TunedExecutor:
     def _build(self, examples: Sequence[Any]) -> None:
         self._calls, self._done = 0, True
         try:
+            # A thread has no CUDA context before its first call of the runtime, of which cuBLAS warns.
+            self.plain.drain()
             with torch.no_grad():
                 chosen = self._choose(examples, self)
             self._tenure = trial.Tenure()

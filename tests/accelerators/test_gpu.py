@@ -300,6 +300,59 @@ def test_a_call_that_fails_on_the_accelerator_changes_nothing():
     fast.close()
 
 
+@torch.no_grad()
+def test_one_lane_is_called_in_the_callers_thread_on_its_streams() -> None:
+    model = Net().to(FIRST).eval()
+    fast = autopar.compile(model, [FIRST], split=None)
+    inputs = [torch.randn(32, 64).to(FIRST) for _ in range(4)]
+    found = [fast(x) for x in inputs]
+    (prepared,) = fast._placement.backend.served[0].programs.values()
+    assert prepared.executor.inline is not None
+    for own, x in zip(found, inputs):
+        assert alike(own, model(x))
+    fast.close()
+
+
+class Moving(nn.Module):
+    """Takes inputs from anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.to(self.linear.weight.device))
+
+
+@torch.no_grad()
+def test_an_input_on_another_device_is_moved() -> None:
+    model = Moving().to(FIRST).eval()
+    fast = autopar.compile(model, [FIRST], split=None)
+    for _ in range(5):
+        for x in (torch.randn(32, 64), torch.randn(32, 64).to(FIRST)):
+            assert alike([fast(x)], [model(x)])
+    fast.close()
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_large_weights_are_updated_in_place(make) -> None:
+    model = rig.MLP(512).to(FIRST)
+    other = copy.deepcopy(model)
+    step = autopar.train_step(model, nn.CrossEntropyLoss(), make(model.parameters(), lr=0.01), [FIRST])
+    rival = make(other.parameters(), lr=0.01)
+    for _ in range(4):
+        x, y = torch.randn(16, 32).to(FIRST), torch.randint(10, (16,)).to(FIRST)
+        loss = step(x, y)
+        rival.zero_grad()
+        expected = nn.functional.cross_entropy(other(x), y)
+        expected.backward()
+        rival.step()
+        assert alike([loss], [expected.detach()])
+    assert "in place" in step.explain()
+    assert rig.error(model.state_dict().values(), other.state_dict().values()) < 1e-4
+    step.close()
+
+
 @pytest.mark.skipif(rig.KIND != "cuda", reason="CUDA alone has TF32")
 @torch.no_grad()
 def test_a_model_of_the_cpu_runs_in_the_precision_of_the_accelerator(monkeypatch) -> None:
