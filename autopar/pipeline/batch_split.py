@@ -252,7 +252,8 @@ def _not_worth(plan: Plan) -> str:
     if single is None:
         return ""
     worth, apart_s = WORTH, 0.0
-    if machine.clock == "real" and any(device.torch_type != "cpu" for device in machine.devices):
+    there = machine.clock == "real" and not machine.absent
+    if there and any(device.torch_type != "cpu" for device in machine.devices):
         worth, apart_s = WORTH_APART, APART_S
     enough = (1 - worth) * single[1] - apart_s
     if plan.makespan >= enough:

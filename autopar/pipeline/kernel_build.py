@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -69,11 +70,16 @@ def arranged(
     samples: Sequence[Sample],
     watch: Watch,
     worker: CompilerProcess,
+    plain: Executor,
+    turn: AbstractContextManager[Any],
 ) -> Arrangement:  # fmt: skip
-    """Compile the pieces of a form with a stack; return the arrangement. `watch` covers all of its state.
+    """Compile the pieces of a form with a stack; return the arrangement. `watch` covers all state that must not change.
 
-    Raises Refusal if there are no pieces, the weights have changed since, or a result differs from that of a sample,
-    and the stack's errors.
+    plain: eager's executor, without side effects; it answers the samples anew if weights change from call to call.
+    turn: keeps other calls out while both answer.
+
+    Raises Refusal if there are no pieces, the weights have changed since, or a result differs from eager's, and the
+    stack's errors.
     """
     if missing := stack.missing():
         raise Refusal(missing)
@@ -110,8 +116,9 @@ def arranged(
         kernels[first] = Kernel(stack.name, call, takes)
     made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
     trial = trying(form, program, pool, kernels) or made
-    for inputs, outputs in samples:
-        _judge(form, inputs, trial(inputs), outputs)
+    with turn:
+        for inputs, outputs in samples:
+            _judge(form, inputs, trial(inputs), plain(inputs) if form.changing else outputs)
     if not watch.unchanged():
         raise Refusal("weights changed while it was compiled")
     return Arrangement(name, made, watch if stack.frozen else None, trial)

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -201,7 +201,8 @@ class KernelChoice:
     def _chosen(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
         state = self.form.captured.state
         masters = [self.pool.master(name, *state[name]) for name in self.form.plan.costed.graph.state]
-        watch = Watch(masters)
+        # Kernels read weights that change from call to call as they are then.
+        watch = Watch([] if self.form.changing else masters)
         plain = trying(self.form, self.form.program, self.pool) or tuned.plain
         with tuned.turn:
             samples: list[Sample] = [(inputs, _copied(plain(inputs)))]
@@ -281,7 +282,15 @@ class _Race:
             form = self._form(how)
             with ticking(f"autopar: kernels of {name}"):
                 self.made[name] = arranged(
-                    name, stack, form, self.choice.pool, self.samples, self.watch, self.worker
+                    name,
+                    stack,
+                    form,
+                    self.choice.pool,
+                    self.samples,
+                    self.watch,
+                    self.worker,
+                    self.plain,
+                    self.tuned.turn,
                 )
         except Exception as problem:
             if not self.watch.unchanged():
@@ -346,7 +355,7 @@ class _Race:
     def _form(self, how: str) -> Form:
         form, on_lanes = self.choice.form, self.choice.on_lanes
         if how == "1 thread":
-            return Form(form.captured, form.plan, form.program, 1)
+            return replace(form, threads=1)
         if how and on_lanes is not None:
             with suppress(AutoparError):
                 form = on_lanes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from compilers import Folding, alone, chosen, compiled, mlp, using
+from torch import nn
 
+import autopar
 from autopar.runtime import trial
 from autopar.runtime.kernels import Compilation
 
@@ -115,3 +118,59 @@ def test_weights_that_change_during_the_trial_are_seen(monkeypatch: pytest.Monke
         torch.testing.assert_close(fast(x), model(x))
         if turn % 2:
             model[0].weight.mul_(1.5)
+
+
+class Unhurried(Folding):
+    """A compiler that reads weights as they are, and is not ready before the caller has gone on."""
+
+    frozen = False
+
+    def __init__(self, went_on: threading.Event) -> None:
+        super().__init__("unhurried")
+        self.went_on, self.begun = went_on, threading.Event()
+
+    def load(self, work: Compilation) -> Callable[..., Any]:
+        self.begun.set()
+        assert self.went_on.wait(30)
+        self.built += 1
+        return torch.no_grad()(work.module)
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("whole", [True, False], ids=["train_step", "own loop"])
+def test_training_goes_on_while_its_kernels_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    went_on = threading.Event()
+    stack = Unhurried(went_on)
+    using(monkeypatch, stack, fastest="unhurried")
+    model, other, criterion = mlp().train(), mlp().train(), nn.CrossEntropyLoss()
+    optimizer, rival = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other))
+
+    def looped(model: Any, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    if whole:
+        held: Any = autopar.train_step(model, criterion, optimizer, ["cpu"], kernels="auto")
+        step = held
+    else:
+        held = autopar.compile(model, ["cpu"], kernels="auto")
+        step = looped(held, optimizer)
+    expected = looped(other, rival)
+    for turn in range(12):
+        x, y = torch.randn(5, 8), torch.randint(4, (5,))
+        torch.testing.assert_close(step(x, y), expected(x, y), rtol=1e-5, atol=1e-5)
+        if turn == 8:
+            assert stack.begun.wait(30)
+        if turn == 10:
+            went_on.set()
+            held.wait()
+    assert "unhurried" in held.serving and stack.built
+    held.close()

@@ -324,7 +324,7 @@ def test_one_device_needs_no_other_reason():
         ({"measure": "no"}, r"measure='no' is not known; give one of None, True, False"),
         (
             {"kernels": "openvino"},
-            r"kernels='openvino' folds the weights, .*; give one of 'eager', 'auto', 'inductor'",
+            r"kernels='openvino' folds the weights, .*; give one of 'eager', 'auto', 'cudagraphs', 'inductor'",
         ),
     ],
 )

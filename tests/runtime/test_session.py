@@ -51,8 +51,8 @@ def test_a_call_does_not_come_between_a_check_and_its_run(monkeypatch):
         except Exception as error:
             errors.append(error)
 
-    def interrupted(self, *args):
-        init(self, *args)
+    def interrupted(self, *args, **more):
+        init(self, *args, **more)
         if others:
             # torch.compile captures again in a thread with another number of threads.
             return
