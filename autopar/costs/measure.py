@@ -8,6 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -175,7 +176,9 @@ class _Book:
     def missing(self, device: Device, budget_s: float) -> list[Task]:
         """Return the tasks to time: of operations that are unmeasured or far from the roofline; first one task for
         each, the longest first, then more, within the budget."""
-        estimated = estimate(self.machine, device)
+        # Scales that were fitted while others kept an accelerator busy would excuse what was measured then.
+        plain = device if device.traits.host else replace(device, scales=())
+        estimated = estimate(self.machine, plain)
         ranked = []
         for key, tasks in self.tasks.items():
             guess = estimated(self.work[key])
@@ -210,7 +213,7 @@ class _Book:
             for device in self.machine.devices if key in self.tasks else ():
                 seconds = _seconds(self.entries.get(self.label(device, key)))
                 if seconds:
-                    found[task.name, device.name] = statistics.median(seconds)
+                    found[task.name, device.name] = _typical(seconds, device)
         return found
 
     def keep(self, device: Device) -> None:
@@ -224,13 +227,19 @@ class _Book:
             if label.startswith(f"{chip(device)}, ") and (seconds := _seconds(entry)):
                 kind, kernels, busy = entry.get("family"), entry.get("kernels"), entry.get("busy_s")
                 if isinstance(kind, str) and all(isinstance(part, (int, float)) for part in (kernels, busy)):
-                    yield kind, kernels, busy, statistics.median(seconds)
+                    yield kind, kernels, busy, _typical(seconds, device)
 
 
 def _seconds(entry: Any) -> list[float]:
     """Return the valid seconds of an entry."""
     found = entry.get("seconds") if isinstance(entry, dict) else None
     return list(filter(cache.figure, found or ()))
+
+
+def _typical(seconds: Sequence[float], device: Device) -> float:
+    """Return the seconds of an operation from its measurements: of an accelerator the least, since what delays it there
+    is the work of others."""
+    return statistics.median(seconds) if device.traits.host else min(seconds)
 
 
 def _far(entry: Any, guess: float) -> bool:
