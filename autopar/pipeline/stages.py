@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ from .kernel_build import Form, in_place
 from .kernel_choice import KernelChoice, compilable
 from .options import Options
 from .propagate import propagated
+from .streaming import shortest
 
 log = logging.getLogger("autopar")
 
@@ -283,7 +284,9 @@ def plan_captured(
         return with_slow_down(plan)
 
     if given is None:
-        return finished(best_plan(graph, price, options))
+        free = (options.home, options.policy, options.split in (None, "auto")) == ("auto", "auto", True)
+        plan = partial(best_plan, price=price, options=options)
+        return finished(shortest(graph, machine, homes, plan) if free else plan(graph))
     then, now = _shapes(given.costed.graph), _shapes(graph)
     try:
         return finished(_as_given(graph, price, given, options.batch_norm))

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..costs.calibrate import pins_memory
 from ..errors import RunError
 from ..ir.plan import Plan
-from ..ir.program import Program
+from ..ir.program import Copy, Program
 from ..ir.timeline import Timeline
 from . import thread_state as ambient
 from .bind_program import Assembly
@@ -30,6 +31,10 @@ from .worker import stop_all
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
+
+
+PINNED_SHARE = 0.25
+"""Largest share of the host's memory for pinned copies of streamed weights."""
 
 
 class Executor:
@@ -259,6 +264,7 @@ class _Residents:
         def replica(buffer: str, state: str) -> Replica:
             return pool.replica(master(state), program.buffer[buffer].device, assembly.place(buffer))
 
+        pinned = _pinned(assembly)
         self._masters: dict[Master, None] = {}
         self._replicas: dict[Replica, None] = {}
         self._fed: list[Master | Replica] = []
@@ -270,6 +276,10 @@ class _Residents:
                 away = replica(name, buffer.value)
                 self._replicas[away] = None
                 self._fed.append(away)
+            elif name in pinned:
+                ahead = pool.replica(master(buffer.value), buffer.device, assembly.place(name), pinned=True)
+                self._replicas[ahead] = None
+                self._fed.append(ahead)
             else:
                 self._fed.append(master(buffer.value))
             self._masters[master(buffer.value)] = None
@@ -314,3 +324,28 @@ class _Residents:
                     views = pieces(slots[slot], [master.owner[master.key] for master in masters])
                 kept += [(r, view, None) for r, view in zip(replicas, views) if r is not None]
             self.pool.keep(kept)
+
+
+def _pinned(assembly: Assembly) -> set[str]:
+    """Return the buffers of streamed weights on the host that accelerators copy in each call, if there is memory for
+    pinned copies of all."""
+    program, graph, machine = assembly.program, assembly.graph, assembly.machine
+    if not graph.streamed or not assembly.devices or not pins_memory():
+        return set()
+    sent = {
+        step.src
+        for lane in program.lanes
+        for step in lane.steps
+        if isinstance(step, Copy) and assembly.place(step.dst).type != "cpu"
+    }
+    streamed = {*graph.streamed}
+    found = {
+        name
+        for name in sent
+        if program.buffer[name].value in streamed
+        and program.buffer[name].kind == "given"
+        and assembly.place(name).type == "cpu"
+    }
+    memory = machine.device[machine.host].memory_bytes
+    total = sum(program.buffer[name].bytes for name in found)
+    return found if memory is None or total <= PINNED_SHARE * memory else set()

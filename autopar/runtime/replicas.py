@@ -116,12 +116,15 @@ class Master:
 
 
 class Replica:
-    """The copy of a state value on a device, never written to; `stamp` is that of the master when it was made."""
+    """The copy of a state value on a device, never written to; `stamp` is that of the master when it was made.
 
-    __slots__ = ("__weakref__", "device", "master", "place", "stamp", "tensor")
+    pinned: in pinned memory of the host, from which an accelerator copies at full speed and without the host.
+    """
 
-    def __init__(self, master: Master, device: str, place: torch.device) -> None:
-        self.master, self.device, self.place = master, device, place
+    __slots__ = ("__weakref__", "device", "master", "pinned", "place", "stamp", "tensor")
+
+    def __init__(self, master: Master, device: str, place: torch.device, pinned: bool) -> None:
+        self.master, self.device, self.place, self.pinned = master, device, place, pinned
         self.tensor: Any = None
         self.stamp = -1
 
@@ -183,7 +186,7 @@ class Replicas:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._masters: weakref.WeakValueDictionary[tuple[int, str], Master] = weakref.WeakValueDictionary()
-        self._copies: weakref.WeakValueDictionary[tuple[int, str, str], Replica] = (
+        self._copies: weakref.WeakValueDictionary[tuple[int, str, str, bool], Replica] = (
             weakref.WeakValueDictionary()
         )
         # On each accelerator the callers' streams, and how far each was when it last brought copies.
@@ -199,12 +202,13 @@ class Replicas:
                 found = self._masters[id(owner), key] = Master(name, owner, key)
             return found
 
-    def replica(self, master: Master, device: str, place: torch.device) -> Replica:
+    def replica(self, master: Master, device: str, place: torch.device, pinned: bool = False) -> Replica:
         """Return the copy of a state on `device`, whose tensors are on `place`; shared by all programs."""
+        key = id(master.owner), master.key, device, pinned
         with self._lock:
-            found = self._copies.get((id(master.owner), master.key, device))
+            found = self._copies.get(key)
             if found is None:
-                found = self._copies[id(master.owner), master.key, device] = Replica(master, device, place)
+                found = self._copies[key] = Replica(master, device, place, pinned)
                 master.start_sampling()
             return found
 
@@ -271,9 +275,11 @@ class Replicas:
                     master.stamp += 1
 
     def there(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the existing copies, read or not, each with its device."""
+        """Return the existing copies, read or not, each with its device; those in pinned memory are not part of a
+        plan."""
         with self._lock:
-            return [(c.device, c.tensor) for c in self._copies.values() if c.tensor is not None]
+            copies = [copy for copy in self._copies.values() if not copy.pinned]
+            return [(copy.device, copy.tensor) for copy in copies if copy.tensor is not None]
 
     def verify(self) -> list[str]:
         """Return names of state with a copy that counts as up to date but differs from its master by checksum."""
@@ -315,6 +321,10 @@ class Replicas:
     def _refresh(self, stale: Sequence[Replica]) -> None:
         places: dict[str, list[Replica]] = {}
         for copy in stale:
+            if copy.pinned:
+                with torch.inference_mode(False), torch.no_grad():
+                    copy.tensor, copy.stamp = copy.master.tensor.detach().pin_memory(), copy.master.stamp
+                continue
             places.setdefault(copy.device, []).append(copy)
         for copies in places.values():
             tensors, count = bring([copy.master.tensor for copy in copies], copies[0].place)

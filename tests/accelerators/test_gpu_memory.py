@@ -140,3 +140,24 @@ def test_a_pinned_input_that_the_cpu_views_may_be_overwritten_after_the_call() -
         x.fill_(7.0)
     assert error(found, expected) < 1e-5
     fast.close()
+
+
+@torch.no_grad()
+def test_streamed_weights_are_sent_from_pinned_memory_and_changes_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    fast = autopar.compile(model.eval(), machine(), home="cpu", policy=f"single {KIND}:0", split=None)
+    changes = [
+        lambda: None,
+        lambda: model[0].weight.mul_(2),
+        lambda: model[2].weight.data.mul_(1.5),
+        lambda: setattr(model[4], "weight", nn.Parameter(torch.randn(10, 256))),
+    ]
+    for change in changes:
+        change()
+        for _ in range(2):
+            x = torch.randn(16, 32)
+            assert error(fast(x), model(x)) < 1e-5
+    (prepared,) = fast._placement.backend.served[0].programs.values()
+    fed = prepared.executor._residents._fed
+    assert all(each.pinned and each.tensor.is_pinned() for each in fed)
+    fast.close()

@@ -1,0 +1,81 @@
+"""Weights on the host that no accelerator has room for: streamed, all or some, where that makes the plan shorter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from ..costs.pins import streamed
+from ..errors import MemoryCapError
+from ..ir.graph import Graph
+from ..ir.machine import Machine
+from ..ir.plan import Plan
+from ..system.text import percent, seconds
+
+log = logging.getLogger("autopar")
+
+KEPT = (0.0, 0.25, 0.5)
+"""Shares of an accelerator's memory for weights that stay there; each is planned."""
+
+
+def shortest(
+    graph: Graph, machine: Machine, homes: Mapping[str, str], planned: Callable[[Graph], Plan]
+) -> Plan:
+    """Return the plan of a graph, or a shorter one that streams weights, if these do not fit on any accelerator.
+
+    planned: plans a graph. Raises MemoryCapError if no plan fits.
+    """
+    plans: list[tuple[str, Plan]] = []
+    refusal = None
+    try:
+        plans.append(("", planned(graph)))
+    except MemoryCapError as error:
+        refusal = error
+    if not plans or _too_large(plans[0][1]):
+        for label, names in _sets(graph, machine, homes):
+            with suppress(MemoryCapError):
+                plans.append((label, planned(streamed(graph, {*graph.streamed, *names}))))
+                log.info("%s of the weights streamed: %s", label, seconds(plans[-1][1].makespan))
+    if not plans:
+        assert refusal is not None
+        raise refusal
+    label, best = min(plans, key=lambda each: each[1].makespan)
+    others = [plan.candidate(_note(name)) for name, plan in plans if name != label]
+    # Chosen among its own.
+    own = [replace(each, note=each.note or _note(label)) for each in best.candidates]
+    return replace(best, candidates=(*own, *others)) if others else best
+
+
+def _note(label: str) -> str:
+    return f"{label} of the weights streamed" if label else "no weights streamed"
+
+
+def _too_large(plan: Plan) -> bool:
+    """Return True if no accelerator alone has room for the graph."""
+    devices = plan.costed.machine.devices
+    alone = [dict(plan.singles).get(device.name) for device in devices if not device.traits.host]
+    return bool(alone) and all(seconds is None for seconds in alone)
+
+
+def _sets(graph: Graph, machine: Machine, homes: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield sets of state on the host to stream, each with its share of the bytes as text; those that stay are spread
+    evenly, so that transfers have something to hide behind."""
+    host = machine.device[machine.host]
+    rooms = [device.memory_bytes for device in machine.devices if not device.traits.host]
+    size = {name: graph.value[name].bytes for name in graph.state if homes[name] == host.name}
+    total = sum(size.values())
+    if not host.traits.host or graph.updates or graph.changing or not rooms or None in rooms or not total:
+        return
+    for share in KEPT:
+        kept = share * max(room or 0 for room in rooms) / total
+        names, spare = [], 0.0
+        for name, nbytes in size.items():
+            spare += kept * nbytes
+            if spare >= nbytes:
+                spare -= nbytes
+            else:
+                names.append(name)
+        if names:
+            yield percent(sum(size[name] for name in names) / total), tuple(names)

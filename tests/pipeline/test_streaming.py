@@ -1,0 +1,81 @@
+"""Weights that no accelerator has room for: streamed where that makes the plan shorter, and only there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar.pipeline.batch_split import WORTH
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(self.norm(x))
+
+
+def blocks(width: int, count: int = 6) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(width) for _ in range(count))).eval()
+
+
+def size(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("share", [0.15, 0.5, 0.9])
+def test_a_model_too_large_for_its_accelerator_is_streamed_to_it(share: float) -> None:
+    model, x = blocks(1024), torch.empty(512, 1024)
+    cap = int(share * size(model))
+    machine = autopar.Machine.declare("cpu-16", "h100-sxm", memory={"cuda:0": cap})
+    plan = autopar.plan(model, machine, example_inputs=(x,))
+    resident = autopar.plan(model, machine, example_inputs=(x,), home={"0.norm": "cpu"})
+    assert plan.costed.graph.streamed and plan.lower_bound <= plan.makespan < resident.makespan
+    assert dict(plan.peaks)["cuda:0"] <= cap
+    least = (1 - WORTH) * plan.makespan
+    assert all(least <= each.makespan for each in plan.candidates if each.makespan is not None)
+    assert any("no weights streamed" in each.note for each in plan.candidates)
+    assert "weights streamed" in plan.explain()
+
+
+@torch.no_grad()
+def test_what_fits_is_copied_once() -> None:
+    model, x = blocks(512), torch.empty(64, 512)
+    machine = autopar.Machine.declare("cpu-16", "h100-sxm")
+    plan = autopar.plan(model, machine, example_inputs=(x,))
+    assert not plan.costed.graph.streamed and not any("streamed" in each.note for each in plan.candidates)
+
+
+@torch.no_grad()
+def test_a_slow_link_is_not_streamed_over() -> None:
+    """Five rows are computed on the CPU sooner than their weights arrive."""
+    model, x = blocks(1024), torch.empty(5, 1024)
+    machine = autopar.Machine.declare("cpu-64", "t4", memory={"cuda:0": size(model) // 2})
+    plan = autopar.plan(model, machine, example_inputs=(x,))
+    assert not plan.costed.graph.streamed
+
+
+def test_weights_that_train_are_not_streamed() -> None:
+    model, x = blocks(256, 3).train(), torch.empty(64, 256)
+    machine = autopar.Machine.declare("cpu-16", "h100-sxm", memory={"cuda:0": size(model)})
+    plan = autopar.plan(model, machine, example_inputs=(x,))
+    assert not plan.costed.graph.streamed
+
+
+@torch.no_grad()
+def test_streamed_weights_that_change_are_seen() -> None:
+    model, x = blocks(64), torch.randn(512, 64)
+    fast = autopar.compile(
+        model, ["cpu", "emulated:0"], memory={"emulated:0": size(model) // 2}, policy="auto"
+    )
+    for turn in range(3):
+        model[turn].layers[0].weight.mul_(1.5)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    fast.close()
