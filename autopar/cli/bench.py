@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--suite",
         choices=("stacks", "gpu"),
-        help="stacks: eleven models, each in its own process; gpu: overlap, overhead and training on CUDA",
+        help="stacks: eleven models, each in its own process; gpu: what CUDA adds, from overlap to kernels",
     )
     parser.add_argument(
         "--batch", type=above_zero, action="append", default=[], metavar="N",

@@ -1,7 +1,12 @@
-"""On real GPUs: two devices at once, copies behind compute, the runtime's own time, a two-layer MLP against eager."""
+"""On real GPUs: two devices at once, copies behind compute, the runtime's own time, a two-layer MLP, a training step,
+models with compiled kernels against `torch.compile`, and a model larger than the memory it may use.
+
+Use a fresh `AUTOPAR_CACHE`, and a GPU that nothing else keeps busy: rates are measured once and kept.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,17 +14,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.bench import rivals, stacks
+from autopar.bench.contest import contest
 from autopar.costs.detect import accelerators
 from autopar.engine.api import compile
 from autopar.errors import DeviceError
 from autopar.pipeline import compare as equal
-from autopar.system.text import table
+from autopar.system.text import seconds, table
 
 from . import overhead, overlap, training
 from .timing import interleaved, report
 
 WIDTH, ROWS = 4096, 8192
 """A product large enough for a GPU to be busy, small enough to fit on any."""
+HIDDEN, BLOCKS = 2048, 12
+"""Width and number of the feed-forward layers of the larger model: 1.6 GB."""
+MODELS = {"mlp784": (1, 256), "bert_small": (1, 8), "googlenet": (8,), "clip": (8,)}
+"""Batch sizes of the models with compiled kernels."""
 
 
 def run(rounds: int = 0) -> dict[str, Any]:
@@ -40,7 +51,62 @@ def run(rounds: int = 0) -> dict[str, Any]:
     data["mlp"] = mlp(["cpu", *there], rounds)
     print("\na training step")
     data["training"] = training.measured(there[0], ["cpu", *there], rounds)
+    print("\na model twice as large as the memory it may use")
+    data["larger"] = larger(there[0], rounds)
+    for name, batches in MODELS.items():
+        for batch in batches:
+            data[f"{name} {batch}"] = kernels(name, batch, there[0], rounds)
     return data
+
+
+def kernels(name: str, batch: int, gpu: str, rounds: int = 0) -> dict[str, Any]:
+    """Eager, autopar and `torch.compile` on a model of `bench --suite stacks` that is on the GPU."""
+    torch.manual_seed(0)
+    model, args = getattr(stacks, name)(batch)
+    case = rivals.Case(model.to(gpu), tuple(each.to(gpu) for each in args), [gpu])
+    taking = rivals.chosen(["autopar", "autopar-auto", "compile", "reduce-overhead"], rivals.RIVALS)
+    row = contest(f"{name}, batch {batch}", case, taking, rounds=rounds or 9)
+    print(f"\n{row}", flush=True)
+    return row.data()
+
+
+def larger(gpu: str, rounds: int = 0) -> dict[str, Any]:
+    """The model on the CPU and on the whole GPU, and autopar's plans with half of its bytes as the GPU's cap."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(_Block(HIDDEN) for _ in range(BLOCKS))).eval(), torch.randn(512, HIDDEN)
+    cap = sum(parameter.nbytes for parameter in model.parameters()) // 2
+    twin = copy.deepcopy(model).to(gpu)
+    with torch.no_grad():
+        plans = {
+            "autopar": compile(model, ["cpu", gpu], memory={gpu: cap}),
+            "autopar, all streamed": compile(model, ["cpu", gpu], memory={gpu: cap}, home="cpu"),
+        }
+        expected = model(x)
+        errors = {name: equal.error(fast(x), expected) for name, fast in plans.items()}
+        contestants: dict[str, Callable[[], Any]] = {
+            "eager, cpu": lambda: model(x),
+            f"eager, {gpu}, no cap": lambda: twin(x.to(gpu)).cpu(),
+        }
+        contestants |= {name: partial(fast, x) for name, fast in plans.items()}
+        data = report(interleaved(contestants, rounds or 5), base="eager, cpu")
+    for name, fast in plans.items():
+        data[name]["predicted_s"] = fast.plan.makespan
+        print(f"{name}: predicted {seconds(fast.plan.makespan)}, error {errors[name]:.2g}")
+        fast.close()
+    return data
+
+
+class _Block(nn.Module):
+    """The feed-forward half of a transformer's layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the layers' output to `x`."""
+        return x + self.layers(self.norm(x))
 
 
 def mlp(devices: list[str], rounds: int = 0) -> dict[str, Any]:
