@@ -115,11 +115,15 @@ def compilable(captured: Captured, plan: Plan) -> str:
     if any(task.random for task in graph.tasks):
         return "it draws random numbers"
     for memory in plan.memory:
-        # A library may keep the weights twice more, and what it takes besides is in no proof.
+        # A library may keep the weights twice more, two recordings on a GPU all that a call makes; what they take
+        # besides is in no proof.
+        device = machine.device[memory.device]
         state = sum(graph.value[name].bytes for name in graph.state)
-        cap = machine.device[memory.device].memory_bytes
-        if cap is not None and memory.peak + 2 * state > cap:
-            return f"{memory.device} lacks the memory for other copies of the weights"
+        more = state if device.torch_type == "cpu" else memory.peak
+        if device.memory_bytes is not None and memory.peak + 2 * more > device.memory_bytes:
+            return (
+                f"{device.name} lacks the memory for other copies of the weights, or of all that a call makes"
+            )
     return ""
 
 

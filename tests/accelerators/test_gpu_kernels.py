@@ -172,3 +172,14 @@ def test_a_recording_reads_weights_where_they_are() -> None:
     model.fc1.weight.data = torch.randn_like(model.fc1.weight)
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
     fast.close()
+
+
+def test_a_cap_without_room_for_kernels_leaves_them_out() -> None:
+    torch.manual_seed(0)
+    model, x = rig.MLP(256).to(FIRST), torch.randn(rig.ROWS, 32, device=FIRST)
+    peak = dict(autopar.plan(model, [FIRST], example_inputs=(x,)).peaks)[FIRST]
+    for cap, serving in ((2 * peak, "eager"), (4 * peak, "aot_eager")):
+        fast = autopar.compile(model, [FIRST], memory={FIRST: cap}, kernels="aot_eager", example_inputs=(x,))
+        fast.wait()
+        assert fast.serving == serving
+        fast.close()
