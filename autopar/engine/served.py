@@ -20,11 +20,12 @@ from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, effects, outermost
 from ..capture.refusals import explain
 from ..capture.region import Region, in_eager
-from ..errors import AutoparError
+from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, RESIZED, Arguments, Done, Kept, Resized, Short, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
+from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone, unseen
@@ -49,7 +50,8 @@ class Served:
         self._backend, self.module = weakref.ref(backend), in_eager(module)
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written = ""
-        self.stores = effects() if outermost() and not broken(module)[0] else None
+        self._part = not outermost() or bool(broken(module)[0])
+        self.stores = None if self._part else effects()
         """Attributes that a call sets; None if it has other side effects, or is only a part of the model's."""
         # Where nothing is left behind in Python the model itself may be asked too.
         self.whole = self.stores == []
@@ -280,18 +282,27 @@ class Served:
         if backend.root is not None:
             # They were held against the whole model.
             options = options.within(captured.graph)
-        given = backend.given_for(self.name, training=bool(captured.tangents))
-        prepared: Planned
-        if captured.tangents:
-            tensors = captured.flatten(args)
-            joint, halves = plan_training(captured, backend.machine, options, tensors, given)
-            prepared = Training(
-                joint, halves, backend.pool, backend.recorder, backend.exclusive, options.kernels
-            )
-        else:
-            prepared = prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
+        try:
+            prepared = self._prepared(captured, options, args)
+        except MemoryCapError:
+            raise
+        except PlanError as error:
+            if not self._part or options.split in (None, "auto"):
+                raise
+            # The user asked for a split of the model; not every part between graph breaks has a batch.
+            log.warning("a part of %s stays whole: %s", self.name, error)
+            prepared = self._prepared(captured, replace(options, split=None), args)
         self.placed = self.placed or _whole(prepared)
         return prepared
+
+    def _prepared(self, captured: Captured, options: Options, args: Sequence[Any]) -> Planned:
+        backend = self.backend
+        given = backend.given_for(self.name, training=bool(captured.tangents))
+        if not captured.tangents:
+            return prepare(captured, backend.machine, options, tuple(args), given, backend.pool)
+        tensors = captured.flatten(args)
+        joint, halves = plan_training(captured, backend.machine, options, tensors, given)
+        return Training(joint, halves, backend.pool, backend.recorder, backend.exclusive, options.kernels)
 
     def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
         """Return the results of one call."""

@@ -1,4 +1,5 @@
-"""torch.compile around a compiled model: one graph of both, for the outer backend."""
+"""torch.compile around a compiled model: one graph of both, for the outer backend; and a split model with graph
+breaks."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 import autopar
+from autopar.errors import PlanError
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -34,3 +36,41 @@ def test_torch_compile_traces_through_a_compiled_model(training):
         assert model[0].weight.grad is not None
     fast.close()
     torch._dynamo.reset()
+
+
+class Broken(nn.Module):
+    """Between its graph breaks there is a part without a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        torch._dynamo.graph_break()
+        factor = self.last.weight.sum()
+        torch._dynamo.graph_break()
+        return self.last(hidden) * factor
+
+
+@torch.no_grad()
+def test_parts_without_a_batch_stay_whole_if_the_model_is_to_be_split(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    model = Broken()
+    fast = autopar.compile(model, ["cpu", "emulated:0"], split=2)
+    for _ in range(2):
+        x = torch.randn(8, 8)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    splits = [
+        program.plan.costed.graph.split
+        for served in fast._placement.backend.served
+        for program in served.programs.values()
+    ]
+    assert len(splits) == 3 and sum(map(bool, splits)) == 2, splits
+    assert "a part of Broken stays whole" in caplog.text
+    fast.close()
+    alone = autopar.compile(nn.Linear(8, 8), ["cpu", "emulated:0"], split=3)
+    with pytest.raises(PlanError, match="split"):
+        alone(torch.randn(8))

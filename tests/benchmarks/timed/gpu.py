@@ -55,7 +55,11 @@ def run(rounds: int = 0) -> dict[str, Any]:
     data["larger"] = larger(there[0], rounds)
     for name, batches in MODELS.items():
         for batch in batches:
-            data[f"{name} {batch}"] = kernels(name, batch, there[0], rounds)
+            try:
+                data[f"{name} {batch}"] = kernels(name, batch, there[0], rounds)
+            except ModuleNotFoundError as error:
+                print(f"\n{name} is left out: {error}; pip install 'autopar[zoo]'")
+                break
     return data
 
 
