@@ -30,7 +30,9 @@ def size(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("share", [0.15, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "share", [0.5, *(pytest.param(share, marks=pytest.mark.release) for share in (0.15, 0.9))]
+)
 def test_a_model_too_large_for_its_accelerator_is_streamed_to_it(share: float) -> None:
     model, x = blocks(1024), torch.empty(512, 1024)
     cap = int(share * size(model))

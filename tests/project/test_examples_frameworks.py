@@ -27,7 +27,12 @@ def one_thread() -> Iterator[None]:
     ("name", "needs", "says"),
     [
         ("hf_trainer", ["transformers", "accelerate"], "weights of the resumed run"),
-        ("lightning_loop", ["lightning"], "largest difference from the plain run"),
+        pytest.param(
+            "lightning_loop",
+            ["lightning"],
+            "largest difference from the plain run",
+            marks=pytest.mark.release,
+        ),
         ("accelerate_loop", ["transformers", "accelerate"], "plan.device_map():       {"),
     ],
 )
