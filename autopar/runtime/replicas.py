@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,6 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import RunError
 from .flat_transfer import bring, checksum
+
+log = logging.getLogger("autopar")
 
 _pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
 ELEMENTS = 8
@@ -33,6 +36,16 @@ def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 register_optimizer_step_post_hook(_stepped)
+
+
+def _in_pinned_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in pinned memory, or the tensor itself if the system grants none."""
+    with torch.inference_mode(False), torch.no_grad():
+        try:
+            return tensor.detach().pin_memory()
+        except RuntimeError as error:
+            log.info("a weight of %d bytes is not pinned: %s", tensor.nbytes, error)
+            return tensor.detach()
 
 
 _Sample: TypeAlias = tuple[Callable[[], bytes], bytes]
@@ -322,8 +335,7 @@ class Replicas:
         places: dict[str, list[Replica]] = {}
         for copy in stale:
             if copy.pinned:
-                with torch.inference_mode(False), torch.no_grad():
-                    copy.tensor, copy.stamp = copy.master.tensor.detach().pin_memory(), copy.master.stamp
+                copy.tensor, copy.stamp = _in_pinned_memory(copy.master.tensor), copy.master.stamp
                 continue
             places.setdefault(copy.device, []).append(copy)
         for copies in places.values():
