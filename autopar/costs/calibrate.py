@@ -17,7 +17,7 @@ _FIRST_SIDE = 256
 ENOUGH_S = 0.05
 """Seconds of a product after which no larger one is timed: one of twice the side takes eight times as long."""
 _SMALL, _LARGE = 4 << 10, 32 << 20
-_BEYOND, _COPIES = 128 << 20, 4
+_BEYOND, _COPIES = 64 << 20, 4
 """Bytes of a copy within an accelerator, more than its caches hold, and how many share the cost of a launch."""
 
 
@@ -111,6 +111,13 @@ def _product(device: str, dtype: torch.dtype, side: int, last: int) -> float | N
             side *= 2
     except (RuntimeError, TypeError):
         return None  # the device has no such product, or no such dtype
+
+
+def warm(device: str) -> None:
+    """Load what an accelerator needs for a first product, so that it is not timed."""
+    side = torch.ones(_FIRST_SIDE, _FIRST_SIDE, device=device)
+    torch.mm(side, side)
+    synchronize(device)
 
 
 @cache

@@ -65,10 +65,10 @@ class Direct:
             and options.batch_norm == "full"
             and backend.given is None
             and present(machine)
-            and _homes(model) <= {torch.device(device.torch_device) for device in machine.devices}
+            and _alike(model, backend)
         )
-        """True if the user asked for the fastest form and for nothing that requires a plan, nor other devices than the
-        model is on."""
+        """True if the user asked for the fastest form and for nothing that requires a plan, such as memory of several
+        devices."""
         self._accelerators = [device.torch_device for device in machine.devices if device.torch_type != "cpu"]
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -132,7 +132,11 @@ class Direct:
         if candidate:
             made = self._by_plan(placed, args, kwargs)
         else:
-            made = self._model(*args, **kwargs)
+            try:
+                made = self._model(*args, **kwargs)
+            except torch.OutOfMemoryError:
+                known.end(0.0)
+                return self._by_plan(placed, args, kwargs)
         self._drain()
         current.note(candidate, began, time.perf_counter())
         if current.over and known.trial is current:
@@ -185,11 +189,15 @@ class Direct:
         )
 
 
-def _homes(model: Callable[..., Any]) -> set[torch.device]:
-    """Return the devices of the parameters and buffers of a model."""
-    if not isinstance(model, nn.Module):
-        return set()
-    return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+def _alike(model: Callable[..., Any], backend: Backend) -> bool:
+    """Return True if the plain model computes where its placed form does: all on CPUs, or all on one accelerator that
+    the model is on, and whole."""
+    devices = {torch.device(device.torch_device) for device in backend.machine.devices}
+    held = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    homes = {tensor.device for tensor in held}
+    if devices == {torch.device("cpu")}:
+        return homes <= devices
+    return len(devices) == 1 and homes == devices and backend.options.split in (None, "auto")
 
 
 class _Search:

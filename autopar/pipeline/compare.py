@@ -85,8 +85,16 @@ def coarse(machine: Machine | None, graph: Graph | None = None) -> float:
     if not any(torch.cuda.get_device_capability(name) >= _AMPERE for name in gpus):
         return 0.0
     layers = graph is None or any(_single(task, graph) for task in graph.tasks)
-    allowed = torch.backends.cuda.matmul.allow_tf32 or (layers and torch.backends.cudnn.allow_tf32)
-    return LIMIT[torch.float16] if allowed else 0.0
+    backends = (torch.backends.cuda.matmul, *([torch.backends.cudnn] if layers else []))
+    return LIMIT[torch.float16] if any(map(_allowed, backends)) else 0.0
+
+
+def _allowed(backend: Any) -> bool:
+    """Return True if a backend may use TF32, or does not say so: not once it was set by `fp32_precision`."""
+    try:
+        return bool(backend.allow_tf32)
+    except RuntimeError:
+        return True
 
 
 def _single(task: Task, graph: Graph) -> bool:

@@ -17,7 +17,7 @@ from ..capture import Captured
 from ..capture.captured import laid
 from ..ir.graph import Argument, Const, Task
 from ..ir.plan import Plan
-from ..ir.program import Compute, Piece, Program
+from ..ir.program import Buffer, Compute, Piece, Program
 from ..lowering.check import check
 from ..lowering.in_place import overwriting
 from ..lowering.pieces import pieced
@@ -108,7 +108,7 @@ def arranged(
         first = piece.tasks[0]
         (module, takes), (read, wanted) = modules[first], seen[first]
         with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
-            weights = tuple(program.buffer[piece.reads[at]].value in captured.state for at in takes)
+            weights = tuple(_stays(program.buffer[piece.reads[at]], form) for at in takes)
             work = Compilation(module, read, device, form.threads, form.lanes, Path(folder), weights)
             if stack.compile is not None:
                 worker.compile(stack.name, piece, program, graph, folded[first], work)
@@ -121,7 +121,22 @@ def arranged(
             _judge(form, inputs, trial(inputs), plain(inputs) if form.changing else outputs)
     if not watch.unchanged():
         raise Refusal("weights changed while it was compiled")
-    return Arrangement(name, made, watch if stack.frozen else None, trial)
+    copied = any(
+        _stays(buffer, form) and buffer.kind == "resident"
+        for piece, device in pieces
+        if device.type == "cuda"
+        for buffer in map(program.buffer.__getitem__, piece.reads)
+    )
+    return Arrangement(name, made, watch if stack.frozen or copied else None, trial)
+
+
+def _stays(buffer: Buffer, form: Form) -> bool:
+    """Return True for a weight that is in the same memory in each call, as long as it does not change if that is a
+    copy."""
+    graph = form.plan.costed.graph
+    if buffer.value not in form.captured.state or buffer.value in graph.streamed:
+        return False
+    return buffer.kind == "given" or not form.changing
 
 
 def _eager(form: Form, stack: Stack, task: Task) -> bool:

@@ -286,7 +286,8 @@ def plan_captured(
     if given is None:
         free = (options.home, options.policy, options.split in (None, "auto")) == ("auto", "auto", True)
         plan = partial(best_plan, price=price, options=options)
-        return finished(shortest(graph, machine, homes, plan) if free else plan(graph))
+        fine = partial(best_plan, price=lambda candidate: unfused(price(candidate)), options=options)
+        return finished(shortest(graph, machine, homes, plan, fine) if free else plan(graph))
     then, now = _shapes(given.costed.graph), _shapes(graph)
     try:
         return finished(_as_given(graph, price, given, options.batch_norm))

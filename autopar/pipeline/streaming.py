@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 from ..costs.pins import streamed
 from ..errors import MemoryCapError
@@ -13,19 +14,22 @@ from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..system.text import percent, seconds
+from .batch_split import FINEST
 
 log = logging.getLogger("autopar")
 
+Planned: TypeAlias = Callable[[Graph], Plan]
 KEPT = (0.0, 0.25, 0.5)
 """Shares of an accelerator's memory for weights that stay there; each is planned."""
 
 
 def shortest(
-    graph: Graph, machine: Machine, homes: Mapping[str, str], planned: Callable[[Graph], Plan]
+    graph: Graph, machine: Machine, homes: Mapping[str, str], planned: Planned, finely: Planned
 ) -> Plan:
     """Return the plan of a graph, or a shorter one that streams weights, if these do not fit on any accelerator.
 
-    planned: plans a graph. Raises MemoryCapError if no plan fits.
+    planned: plans a graph; `finely`: without clusters, whose weights are needed at once. Raises MemoryCapError if no
+    plan fits.
     """
     plans: list[tuple[str, Plan]] = []
     refusal = None
@@ -35,14 +39,17 @@ def shortest(
         refusal = error
     if not plans or _too_large(plans[0][1]):
         for label, names in _sets(graph, machine, homes):
+            sent = streamed(graph, {*graph.streamed, *names})
             with suppress(MemoryCapError):
-                plans.append((label, planned(streamed(graph, {*graph.streamed, *names}))))
+                plans.append((label, planned(sent)))
+                if _too_large(plans[-1][1]) and len(graph.tasks) <= FINEST:
+                    plans.append((label, finely(sent)))
                 log.info("%s of the weights streamed: %s", label, seconds(plans[-1][1].makespan))
     if not plans:
         assert refusal is not None
         raise refusal
     label, best = min(plans, key=lambda each: each[1].makespan)
-    others = [plan.candidate(_note(name)) for name, plan in plans if name != label]
+    others = [plan.candidate(_note(name)) for name, plan in plans if plan is not best]
     # Chosen among its own.
     own = [replace(each, note=each.note or _note(label)) for each in best.candidates]
     return replace(best, candidates=(*own, *others)) if others else best

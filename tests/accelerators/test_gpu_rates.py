@@ -52,3 +52,15 @@ def test_operations_of_a_busy_accelerator_are_measured_again(monkeypatch: pytest
         plan = autopar.plan(model, [FIRST], example_inputs=(x,), measure=True)
         makespans.append(plan.makespan)
     assert makespans[1] < makespans[0] / 100
+
+
+def test_a_full_accelerator_keeps_the_rates_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> dict[str, float]:
+        raise torch.OutOfMemoryError("Tried to allocate 2 GiB")
+
+    rates = {"float32": 1e12, "bytes_per_s": 1e11, "launch_s": 1e-5}
+    monkeypatch.setattr(calibrate, "rates", lambda *_: rates)
+    known = detect.detect([FIRST])
+    in_another_process(monkeypatch)
+    monkeypatch.setattr(calibrate, "rates", full)
+    assert detect.detect([FIRST]) == known

@@ -10,7 +10,9 @@ from torch import nn
 
 import autopar
 from autopar.engine.served import Served
-from autopar.pipeline.compare import Snapshot, error, limit
+from autopar.ir.device import Device
+from autopar.ir.machine import Machine
+from autopar.pipeline.compare import Snapshot, coarse, error, limit
 from autopar.pipeline.eager_check import Eager
 
 
@@ -223,3 +225,23 @@ def test_what_is_nothing_but_rounding_in_half_precision_is_let_through():
         fast(x)
     assert fast.plan.costed.graph.split
     fast.close()
+
+
+def test_tf32_is_allowed_for_where_a_gpu_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine((Device("cpu", "cpu"), Device("cuda:0", "cuda")), ())
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        conv, linear = (
+            autopar.plan(each, ["cpu"], example_inputs=(given,)).costed.graph
+            for each, given in ((model, x), (model[2], torch.randn(2, 144)))
+        )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert coarse(machine, linear) == 0 < coarse(machine, conv) == coarse(machine)
+    assert coarse(Machine(machine.devices[:1], ()), conv) == 0
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert coarse(machine, conv) == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert coarse(machine, conv) == 0

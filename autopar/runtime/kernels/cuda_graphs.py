@@ -4,6 +4,7 @@ short operators."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -53,9 +54,7 @@ def recorded(kernel: Call, work: Compilation) -> Call:
             for _ in range(WARM):
                 kernel(*static)
         torch.cuda.current_stream().wait_stream(side)
-        # Other threads of the process may use the device meanwhile.
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            made = kernel(*static)
+        made = _captured(graph, side, lambda: kernel(*static))
     latest = [side]
 
     def call(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -68,12 +67,31 @@ def recorded(kernel: Call, work: Compilation) -> Call:
                 ready.record(latest[0])
                 stream.wait_event(ready)
                 latest[0] = stream
+                for _, own in given:
+                    own.record_stream(stream)
             for place, own in given:
                 own.copy_(tensors[place], non_blocking=True)
             graph.replay()
             return [tensor.clone() for tensor in made]
 
     return call
+
+
+def _captured(
+    graph: torch.cuda.CUDAGraph, side: torch.cuda.Stream, call: Callable[[], Sequence[torch.Tensor]]
+) -> Sequence[torch.Tensor]:
+    """Record a call in a graph on a stream; return its results. Raises CUDA's errors."""
+    before, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
+    try:
+        # Other threads of the process may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            return call()
+    except BaseException:
+        # torch leaves the stream, and lets its allocator wait for the end of the recording.
+        torch.cuda.set_stream(before)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(side.device_index, pool)
+        raise
 
 
 def faster(kernel: Call, work: Compilation) -> Call:
