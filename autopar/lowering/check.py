@@ -69,6 +69,10 @@ def _overwrites(program: Program, graph: Graph) -> list[Demand]:
             old = program.buffer[buffer.storage]
             if old.kind in ("made", "result") or storage[buffer.value] == storage[old.value]:
                 continue
+            # Copies of several states may be one flat buffer, of which this is a view.
+            own = program.buffer.get(f"{storage[buffer.value]}@{buffer.device}")
+            if own is not None and own.kind == "resident" and own.storage == old.name:
+                continue
             if target.get(name) != old.name or old.kind != "given":
                 raise wrong(
                     program, at, f"it writes {name} into {old.name}, which is not the value that it updates"

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import MemoryCapError
+from autopar.ir.device import Device, Link
+from autopar.ir.graph import PART
+from autopar.ir.machine import Machine
 from autopar.transform.feature_split import LABEL
 
 STEPS = 6
@@ -113,3 +116,30 @@ def test_the_users_own_loop_gets_whole_gradients(make: Callable[[], nn.Module]) 
         optimizer.step()
         assert apart(model, plain) < 1e-5
     assert any(value.slice for value in fast.plan.costed.graph.values)
+
+
+def test_parts_of_small_weights_that_lie_in_one_buffer() -> None:
+    """Copies of a bucket's parameters are views of one flat tensor from the second step on; so are parts of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())))
+    other = copy.deepcopy(model)
+    devices = (
+        Device("cpu", "cpu", flops=(("float32", 1e9),), bytes_per_s=1e10),
+        Device(
+            "emulated:0", "emulated", memory_bytes=2_500_000, flops=(("float32", 1e13),), bytes_per_s=1e12
+        ),
+    )
+    ways = ("cpu", "emulated:0", "in"), ("emulated:0", "cpu", "out")
+    machine = Machine(devices, tuple(Link(a, b, 1e-5, 2.5e10, wire) for a, b, wire in ways))
+    optimizer, rival = (torch.optim.SGD(each.parameters(), 0.01, momentum=0.9) for each in (model, other))
+    step = autopar.train_step(model, nn.functional.mse_loss, optimizer, machine, measure=False)
+    for _ in range(4):
+        x, y = torch.randn(64, 256), torch.randn(64, 256)
+        rival.zero_grad()
+        expected = nn.functional.mse_loss(other(x), y)
+        expected.backward()
+        rival.step()
+        torch.testing.assert_close(step(x, y), expected.detach(), rtol=1e-5, atol=1e-6)
+    graph = step.plan.costed.graph
+    assert any(task.target == PART and task.inputs[0].endswith(".bias") for task in graph.tasks)
+    step.close()
