@@ -79,9 +79,8 @@ def compile(
         recompute: "auto": recompute activations where a cap requires it. A number: the share of their bytes to keep.
         reassociate: Turn chains of additions into trees, which changes the rounding.
         verify_replicas: Compare checksums of the replicas of the weights at each call.
-        home: "auto": each device keeps a copy of the weights it reads; if no accelerator has room for all, some or all
-            stay on the host if that is faster. A device, or module path or glob → device: the weights stay only there,
-            and each call transfers them to the devices that read them.
+        home: "auto": each device keeps a copy of the weights it reads, or streams them if no accelerator has room. A
+            device, or module path or glob → device: the weights stay only there, and each call transfers them.
         kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the background with each installed stack
             ("inductor", "inductor frozen", "onnxruntime", "openvino", "cudagraphs"), compare each with eager, and use
             the fastest on this machine. Or a stack, or a backend of `torch.compile`, by name. See `wait`.

@@ -285,7 +285,11 @@ class Served:
         try:
             prepared = self._prepared(captured, options, args)
         except MemoryCapError:
-            raise
+            if self.placed is None:
+                raise
+            # What fitted at one size need not at another.
+            asked = backend.options if backend.root is None else backend.options.within(captured.graph)
+            prepared = self._prepared(captured, asked, args)
         except PlanError as error:
             if not self._part or options.split in (None, "auto"):
                 raise

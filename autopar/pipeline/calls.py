@@ -181,6 +181,9 @@ class Done(Exception):
 def again(options: Options, plan: Plan) -> Options:
     """Return options that place a graph of other sizes like `plan`, without a search; shares of the batch given by the
     user stay."""
+    if plan.costed.graph.streamed and options.home == "auto":
+        # What is streamed depends on the room that the other values leave.
+        return options
     devices = {placed.cluster: placed.device for placed in plan.placed}
     homes = {
         task: devices[run.name] for run in plan.costed.clusters if run.name in devices for task in run.tasks

@@ -277,9 +277,9 @@ def plan_captured(
     def finished(plan: Plan) -> Plan:
         """Return the plan with the values that its devices make, the times after moving the model to each single
         device, for comparison, and its slow-down."""
-        plan = propagated(plan, captured.with_slices(plan.costed.graph))
-        tied = pins or graph.changing or graph.updates or graph.streamed or any(t.home for t in graph.tasks)
-        if tied and (len(machine.devices) > 1 or graph.streamed):
+        plan, sent = propagated(plan, captured.with_slices(plan.costed.graph)), plan.costed.graph.streamed
+        tied = pins or graph.changing or graph.updates or sent or any(t.home for t in graph.tasks)
+        if tied and (len(machine.devices) > 1 or sent):
             plan = replace(plan, singles=seconds_moved(graph, machine, moved))
         return with_slow_down(plan)
 
@@ -288,6 +288,7 @@ def plan_captured(
         plan = partial(best_plan, price=price, options=options)
         fine = partial(best_plan, price=lambda candidate: unfused(price(candidate)), options=options)
         return finished(shortest(graph, machine, homes, plan, fine) if free else plan(graph))
+    graph = streamed(graph, {*graph.streamed, *given.costed.graph.streamed})
     then, now = _shapes(given.costed.graph), _shapes(graph)
     try:
         return finished(_as_given(graph, price, given, options.batch_norm))

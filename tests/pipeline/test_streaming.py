@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import autopar
+from autopar.ir.device import Device, Link
+from autopar.ir.machine import Machine
 from autopar.pipeline.batch_split import WORTH
 
 
@@ -81,3 +83,30 @@ def test_streamed_weights_that_change_are_seen() -> None:
         model[turn].layers[0].weight.mul_(1.5)
         torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
     fast.close()
+
+
+def fast_stand_in(cap: int) -> Machine:
+    """A slow CPU, and a stand-in said to be ten thousand times as fast."""
+    devices = (
+        Device("cpu", "cpu", flops=(("float32", 1e9),), bytes_per_s=1e10),
+        Device("emulated:0", "emulated", memory_bytes=cap, flops=(("float32", 1e13),), bytes_per_s=1e12),
+    )
+    ways = ("cpu", "emulated:0", "in"), ("emulated:0", "cpu", "out")
+    return Machine(devices, tuple(Link(a, b, 1e-5, 2.5e10, wire) for a, b, wire in ways))
+
+
+@torch.no_grad()
+def test_other_sizes_and_given_plans_stream_too() -> None:
+    model = blocks(64)
+    machine = fast_stand_in(size(model) + 1_000_000)
+    fast = autopar.compile(model, machine, measure=False)
+    for rows in (64, 512, 700):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    first = autopar.plan(model, machine, example_inputs=(torch.empty(512, 64),), measure=False)
+    twin = autopar.compile(model, machine, plan=first, measure=False)
+    x = torch.randn(512, 64)
+    torch.testing.assert_close(twin(x), model(x), rtol=1e-5, atol=1e-5)
+    assert twin.plan.costed.graph.streamed == first.costed.graph.streamed != ()
+    fast.close()
+    twin.close()
