@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from feature_machines import away, capped
@@ -11,6 +13,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import MemoryCapError
+from autopar.ir.machine import Machine
 from autopar.transform import feature_split
 from autopar.transform.feature_split import LABEL
 
@@ -69,16 +72,23 @@ def test_a_table_too_large_for_each_device_is_cut_by_words() -> None:
         fast(words + 256)
 
 
+def slowly(cap: int | None, **rates: float) -> Machine:
+    """`capped`, with links over which no weights are streamed."""
+    machine = capped(cap, **rates)
+    return replace(machine, links=tuple(replace(link, bytes_per_s=1e8) for link in machine.links))
+
+
 @torch.no_grad()
 def test_auto_cuts_what_does_not_fit_whatever_the_batch_and_only_that() -> None:
     model, x = pair(), torch.randn(6, 32)
     for cap, label in ((int(0.7 * nbytes(model)), LABEL), (4 * nbytes(model), ""), (None, "")):
-        plan = autopar.plan(model, capped(cap), example_inputs=(x,), measure=False)
+        machine = slowly(cap)
+        plan = autopar.plan(model, machine, example_inputs=(x,), measure=False)
         assert plan.costed.graph.split.startswith(LABEL) == bool(label)
-        whole = autopar.plan(model, capped(cap), example_inputs=(x,), measure=False, split=None)
+        whole = autopar.plan(model, machine, example_inputs=(x,), measure=False, split=None)
         assert plan.makespan <= whole.makespan
     # Where the CPU alone is quicker nothing is cut, though a layer is too large for the others.
-    small = autopar.plan(model, capped(nbytes(model) // 2, host=1e13), example_inputs=(x,), measure=False)
+    small = autopar.plan(model, slowly(nbytes(model) // 2, host=1e13), example_inputs=(x,), measure=False)
     assert not small.costed.graph.split and {step.device for step in small.placed} == {"cpu"}
 
 

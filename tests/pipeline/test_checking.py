@@ -237,11 +237,11 @@ def test_tf32_is_allowed_for_where_a_gpu_may_use_it(monkeypatch: pytest.MonkeyPa
         )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     assert coarse(machine, linear) == 0 < coarse(machine, conv) == coarse(machine)
     assert coarse(Machine(machine.devices[:1], ()), conv) == 0
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert coarse(machine, conv) == 0
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert coarse(machine, conv) == 0
