@@ -45,7 +45,7 @@ MOST_TIMES, QUICK_S = 3, 0.3
 _TIMES = "times"
 """Name among stored figures of the number of processes that have measured them."""
 _fresh: set[tuple[Path, str]] = set()
-"""What this process has measured."""
+"""Measurements made by this process: cache file and name of each."""
 NOTICEABLE = 0.001
 """Share of the makespan below which clusters and copies do not affect the slow-down."""
 
