@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType
@@ -18,6 +17,7 @@ from ..errors import CaptureError
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import foreign, short
+from .torch_private import quiet
 
 try:
     import torch._dynamo
@@ -86,7 +86,6 @@ if versions.release(torch.__version__) < (2, 13):
 _HOOKS = tuple(
     f"_{way}_{kind}" for way in ("forward", "forward_pre") for kind in ("hooks", "hooks_with_kwargs")
 ) + ("_backward_hooks", "_backward_pre_hooks")
-_LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _CONSTANTS = (type(None), bool, int, float, str)
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()
@@ -122,7 +121,7 @@ class _Entry:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known = dict(counters["graph_break"])
-        with torch._dynamo.config.patch(**self.settings), _quiet(), uncollected():
+        with torch._dynamo.config.patch(**self.settings), quiet(), uncollected():
             found = self.entry(frame, *args, **kwargs)
         if frame.f_code is self.code:
             given_up = found.guarded_code is None
@@ -137,20 +136,6 @@ class _Entry:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.entry, name)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress torch's logs of failed captures, unless asked for: the call continues anyway."""
-    loggers = [] if os.environ.get("TORCH_LOGS") else [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL + 1)
-        yield
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
 
 
 def effects() -> list[Store] | None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ..ir.costed import CostedGraph
-from ..ir.graph import UPDATES, Graph
+from ..ir.graph import JOIN, PART, SUM, UPDATES, Graph, Task
+from ..ir.open_size import OpenSize
 from .captured import Captured, strides_of
 from .region import Region
 from .sizes import resolver
@@ -55,6 +56,47 @@ def resizable(captured: Captured, costed: CostedGraph) -> bool:
             task.target in UPDATES or repr(task) == repr(own.get(task.name)) for task in costed.graph.tasks
         )
     )
+
+
+def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
+    """Return all that a split graph computes, in terms of the sizes of a call; None if it holds for its own sizes only:
+    a time is declared, or a task has numbers that the capture does not have.
+
+    Graphs of one form, made for calls with different sizes, also compute other calls with the same batch: they were not
+    split along an axis that was as long as the batch by chance.
+    """
+    graph, own = costed.graph, captured.graph.task
+    if captured.open is None or costed.machine.clock != "real" or not graph.split:
+        return None
+    for task in graph.tasks:
+        known = own.get(task.origin or task.name)
+        alike = known is not None and known.target == task.target and _numbers(known) == _numbers(task)
+        if task.target not in _SIZELESS and not alike:
+            return None
+    made = ((task.name, task.target, task.outputs, repr(_arguments(task, _code))) for task in graph.tasks)
+    return graph.split, graph.outputs, graph.updates, *made
+
+
+_SIZELESS = frozenset((JOIN, PART, SUM, *UPDATES))
+"""Targets of tasks without numbers that depend on a size other than the batch."""
+
+
+def _numbers(task: Task) -> Any:
+    """Return the arguments of a task without what differs between its parts."""
+    return _arguments(task, lambda item: item.place if isinstance(item, OpenSize) else type(item))
+
+
+def _arguments(task: Task, function: Callable[[Any], Any]) -> Any:
+    """Return the arguments of a task with a function of each in its place."""
+
+    def made(argument: Any) -> Any:
+        return tuple(map(made, argument)) if isinstance(argument, tuple) else function(argument)
+
+    return made((task.args, task.kwargs))
+
+
+def _code(item: Any) -> Any:
+    return item.code if isinstance(item, OpenSize) else item
 
 
 def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Captured:

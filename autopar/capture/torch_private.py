@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from ..errors import CaptureError
 from ..system import versions
 
 try:
+    from torch._dynamo import guards as _guards
     from torch._export.utils import _is_preservable_cia_op
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -39,6 +43,27 @@ __all__ = [
 
 CONTEXT_FN = "_checkpoint_context_fn"
 """Under this name Dynamo keeps the `context_fn` of a checkpoint, in the `meta` of its region."""
+
+
+_LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
+_TIMED = _guards.profile_guard_manager
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress torch's logs of failed captures, unless asked for: the call continues anyway. And do not time guards,
+    which takes 30 ms a graph since it empties the caches."""
+    loggers = [] if os.environ.get("TORCH_LOGS") else [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        _guards.profile_guard_manager = lambda *_: 0.0
+        yield
+    finally:
+        _guards.profile_guard_manager = _TIMED
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def memory(item: Any) -> int | None:

@@ -26,8 +26,9 @@ def _join(
     return made if made.is_contiguous() else made.contiguous()
 
 
-def _part(whole: torch.Tensor, axis: int, start: int, stop: int) -> torch.Tensor:
-    return whole.narrow(axis, start, stop - start)
+def _part(whole: torch.Tensor, axis: int, start: int, stop: int, count: int) -> torch.Tensor:
+    unit = whole.shape[axis] // count
+    return whole.narrow(axis, start * unit, (stop - start) * unit)
 
 
 def _sum(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:

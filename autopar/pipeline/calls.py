@@ -281,16 +281,39 @@ class Resized(Generic[Made]):
         """Return a new program for a call with the arguments `args`, from one that is `resizable`; None if the call is
         to have its own."""
         few = self._compiled and len(self._programs) < CHECKED
-        if self._region is None or few or not self._allowed or sizes in self._made:
+        if self._region is None or few or sizes in self._made:
             return None
         for known, program in reversed(list(self._programs.items())):
-            if resizable(program) and _holds(program.plan, known, sizes):
+            serves = self._allowed and resizable(program)
+            if (serves or self._in_parts(program, args)) and _holds(program.plan, known, sizes):
                 if len(self._made) >= RESIZED:
                     self.clear()
                 source = results.resized(self._region, program.captured, args)
                 self._made[sizes] = made = program.resized(source)
                 return made
         return None
+
+    def _in_parts(self, program: Made, args: Sequence[Any]) -> bool:
+        """Return True if a program with a split batch computes a call with the arguments `args`: it is one of two of
+        the same form, and the call has their batch."""
+        graph = program.plan.costed.graph
+        if not isinstance(program, Prepared) or not graph.split:
+            return False
+        batch, given = sum(rows_of(graph.split)), program.captured.flatten(args)
+        for other in self._programs.values():
+            shapes = other.plan.costed.graph.value
+            same = all(
+                tensor.shape[axis] == batch
+                for name, tensor in zip(graph.inputs, given)
+                for axis in range(min(2, tensor.dim()))
+                if graph.value[name].shape[axis] == shapes[name].shape[axis] == batch
+            )
+            if other is program or not same:
+                continue
+            forms = [results.form(each.captured, each.plan.costed) for each in (program, other)]
+            if forms[0] is not None and forms[0] == forms[1]:
+                return True
+        return False
 
     @property
     def note(self) -> str:

@@ -261,7 +261,7 @@ class _Writer:
         if isinstance(template, complex) or (isinstance(template, float) and not math.isfinite(template)):
             return self.bind((type(template), repr(template)), "k", template)
         if isinstance(template, OpenSize):
-            return f"n[{template.place}]"
+            return template.code
         return repr(template)
 
     def compute(self, step: Compute, index: int) -> Iterator[str]:

@@ -200,9 +200,16 @@ def with_slices(graph: Graph) -> Graph:
         if of not in graph.state or of in graph.mutated:
             tasks.append(task)
             continue
-        (made,), (_, axis, start, stop) = task.outputs, task.args
-        assert isinstance(axis, int) and isinstance(start, int) and isinstance(stop, int)
-        whole, part = values[of], Slice(of, axis, start, stop - start)
+        (made,), (_, axis, start, stop, count) = task.outputs, task.args
+        assert (
+            isinstance(axis, int)
+            and isinstance(start, int)
+            and isinstance(stop, int)
+            and isinstance(count, int)
+        )
+        whole = values[of]
+        unit = whole.shape[axis] // count
+        part = Slice(of, axis, start * unit, (stop - start) * unit)
         values[made] = replace(values[made], kind="state", path=whole.path, storage=whole.storage, slice=part)
         parts.setdefault(of, []).append(made)
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 from ..errors import PlanError
 from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value
+from ..ir.open_size import OpenSize
 from .batch_axis import LIKE, batch_of, best_flow
 
 
@@ -242,12 +243,11 @@ class _Split:
         if (name, axis) not in self.parts:
             self.whole(name)
             value = self.graph.value[name]
-            unit = value.shape[axis] // self.total
             label = name if axis == self.axis.get(name) else f"{name}#axis{axis}"
             names = tuple(f"{label}#{index}" for index in range(len(self.sizes)))
             for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
                 self.put(value, names[index], axis, size, self.values[name].storage)
-                args = (Ref(name), axis, unit * (stop - size), unit * stop)
+                args = (Ref(name), axis, stop - size, stop, self.total)
                 self.add(names[index], f"{label}#part{index}", PART, args, name, free=True)
             self.parts[name, axis] = names
         return self.parts[name, axis]
@@ -303,5 +303,5 @@ def _scaled(args: tuple[Argument, ...], path: tuple[int, ...], rows: int, batch:
         new = _scaled(old, tuple(rest), rows, batch)
     else:
         assert isinstance(old, int)
-        new = old // batch * rows
+        new = old.of_part(rows, batch) if isinstance(old, OpenSize) else old // batch * rows
     return (*args[:step], new, *args[step + 1 :])

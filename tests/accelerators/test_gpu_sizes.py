@@ -82,3 +82,28 @@ def test_one_program_takes_steps_of_all_sizes() -> None:
     kept = step._signatures.kept[-1]
     assert len(kept) == 1
     assert {placed.device for placed in step.plan.placed} == {"cpu", FIRST}
+
+
+class Rows(Paths):
+    """Rows in order, which can be cut anywhere."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, _ = x.shape
+        y = self.above(x).view(rows * length, 12).tanh() + self.below(x).reshape(rows * length, 12)
+        return self.last(y).view(rows, length, 4)[:, length // 2 :]
+
+
+@pytest.mark.parametrize("where", ["cpu", FIRST])
+def test_two_programs_with_a_split_batch_serve_all_lengths(where: str) -> None:
+    torch.manual_seed(0)
+    plain = Rows().to(where)
+    fast = autopar.compile(
+        copy.deepcopy(plain), ["cpu", FIRST], split={"cpu": 1, FIRST: 3}, outputs="as_input"
+    )
+    with torch.no_grad():
+        for length in (3, 6, 5, 9, 4, 12) * 2:
+            x = torch.randn(8, length, 8, device=where)
+            torch.testing.assert_close(fast(x), plain(x))
+    programs = fast._placement.backend.served[-1].programs
+    assert len(programs) == 2 and fast.plan.costed.graph.split == "2 parts: 2 + 6"
+    assert {placed.device for placed in fast.plan.placed} == {"cpu", FIRST}

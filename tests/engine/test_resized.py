@@ -116,6 +116,32 @@ def test_one_program_serves_all_sizes(model, devices, grad):
         alike(plain, fast, sizes, grad)
 
 
+@pytest.mark.parametrize("first", [6, 4], ids=["", "as long as the batch"])
+def test_two_programs_with_a_split_batch_serve_all_lengths(first):
+    """One more for each other batch size; what was split along the wrong axis, by chance, is planned anew."""
+    plain, fast = pair(Attention, ["cpu", "emulated:0", "emulated:1"], split=2)
+    lengths = [first, 7, 5, 3, 9, 2, 20, 8]
+    for length in lengths:
+        alike(plain, fast, (4, length), False)
+    programs = served(fast).programs
+    assert {program.plan.costed.graph.split for program in programs.values()} >= {"2 parts: 2 + 2"}
+    assert len(programs) <= (3 if first == 4 else 2)
+    for rows in (5, 8, 4, 1):
+        alike(plain, fast, (rows, 11), False)
+    assert len(programs) <= 6
+    for length in lengths:
+        alike(plain, fast, (4, length), False)
+
+
+def test_a_split_that_makes_numbers_of_sizes_is_planned_for_each():
+    """A mean over the positions is a sum in parts, divided by a number that only holds for one length."""
+    plain, fast = pair(Scores, ["cpu", "emulated:0", "emulated:1"], split=2)
+    for length in (6, 5, 9, 4, 12):
+        alike(plain, fast, (4, length), True)
+    kinds = {type(program).__name__ for program in served(fast).programs.values()}
+    assert kinds == {"Training"} and len(served(fast).programs) == 4
+
+
 @settings(max_examples=25, deadline=None)
 @given(sizes=st.tuples(st.integers(2, 40), st.integers(2, 40)))
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])

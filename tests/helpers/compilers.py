@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,12 @@ from torch import nn
 
 import autopar
 from autopar.costs.blocks import Block
+from autopar.costs.detect import detect
 from autopar.engine.compiled import Compiled
 from autopar.pipeline import kernel_choice, options
 from autopar.runtime import trial
 from autopar.runtime.kernels import STACKS, Compilation, Stack
+from autopar.system import cache
 
 
 class Folding:
@@ -80,10 +83,15 @@ class Here:
 
 @contextmanager
 def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without verdicts of other tests, without gradients, and with one thread: with more there are more contestants."""
-    monkeypatch.setenv("AUTOPAR_CACHE", str(folder))
+    """Without verdicts of other tests, without gradients, and with one thread: with more there are more contestants.
+    The rates of this machine are those that other tests have measured."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    detect(["cpu"])
+    for kind in ("machine", "scales"):
+        for file in cache.folder().glob(f"{kind}-*.json"):
+            shutil.copy(file, folder)
+    monkeypatch.setenv("AUTOPAR_CACHE", str(folder))
     with torch.no_grad():
         yield
     torch.set_num_threads(threads)

@@ -192,7 +192,8 @@ def parts_of_mlp(
     for k in range(parts):
         label = f"{k}/{parts}"
         values.append(Value(f"p{k}", (1, 1000), "float32", whole // parts, "x"))
-        tasks.append(Task(f"p{k}", PART, (Ref("x"), 0, k, k + 1), outputs=(f"p{k}",), free=True, part=label))
+        args = (Ref("x"), 0, k, k + 1, parts)
+        tasks.append(Task(f"p{k}", PART, args, outputs=(f"p{k}",), free=True, part=label))
         costs.append(TaskCost(f"p{k}", (0.0,) * len(on.devices)))
         source = f"p{k}"
         for layer in (0, 1):

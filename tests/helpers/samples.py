@@ -41,7 +41,7 @@ def mlp() -> Plan:
             value(key + part, shape, storage="x" if key == "p" else "") for key, shape in shapes.items()
         ]
         tasks += [
-            op(f"part{part}", PART, (Ref("x"), 0, *rows), (f"p{part}",), free=True),
+            op(f"part{part}", PART, (Ref("x"), 0, *rows, 6), (f"p{part}",), free=True),
             op(f"first{part}", "aten.linear.default", R(f"p{part}", "w1"), (f"h{part}",)),
             op(f"relu{part}", "aten.relu.default", R(f"h{part}"), (f"r{part}",)),
             op(f"second{part}", "aten.linear.default", R(f"r{part}", "w2"), (f"o{part}",)),

@@ -106,7 +106,7 @@ def test_the_mlp_splits_into_chains_that_share_nothing_but_state() -> None:
         }
         assert not any(name.endswith(f"#{other}") for name in chain)
     parts = [task for task in parted.tasks if task.target == PART]
-    assert [task.args[1:] for task in parts] == [(0, 0, 2), (0, 2, 6)]
+    assert [task.args[1:] for task in parts] == [(0, 0, 2, 6), (0, 2, 6, 6)]
     assert all(task.free for task in parts)
 
 
