@@ -19,8 +19,10 @@ from ..system.process import uncollected
 BLOCK_S = 0.1
 """Seconds of a block; one call if that takes longer."""
 SETTLE_S = 0.005
-"""Seconds of calls dropped before each block, at least one: caches hold the previous contestant's data, and its
-threads may spin."""
+"""Seconds of calls dropped before each block, at least one: caches hold the previous contestant's data."""
+WAKE_S = 0.1
+"""Limit on the seconds of waiting before a block for the previous contestant's threads, which spin for 10 ms after a
+call (OpenMP) or 50 ms (ONNX Runtime)."""
 ELSEWHERE = 0.15
 """Cores used by other processes up to which a block counts."""
 LEAST = 3
@@ -76,6 +78,7 @@ def timed(
             shuffle(order)
             for name in order:
                 if sum(not block.disturbed for block in found[name]) < rounds:
+                    _asleep()
                     with guard:
                         torch.set_num_threads(turns[name][1])
                         found[name].append(_block(turns[name][0], block_s or BLOCK_S))
@@ -106,6 +109,16 @@ def _block(call: Callable[[], Any], block_s: float) -> Block:
         return Block(took / calls, calls, None)
     # The system counts in ticks, of which one on each side may be another's.
     return Block(took / calls, calls, after - before > ELSEWHERE * took + _TICK_S)
+
+
+def _asleep() -> None:
+    """Wait until no thread of this process works."""
+    step_s = 2e-3
+    for _ in range(int(WAKE_S / step_s)):
+        worked = time.process_time()
+        time.sleep(step_s)
+        if time.process_time() - worked < 0.2 * step_s:
+            break
 
 
 def _awaited() -> None:

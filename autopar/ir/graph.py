@@ -42,7 +42,7 @@ JOIN = "autopar.join"
 """Target of a task that concatenates: args `((Ref, ...), axis)`, or `((Ref, ...), axis, order)` if the axes of its
 output are permuted in memory (`Value.order`)."""
 PART = "autopar.part"
-"""Target of a task that slices rows of a value: args `(Ref, axis, start, stop, count)`, `count` rows in all of `axis`."""
+"""Target of a task that slices rows of a value: args `(Ref, axis, start, stop, count)`; `axis` has `count` rows."""
 SUM = "autopar.sum"
 """Target of a task that adds tensors of one shape, left to right: args `((Ref, ...),)`."""
 

@@ -13,11 +13,11 @@ CLEAR = 5
 """Counted calls of each if every call of one was faster than every call of the other."""
 SPAN_S = 0.1
 """Least seconds of calls of each, since a few short calls may all coincide with one disturbance."""
-TURN, TURN_S = 5, 0.02
+TURN, TURN_S = 5, 0.03
 """Least calls and seconds of one before the turn of the other."""
-SETTLE_S = 0.005
+SETTLE_S = 0.012
 """Seconds of a turn whose calls are not counted, nor is the first call: caches hold the other's weights, and its idle
-threads spin, for up to 4 ms with OpenMP."""
+threads spin, for 10 ms with OpenMP."""
 WORTH = 0.03
 """Share of eager's seconds that kernels must save to stay."""
 AGAIN = ((1000, 30.0), (10000, 300.0))

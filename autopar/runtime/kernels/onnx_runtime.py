@@ -46,9 +46,10 @@ def load(work: Compilation) -> Callable[..., Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = work.threads, 1
     options.log_severity_level = 3
-    if work.lanes > 1:
-        # Helpers that spin between two pieces take the core of another lane.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Helpers that spin take the cores of other lanes, and for 50 ms after a call those of the caller's next operations.
+    spins = "intra_op.allow_spinning", "0" if work.lanes > 1 else "1"
+    for name, value in (spins, ("force_spinning_stop", "1")):
+        options.add_session_config_entry(f"session.{name}", value)
     session = onnxruntime.InferenceSession(
         str(work.folder / "piece.onnx"), options, providers=["CPUExecutionProvider"]
     )
