@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from ...ir.graph import Argument, Const, Graph, Ref, Task
+from ...ir.open_size import OpenSize
 from ...ir.program import Piece, Program
 from ...ops import resolve
 from ...ops.composites import body
@@ -106,7 +107,10 @@ def module_of(
             return nodes[item.value]
         if isinstance(item, Const):
             return resolve.constant(item.text, device)
-        return [argument(part) for part in item] if isinstance(item, tuple) else item
+        if isinstance(item, tuple):
+            return [argument(part) for part in item]
+        # In the code of a module it has no name.
+        return int(item) if isinstance(item, OpenSize) else item
 
     for name in piece.tasks:
         task = graph.task[name]
