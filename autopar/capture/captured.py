@@ -34,6 +34,7 @@ class Captured:
     gradients: (input or state value, its gradient), after the outputs, unless the graph updates weights with them.
     open: the symbol of each `OpenSize` of the graph, by place; None if it holds for the sizes of one call alone.
     sizes: the numbers for these symbols in the call.
+    extents: the sizes of the region's values in the call of `graph`, and the products of the leading ones of each.
 
     `flatten` and `rebuild` are of the call without tangents and gradients.
     """
@@ -51,6 +52,7 @@ class Captured:
     gradients: tuple[tuple[str, str], ...] = ()
     open: tuple[torch.SymInt, ...] | None = None
     sizes: tuple[int, ...] = ()
+    extents: tuple[int, ...] = ()
 
     def kernels_trusted(self) -> Captured:
         """Return it for a program without transfers and rejoins, whose kernels give eager's strides wherever the graph

@@ -19,7 +19,7 @@ from .captured import Captured, memory_order
 from .operators import draws, flops, shared
 from .refusals import Untraceable
 from .region import Region
-from .results import results
+from .results import extents, results
 from .sizes import OPEN, resolver
 from .split_rules import cuts
 from .torch_private import memory, result
@@ -115,6 +115,7 @@ class _Conversion:
             gradients=gradients,
             open=None if self.fixed else symbols,
             sizes=tuple(map(at, symbols)),
+            extents=extents(region, at),
             **results(region, at, graph),
         )
 

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -21,7 +22,7 @@ from .dynamo_private import source_of
 from .refusals import Untraceable, waiting
 from .sizes import OPEN, is_open
 from .source_locations import located, origins
-from .torch_private import CONTEXT_FN, tag_activation_checkpoint
+from .torch_private import CONTEXT_FN, pytree, tag_activation_checkpoint
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
@@ -120,6 +121,14 @@ class Region:
         # Read before any sizes are put into the graph.
         values = ((node, node.meta.get("val")) for node in traced.graph.nodes)
         self.open = {node: value for node, value in values if is_open(value)}
+        leaves = chain.from_iterable(map(pytree.tree_leaves, self.open.values()))
+        shapes = [
+            tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,)
+            for leaf in leaves
+            if is_open(leaf)
+        ]
+        self.shapes = tuple({str(shape): shape for shape in shapes}.values())
+        """The shapes of its values that depend on the sizes of a call, and numbers that do, each once."""
         self.forward = live(traced.graph, [*traced.outputs, *(node for _, node in traced.updates)])
         done, gradients = set(self.forward), [node for _, node in traced.gradients]
         self.backward = [node for node in live(traced.graph, [*done, *gradients]) if node not in done]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -45,6 +47,23 @@ def results(region: Region, at: Callable[[Any], Any], graph: Graph) -> dict[str,
     return {"rebuild": rebuild, "strides": strides, "alike": alike}
 
 
+def extents(region: Region, at: Callable[[Any], Any]) -> tuple[int, ...]:
+    """Return the sizes of the region's values, and the products of the leading ones of each, which `at` computes."""
+    return tuple(
+        extent for shape in map(at, region.shapes) for extent in (*shape, *accumulate(shape, operator.mul))
+    )
+
+
+def alike_in(one: Sequence[int], other: Sequence[int], given: Sequence[int], rows: int) -> bool:
+    """Return True if what the extents of two calls have in common also holds in the call `given`: those that are equal,
+    do not vary, or are multiples of the batch of `rows`."""
+    found: dict[tuple[int, int], int] = {}
+    return all(
+        found.setdefault((a, b), a if a == b else size) == size and (a % rows or b % rows or not size % rows)
+        for a, b, size in zip(one, other, given, strict=True)
+    )
+
+
 def resizable(captured: Captured, costed: CostedGraph) -> bool:
     """Return True if what is planned also computes calls with other sizes: no time is declared, and there are only
     captured tasks, with all their `OpenSize` arguments, and updates of parameters, which have none."""
@@ -62,8 +81,8 @@ def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
     """Return all that a split graph computes, in terms of the sizes of a call; None if it holds for its own sizes only:
     a time is declared, or a task has numbers that the capture does not have.
 
-    Graphs of one form, made for calls with different sizes, also compute other calls with the same batch: they were not
-    split along an axis that was as long as the batch by chance.
+    Graphs of one form, made for calls with different sizes, also compute other calls that are `alike_in` these sizes:
+    they were not split along an axis that was as long as the batch by chance.
     """
     graph, own = costed.graph, captured.graph.task
     if captured.open is None or costed.machine.clock != "real" or not graph.split:

@@ -9,12 +9,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ..capture import Captured, results
 from ..capture.captured import settle
 from ..capture.region import Region
+from ..capture.sizes import resolver
 from ..capture.torch_private import memory
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
@@ -263,6 +265,7 @@ class Resized(Generic[Made]):
         self._allowed = options.split in (None, "auto")
         self._made: dict[Hashable, Made] = {}
         self._calls: dict[Hashable, int] = {}
+        self._forms: WeakKeyDictionary[Made, tuple[Any, ...] | None] = WeakKeyDictionary()
 
     def get(self, sizes: Hashable) -> Made | None:
         """Return the program for a call with these sizes; None if there is none, or they are to have their own."""
@@ -295,25 +298,23 @@ class Resized(Generic[Made]):
 
     def _in_parts(self, program: Made, args: Sequence[Any]) -> bool:
         """Return True if a program with a split batch computes a call with the arguments `args`: it is one of two of
-        the same form, and the call has their batch."""
-        graph = program.plan.costed.graph
-        if not isinstance(program, Prepared) or not graph.split:
+        the same form, and the call is like them in all that their sizes have in common."""
+        form, label = self._form(program), program.plan.costed.graph.split
+        others = [
+            each for each in self._programs.values() if each is not program and self._form(each) == form
+        ]
+        if form is None or not others:
             return False
-        batch, given = sum(rows_of(graph.split)), program.captured.flatten(args)
-        for other in self._programs.values():
-            shapes = other.plan.costed.graph.value
-            same = all(
-                tensor.shape[axis] == batch
-                for name, tensor in zip(graph.inputs, given)
-                for axis in range(min(2, tensor.dim()))
-                if graph.value[name].shape[axis] == shapes[name].shape[axis] == batch
-            )
-            if other is program or not same:
-                continue
-            forms = [results.form(each.captured, each.plan.costed) for each in (program, other)]
-            if forms[0] is not None and forms[0] == forms[1]:
-                return True
-        return False
+        assert self._region is not None
+        given = results.extents(self._region, resolver(self._region.fakes, args))
+        own, rows = program.captured.extents, sum(rows_of(label))
+        return any(results.alike_in(own, other.captured.extents, given, rows) for other in others)
+
+    def _form(self, program: Made) -> tuple[Any, ...] | None:
+        if program not in self._forms:
+            inference = isinstance(program, Prepared)
+            self._forms[program] = results.form(program.captured, program.plan.costed) if inference else None
+        return self._forms[program]
 
     @property
     def note(self) -> str:

@@ -120,7 +120,7 @@ def test_one_program_serves_all_sizes(model, devices, grad):
 def test_two_programs_with_a_split_batch_serve_all_lengths(first):
     """One more for each other batch size; what was split along the wrong axis, by chance, is planned anew."""
     plain, fast = pair(Attention, ["cpu", "emulated:0"], split=2)
-    lengths = [first, 7, 5, 3, 9, 2, 20, 8]
+    lengths = [first, 9, 7, 5, 3, 2, 20, 8]
     for length in lengths:
         alike(plain, fast, (4, length), False)
     programs = served(fast).programs
@@ -131,6 +131,36 @@ def test_two_programs_with_a_split_batch_serve_all_lengths(first):
     assert len(programs) <= 6
     for length in lengths:
         alike(plain, fast, (4, length), False)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [(5, 12), (5, 8), (6, 8), (7, 8), (7, 12), (7, 10), (5, 20)],
+        [(5, n) for n in (12, 8, 9, 11, 10, 16, 6, 7)],
+    ],
+    ids=["equal in two calls", "equal when halved"],
+)
+def test_two_programs_split_along_another_axis_by_chance_serve_no_other_lengths(lengths):
+    """Where splitting begins again, the batch is the first axis that is as long, here the halved length of 8."""
+    plain, fast = pair(Rolled, ["cpu", "emulated:0"], split=2)
+    for count, length in lengths:
+        alike(plain, fast, (4, count, length), False)
+    found = served(fast)
+    splits = {program.plan.costed.graph.split for program in found.programs.values()}
+    assert splits == {"2 parts: 2 + 2"} and len(found.programs) > 2
+
+
+class Rolled(nn.Module):
+    """An operator that no part can compute, behind which the batch is neither of the first two axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.out = nn.Linear(16, 512), nn.Linear(512, 16)
+
+    def forward(self, x):
+        x = x[:, :, : x.shape[2] // 2].permute(2, 1, 0, 3)
+        return self.out(self.wide(torch.renorm(x, 2, 3, 1.0)).relu())
 
 
 def test_a_split_that_makes_numbers_of_sizes_is_planned_for_each():
