@@ -121,7 +121,7 @@ class _Entry:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known = dict(counters["graph_break"])
-        with torch._dynamo.config.patch(**self.settings), quiet(), uncollected():
+        with torch._dynamo.config.patch(**self.settings), quiet, uncollected():
             found = self.entry(frame, *args, **kwargs)
         if frame.f_code is self.code:
             given_up = found.guarded_code is None

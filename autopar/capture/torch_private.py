@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator
+import threading
 from typing import Any
 
 import torch
@@ -49,21 +48,36 @@ _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch
 _TIMED = _guards.profile_guard_manager
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress torch's logs of failed captures, unless asked for: the call continues anyway. And do not time guards,
-    which takes 30 ms a graph since it empties the caches."""
-    loggers = [] if os.environ.get("TORCH_LOGS") else [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL + 1)
-        _guards.profile_guard_manager = lambda *_: 0.0
-        yield
-    finally:
-        _guards.profile_guard_manager = _TIMED
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
+class _Quiet:
+    """Within the block, suppress torch's logs of failed captures, unless asked for: the call continues anyway. And do
+    not time guards, which takes 30 ms a graph since it empties the caches. Ends when the last thread leaves it."""
+
+    def __init__(self) -> None:
+        self._lock, self._entered = threading.Lock(), 0
+        self._levels: list[tuple[logging.Logger, int]] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self._entered > 1:
+                return
+            names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
+            self._levels = [(logger, logger.level) for logger in map(logging.getLogger, names)]
+            for logger, _ in self._levels:
+                logger.setLevel(logging.CRITICAL + 1)
+            _guards.profile_guard_manager = lambda *_: 0.0
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entered -= 1
+            if self._entered:
+                return
+            _guards.profile_guard_manager = _TIMED
+            for logger, level in self._levels:
+                logger.setLevel(level)
+
+
+quiet = _Quiet()
 
 
 def memory(item: Any) -> int | None:
