@@ -84,3 +84,12 @@ def test_a_log_sigmoid_is_finite_far_below_zero(library: Stack, tmp_path: Path) 
     call = kernel(library, fx.symbolic_trace(gate), tmp_path, x)
     for given in (x, torch.tensor([-1e4, -100.0, 0.0, 50.0])):
         torch.testing.assert_close(call(given)[0], gate(given)[0])
+
+
+def test_an_empty_vector_adds_nothing_to_a_tensor_of_another_rank(library: Stack, tmp_path: Path) -> None:
+    def grown(x: torch.Tensor) -> Any:
+        return (torch.cat([torch.tensor([]), x], -2) * 2,)
+
+    x = torch.randn(2, 3, 4)
+    call = kernel(library, make_fx(grown)(x), tmp_path, x)
+    torch.testing.assert_close(call(x)[0], grown(x)[0])

@@ -1,10 +1,10 @@
 """Values on which libraries differ from PyTorch and that the comparison with eager seldom meets: rows of attention
-whose mask excludes every key, large numbers, and integers out of range."""
+whose mask excludes every key, large numbers, empty tensors, and integers out of range."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,9 +45,16 @@ def _log_sigmoid(given: Tensor) -> Tensor:
     return -functional.softplus(-given)
 
 
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """PyTorch ignores `torch.tensor([])` among tensors of any shape, as caches of transformers begin; OpenVINO does
+    not."""
+    return torch.cat([tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors), dim)
+
+
 _EXACT: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
+    torch.ops.aten.cat.default: _cat,
 }
 
 
