@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ..errors import CaptureError
 from ..ops.composites import recurrent
 from ..ops.composites.define import lowered
 from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
@@ -25,6 +26,7 @@ from .dynamo_private import differentiated, flattened
 from .functional_trace import record
 from .operators import draws
 from .refusals import Untraceable
+from .source_locations import located
 from .torch_private import autograd_keys
 
 _aten = torch.ops.aten
@@ -151,11 +153,15 @@ class _Run(nn.Module):
 class _Nodes(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, casts: _Autocast, enter: Callable[[fx.Node], None]) -> None:
         super().__init__(module)
-        self.casts, self.enter = casts, enter
+        self.casts, self.enter, self.extra_traceback = casts, enter, False
 
     def run_node(self, node: fx.Node) -> Any:
         self.enter(node)
-        return super().run_node(node)
+        try:
+            return super().run_node(node)
+        except CaptureError as error:
+            _, where, code = located(node)
+            raise type(error)(f"{error}{f' (at {where}: `{code}`)' if where else ''}") from error
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = super().call_function(FUNCTIONS.get(target, target), args, kwargs)

@@ -148,6 +148,13 @@ def test_sparse_gradients_are_trained_as_written(caplog):
     assert "0.weight is sparse" in caplog.text
 
 
+def test_what_is_refused_is_said_with_its_line_and_without_that_of_torch(caplog):
+    bag = nn.EmbeddingBag(10, 6, sparse=True)
+    compiled(Shaped(lambda h: bag(h.argsort())))(data())
+    assert "sparse=False (at tests/training/test_training_surroundings.py" in caplog.text
+    assert "While executing" not in caplog.text
+
+
 @pytest.mark.parametrize("trains", [True, False])
 def test_verify_replicas_finds_writes_through_data(trains):
     model, x = mlp(), data()
