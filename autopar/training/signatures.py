@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,8 @@ from .formulas import FORMULAS, entries
 from .losses import Loss, refused, resident_tangent, the_loss, trained
 from .updates import Signature
 
+log = logging.getLogger("autopar")
+
 Take = Callable[[Signature, Sequence[Any]], Any]
 """Takes a step, given the arguments of its graph; returns the results of the graph."""
 Resizable = Callable[[Signature], bool]
@@ -59,6 +62,16 @@ class Signatures:
         self._take: Take | None = None
         self._resizable: Resizable | None = None
         self.require_known()
+        held = set(map(id, self.parameters()))
+        left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
+        if left:
+            log.warning(
+                "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
+                "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
+                self.name,
+                left[0],
+                len(left),
+            )
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a captured loss; return the callable that takes a step for each call, by a program for its sizes.

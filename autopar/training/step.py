@@ -37,8 +37,9 @@ class TrainStep(Recorded):
     """`loss = step(inputs, *targets)`: forward, backward, sum of gradients, clipping and the optimizer's update.
 
     Equivalent to the plain loop, `loss.backward(); clip; optimizer.step(); optimizer.zero_grad()`: parameters, buffers
-    and optimizer state are updated in the user's own objects. A step that raises leaves them, and each `.grad`,
-    unchanged, unless the optimizer's own `step()` raises, which may have updated some of them.
+    and optimizer state are updated in the user's own objects. Parameters that the optimizer does not hold get no
+    gradient. A step that raises leaves all of them, and each `.grad`, unchanged, unless the optimizer's own `step()`
+    raises, which may have updated some of them.
 
     inputs: arguments of the model; a tuple is unpacked as positional arguments, a dict as keywords.
     targets: arguments of the criterion after the model's output.

@@ -13,6 +13,8 @@ from plain_loop import Pair, batches, mlp
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+import autopar
+
 pytestmark = pytest.mark.slow
 
 IN_PROGRAM = "updates: part of the program"
@@ -90,6 +92,14 @@ def test_momentum_that_is_turned_on_in_mid_run():
             optimizer.param_groups[0]["momentum"] = momentum
         pair.same(batches(3))
         assert IN_PROGRAM in pair.step.explain()
+
+
+def test_parameters_of_no_optimizer_are_told_unless_they_are_frozen(caplog):
+    for freeze in (True, False):
+        model = mlp()
+        model[2].requires_grad_(not freeze)
+        autopar.train_step(model, nn.CrossEntropyLoss(), SGD(model[0].parameters(), lr=0.1), ["cpu"])
+        assert ("no gradient of 2.weight" in caplog.text) != freeze
 
 
 def test_a_group_added_in_mid_run():
