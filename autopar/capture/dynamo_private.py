@@ -27,7 +27,7 @@ try:
     from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import FrameAction, FrameExecStrategy
-    from torch._dynamo.utils import counters
+    from torch._dynamo.utils import counters, graph_break_reasons
     from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
     from torch._export.utils import (
         _collect_all_valid_cia_ops_for_aten_namespace,
@@ -120,18 +120,18 @@ class _Entry:
             )
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        known = dict(counters["graph_break"])
+        known, before = dict(counters["graph_break"]), len(graph_break_reasons)
         with torch._dynamo.config.patch(**self.settings), quiet, uncollected():
             found = self.entry(frame, *args, **kwargs)
         if frame.f_code is self.code:
             given_up = found.guarded_code is None
             self.failures = self.failures + 1 if given_up else 0
             self.resting = 1 << (self.failures - 1) if given_up else 0
+        places = {first_line(each.reason): _place(each) for each in graph_break_reasons[before:]}
+        own = f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
-                self.skipped(
-                    first_line(text), f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
-                )
+                self.skipped(first_line(text), places.get(first_line(text)) or own)
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -177,10 +177,14 @@ def broken(module: fx.GraphModule) -> tuple[str, str]:
     if reason is None or not reason.graph_break:
         return "", ""
     why = "what runs depends on the values in a tensor" if reason.reason.startswith("generic_jump") else ""
+    return why or first_line(reason.reason), _place(reason)
+
+
+def _place(reason: Any) -> str:
+    """Return the user's line of a graph break."""
     stack = list(reason.user_stack or ())
     frames = [frame for frame in stack if foreign(frame.filename)] or stack
-    place = "".join(f"{short(frame.filename)}:{frame.lineno}: `{frame.line}`" for frame in frames[-1:])
-    return why or first_line(reason.reason), place
+    return "".join(f"{short(frame.filename)}:{frame.lineno}: `{frame.line}`" for frame in frames[-1:])
 
 
 def compiled(

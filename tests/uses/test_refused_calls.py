@@ -76,3 +76,17 @@ def test_a_model_without_a_graph_is_captured_ever_more_seldom() -> None:
         assert fast(x) is x
     assert fast._placement.backend.unplaced == {"torch.compile captured no graph": 100}
     assert 3 <= counters["frames"]["total"] - before <= 9
+
+
+class Sparse(nn.Module):
+    """Reads the entries that are not zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x.nonzero().squeeze(-1)]
+
+
+def test_the_line_is_named_at_which_a_capture_ended() -> None:
+    fast = compiled(Sparse())
+    fast(torch.randn(4))
+    breaks = list(fast._placement.backend.breaks)
+    assert breaks and all("test_refused_calls.py" in each and "x.nonzero()" in each for each in breaks)
