@@ -335,6 +335,7 @@ class Scores(Attention):
         return self.norms(super().forward(x)[0]).mean(1)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("devices", [["cpu"], ["cpu*2"]], ids=str)
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop])
 def test_one_program_takes_steps_of_all_sizes(devices, optimizer):

@@ -41,18 +41,22 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
     most = _one_by_one(instance, work, idle)
     bound, best = 0.0, np.zeros(devices)
 
+    memory, given = bool(capped.any()), lanes * idle
+
     def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
         """Return the bound that some prices prove, and the cheapest device of each cluster."""
-        with np.errstate(invalid="ignore"):
+        if price.all():
             cost = work * price
-        if not price.all():
+        else:
+            with np.errstate(invalid="ignore"):
+                cost = work * price
             cost[np.isnan(cost)] = np.inf
-        if capped.any():
+        if memory:
             cost += held * rent
         wires.charge(cost, toll)
         at = cost.argmin(axis=1)
-        total = float(cost[every, at].sum() + price @ (lanes * idle) + toll @ wires.fixed)
-        return total - float(rent[capped] @ room[capped]), at
+        total = float(cost[every, at].sum() + price @ given + toll @ wires.fixed)
+        return total - float(rent[capped] @ room[capped]) if memory else total, at
 
     prices = np.concatenate([np.where(used, 1.0, 0.0), np.where(wires.busy, 0.1, 0.0)])
     shares = np.concatenate([lanes, np.ones(len(wires.fixed))])
@@ -80,7 +84,7 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
         usual += 0.1 * (longest - usual) if step else longest
         prices = prices * np.exp(rate * (np.minimum(finish / usual, 3.0) - 0.5))
         prices /= prices @ shares
-        if capped.any():
+        if memory:
             taken = np.bincount(at, weights=held[every, at], minlength=devices)
             with np.errstate(over="ignore"):
                 # What is clipped below may be as much too large as there are numbers.
@@ -187,8 +191,9 @@ class Crossings:
         return self._sum(at[self.cluster, self.device] * self.seconds)
 
     def _sum(self, spent: Floats) -> Floats:
-        found = np.zeros(len(self.fixed))
-        np.add.at(found, self.wire, spent)
+        found: Floats = np.bincount(self.wire, weights=spent, minlength=len(self.fixed)).astype(
+            float, copy=False
+        )
         return found
 
 
