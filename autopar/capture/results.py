@@ -96,7 +96,7 @@ def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
     return graph.split, graph.outputs, graph.updates, *made
 
 
-_SIZELESS = frozenset((JOIN, PART, SUM, *UPDATES))
+_SIZELESS = frozenset((JOIN, PART, SUM))
 """Targets of tasks without numbers that depend on a size other than the batch."""
 
 

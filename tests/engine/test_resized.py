@@ -163,13 +163,27 @@ class Rolled(nn.Module):
         return self.out(self.wide(torch.renorm(x, 2, 3, 1.0)).relu())
 
 
-def test_a_split_that_makes_numbers_of_sizes_is_planned_for_each():
-    """A mean over the positions is a sum in parts, divided by a number that only holds for one length."""
-    plain, fast = pair(Scores, ["cpu", "emulated:0", "emulated:1"], split=2)
-    for length in (6, 5, 9, 4, 12):
-        alike(plain, fast, (4, length), True)
-    kinds = {type(program).__name__ for program in served(fast).programs.values()}
-    assert kinds == {"Training"} and len(served(fast).programs) == 4
+@pytest.mark.parametrize("grad", [False, True], ids=["blocks", "training"])
+def test_a_split_that_makes_numbers_of_sizes_is_planned_for_each(grad):
+    """Rows in blocks are joined by views whose sizes only hold for one length; so is the number by which training
+    divides the sum that stands for a mean over the positions."""
+    plain, fast = pair(Scores if grad else Blocks, ["cpu", "emulated:0"], split=2)
+    for length in (6, 5, 9, 7, 12):
+        alike(plain, fast, (4, length), grad)
+    assert len(served(fast).programs) == 4
+
+
+class Blocks(nn.Module):
+    """Length and batch in one axis, in this order."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.out = nn.Linear(16, 512), nn.Linear(512, 16)
+
+    def forward(self, x):
+        rows, length, _ = x.shape
+        y = self.wide(x.transpose(0, 1).reshape(length * rows, 16)).relu()
+        return self.out(y)
 
 
 @settings(max_examples=25, deadline=None)
