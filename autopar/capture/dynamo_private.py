@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from ..errors import CaptureError
+from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import foreign, short
@@ -121,7 +122,7 @@ class _Entry:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known, before = dict(counters["graph_break"]), len(graph_break_reasons)
-        with torch._dynamo.config.patch(**self.settings), quiet, uncollected():
+        with torch._dynamo.config.patch(**self.settings), quiet, uncollected(), whole_layers():
             found = self.entry(frame, *args, **kwargs)
         if frame.f_code is self.code:
             given_up = found.guarded_code is None

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._decomp import decomposition_table
 from torch.utils import _pytree as pytree
 
 import autopar
@@ -82,6 +83,19 @@ class Recurrent(nn.Module):
         return self.body(x)[0][-1]
 
 
+class Recurrences(nn.Module):
+    """Recurrent layers of each kind over the second axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.GRU(6, 8, num_layers=2, bidirectional=True, batch_first=True)
+        self.second = nn.LSTM(16, 8, num_layers=2, batch_first=True)
+        self.third = nn.RNN(8, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.third(self.second(self.first(x)[0])[0])[0].mean(1)
+
+
 def conv():
     layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(16, 2))
@@ -106,6 +120,7 @@ MODELS = {
     "encoder": (lambda: Encoder().train(), sequences),
     "embeddings": (Bag, lambda rows: (torch.randint(0, 20, (rows, 6)), torch.rand(6))),
     "second axis": (Recurrent, lambda rows: (torch.randn(4, rows, 6),)),
+    "lengths": (Recurrences, lambda rows: (torch.randn(4, rows, 6),)),
     "two axes": (Encoder, lambda rows: (torch.randn(rows, rows + 3, 6),)),
     "mean of the batch": (lambda: lambda x: x - x.mean(0), vectors),
     "divided by the rows": (lambda: lambda x: x.sum(0) / x.shape[0] + torch.ones(x.shape[0], 6), vectors),
@@ -133,7 +148,7 @@ FIXED = {
 @pytest.mark.parametrize(
     ("name", "devices", "split"),
     [
-        *((name, ["cpu"], "auto") for name in ("mlp", "conv in training")),
+        *((name, ["cpu"], "auto") for name in ("mlp", "conv in training", "lengths")),
         *((name, TWO, 2) for name in ("conv in training", "encoder")),
         ("conv in training", TWO, {"emulated:0": 0.3, "emulated:1": 0.7}),
     ],
@@ -192,6 +207,25 @@ def test_shares_of_the_batch_are_those_asked_for_at_every_size(grad):
         for rows, parts in ((10, "3 + 7"), (20, "6 + 14"), (30, "9 + 21")):
             torch.testing.assert_close(fast(*(x := vectors(rows))), model(*x))
             assert parts in fast.plan.costed.graph.split
+    fast.close()
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_torchs_own_loops_over_steps_are_back_after_a_capture(grad):
+    operators = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
+
+    def known():
+        return [(dict(each.py_kernels), decomposition_table.get(each)) for each in operators]
+
+    before = known()
+    fast = autopar.compile(Recurrences(), ["cpu"])
+    with torch.set_grad_enabled(grad):
+        fast(torch.randn(4, 5, 6))
+    assert known() == before
+    assert (
+        len(torch.export.export(Recurrences(), (torch.randn(4, 5, 6),)).run_decompositions().graph.nodes)
+        > 100
+    )
     fast.close()
 
 

@@ -8,11 +8,13 @@ in torch functions that call the operator themselves.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch._decomp import decomposition_table
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -264,6 +266,42 @@ def standing_in(rules: dict[Any, Rule], keys: list[Any]) -> Iterator[None]:
         for target, key in placed:
             target.py_kernels.pop(key, None)
             target._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def whole_layers() -> Iterator[None]:
+    """Within the block, let fake tensors pass through each recurrent layer as through one operator.
+
+    Torch finds the shapes of its results by a loop over the steps, which takes a second and fixes the length.
+    """
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    with contextlib.ExitStack() as stack:
+        for plain in recurrent.LAYERS:
+            kernel = bound(plain, RULES[plain])
+            stack.enter_context(
+                _replaced(plain.py_kernels, dict.fromkeys(keys, kernel), plain._dispatch_cache.clear)
+            )
+            if (loop := decomposition_table.get(plain)) is not None:
+                # Torch caches answers about a decomposition by its name.
+                stack.enter_context(_replaced(decomposition_table, {plain: functools.wraps(loop)(kernel)}))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(
+    table: dict[Any, Any], entries: dict[Any, Any], changed: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Within the block, replace entries of a table; `changed` is called after each change."""
+    before = {key: table[key] for key in entries if key in table}
+    try:
+        table.update(entries)
+        changed()
+        yield
+    finally:
+        for key in entries:
+            table.pop(key, None)
+        table.update(before)
+        changed()
 
 
 def _draw_bernoulli(like: Tensor, p: float) -> Tensor:
