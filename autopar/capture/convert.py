@@ -22,7 +22,7 @@ from .region import Region
 from .results import extents, results
 from .sizes import OPEN, resolver
 from .split_rules import cuts
-from .torch_private import memory, result
+from .torch_private import memory
 
 _aten = torch.ops.aten
 _CHANGES = ("dtype", "layout", "memory_format")
@@ -116,7 +116,7 @@ class _Conversion:
             open=None if self.fixed else symbols,
             sizes=tuple(map(at, symbols)),
             extents=extents(region, at),
-            **results(region, at, graph),
+            **results(region, at),
         )
 
     def placeholders(
@@ -184,7 +184,8 @@ class _Conversion:
         args, kwargs = self.arguments(node)
         if target._schema.is_mutable:
             raise self.refusal(node, "it changes a tensor in place, which no graph holds")
-        alias, output = shared(target), result(node)
+        output: Any = node.meta.get("val")
+        alias = shared(target)
         if target is _aten.einsum.default and len(node.args[1]) == 1:  # type: ignore[arg-type]
             alias = 1  # of one operand it is a view where it can be
         pure = torch.Tag.nondeterministic_seeded not in target.tags

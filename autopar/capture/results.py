@@ -11,22 +11,18 @@ from typing import Any
 import torch
 
 from ..ir.costed import CostedGraph
-from ..ir.graph import JOIN, PART, SUM, UPDATES, Graph, Task
+from ..ir.graph import JOIN, PART, SUM, UPDATES, Task
 from ..ir.open_size import OpenSize
 from .captured import Captured, strides_of
 from .region import Region
 from .sizes import resolver
 
 
-def results(region: Region, at: Callable[[Any], Any], graph: Graph) -> dict[str, Any]:
+def results(region: Region, at: Callable[[Any], Any]) -> dict[str, Any]:
     """Return `rebuild`, `strides` and `alike` of a `Captured` for the sizes of one call, which `at` puts into fakes."""
     fakes = [at(result.fake) for result in region.results]
     tensors = [place for place, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)]
-    # torch 2.11 traces the last states of an LSTM with an extra axis.
-    strides = [
-        wanted if wanted and len(wanted) == len(graph.value[name].shape) else None
-        for name, wanted in zip(graph.outputs, (strides_of(fakes[place]) for place in tensors))
-    ]
+    strides = [strides_of(fakes[place]) for place in tensors]
     changed = dict(region.traced.updates)
 
     def made(place: int) -> Any:
@@ -124,7 +120,7 @@ def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Capture
     assert captured.open is not None
     at = resolver(region.fakes, given)
     sizes = tuple(map(at, captured.open))
-    return replace(captured, sizes=sizes, **results(region, at, captured.graph))
+    return replace(captured, sizes=sizes, **results(region, at))
 
 
 def with_sizes(captured: Captured, other: Captured) -> Captured:

@@ -158,17 +158,3 @@ def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimiz
 def norm_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
     return torch._foreach_norm([tensor], 2.0)[0]
-
-
-def result(node: torch.fx.Node) -> Any:
-    """Return the fake result of a call; None if it has none.
-
-    torch 2.11 gives the last states of an LSTM an extra axis; they get the shape of the first states, in their own
-    memory.
-    """
-    output: Any = node.meta.get("val")
-    if node.target is torch.ops.aten.lstm.input:
-        states: Any = node.args[1]
-        hidden, cell = (state.meta["val"] for state in states)
-        return output[0], torch.empty_like(hidden), torch.empty_like(cell)
-    return output

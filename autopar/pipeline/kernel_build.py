@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -29,6 +30,11 @@ from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import Arrangement
 from .compare import error, limit, no_worse, present, widen
+
+log = logging.getLogger("autopar")
+
+RETRIES = 3
+"""Attempts to compile without operators that a library's message names, before it is given up."""
 
 Sample: TypeAlias = tuple[Sequence[Any], Sequence[Any]]
 """Inputs of a call, and eager's results."""
@@ -75,6 +81,8 @@ def arranged(
 ) -> Arrangement:  # fmt: skip
     """Compile the pieces of a form with a stack; return the arrangement. `watch` covers all state that must not change.
 
+    Operators that the stack turns out to lack stay eager, in up to `RETRIES` further attempts.
+
     plain: eager's executor, without side effects; it answers the samples anew if weights change from call to call.
     turn: keeps other calls out while both answer.
 
@@ -83,14 +91,57 @@ def arranged(
     """
     if missing := stack.missing():
         raise Refusal(missing)
-    captured, graph, machine = form.captured, form.plan.costed.graph, form.plan.costed.machine
-    program = pieced(form.program, graph, partial(_eager, form, stack))
-    pieces = [
+    lacking: frozenset[str] = frozenset()
+    for left in reversed(range(RETRIES + 1)):
+        try:
+            program, kernels = _compiled(stack, form, pool, samples[0][0], worker, lacking)
+            break
+        except Refusal as refusal:
+            if not left or not refusal.lacking - lacking:
+                raise
+            lacking |= refusal.lacking
+            log.info("%s lacks %s: %s", name, ", ".join(sorted(lacking)), refusal)
+    captured = form.captured
+    made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
+    trial = trying(form, program, pool, kernels) or made
+    with turn:
+        for inputs, outputs in samples:
+            _judge(form, inputs, trial(inputs), plain(inputs) if form.changing else outputs)
+    if not watch.unchanged():
+        raise Refusal("weights changed while it was compiled")
+    copied = any(
+        _stays(buffer, form) and buffer.kind == "resident"
+        for piece, device in _pieces(form, program)
+        if device.type == "cuda"
+        for buffer in map(program.buffer.__getitem__, piece.reads)
+    )
+    return Arrangement(name, made, watch if stack.frozen or copied else None, trial)
+
+
+def _pieces(form: Form, program: Program) -> list[tuple[Piece, torch.device]]:
+    """Return the pieces of a program, each with its device."""
+    machine = form.plan.costed.machine
+    return [
         (step, torch.device(machine.device[lane.device].torch_device))
         for lane in program.lanes
         for step in lane.steps
         if isinstance(step, Piece)
     ]
+
+
+def _compiled(
+    stack: Stack,
+    form: Form,
+    pool: Replicas,
+    inputs: Sequence[Any],
+    worker: CompilerProcess,
+    lacking: frozenset[str],
+) -> tuple[Program, dict[str, Kernel]]:
+    """Return the program of a form in pieces, and the kernel of each, by its first task. Operators in `lacking` stay
+    eager. Raises Refusal and the stack's errors."""
+    captured, graph = form.captured, form.plan.costed.graph
+    program = pieced(form.program, graph, lambda task: task.target in lacking or _eager(form, stack, task))
+    pieces = _pieces(form, program)
     if not pieces:
         raise Refusal("it can do none of the tasks")
     check(program, graph)
@@ -102,7 +153,7 @@ def arranged(
         piece.tasks[0]: module_of(piece, program, graph, device, folded[piece.tasks[0]])
         for piece, device in pieces
     }
-    seen = _seen(form, program, pool, modules, samples[0][0])
+    seen = _seen(form, program, pool, modules, inputs)
     kernels = {}
     for piece, device in pieces:
         first = piece.tasks[0]
@@ -114,20 +165,7 @@ def arranged(
                 worker.compile(stack.name, piece, program, graph, folded[first], work)
             call = fitting(stack.load(work), read, wanted)
         kernels[first] = Kernel(stack.name, call, takes)
-    made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
-    trial = trying(form, program, pool, kernels) or made
-    with turn:
-        for inputs, outputs in samples:
-            _judge(form, inputs, trial(inputs), plain(inputs) if form.changing else outputs)
-    if not watch.unchanged():
-        raise Refusal("weights changed while it was compiled")
-    copied = any(
-        _stays(buffer, form) and buffer.kind == "resident"
-        for piece, device in pieces
-        if device.type == "cuda"
-        for buffer in map(program.buffer.__getitem__, piece.reads)
-    )
-    return Arrangement(name, made, watch if stack.frozen or copied else None, trial)
+    return program, kernels
 
 
 def _stays(buffer: Buffer, form: Form) -> bool:

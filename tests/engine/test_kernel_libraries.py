@@ -12,7 +12,7 @@ from compilers import Here, alone, compiled
 from torch import nn
 
 import autopar
-from autopar.ir.program import Free, Piece
+from autopar.ir.program import Compute, Free, Piece
 from autopar.pipeline import kernel_choice
 from autopar.runtime.kernels import STACKS, Stack
 from autopar.runtime.kernels.worker import CompilerProcess
@@ -101,6 +101,34 @@ def test_bags_of_rows_are_within_one_piece(
     steps = executor.chosen.executor._program.lanes[0].steps
     assert [type(step) for step in steps if not isinstance(step, Free)] == [Piece]
     torch.testing.assert_close(fast(ids), model(ids), rtol=1e-5, atol=1e-6)
+
+
+class Exotic(nn.Module):
+    """Layers around an operator that few libraries know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.special.i1e(self.one(x).relu()).tanh())
+
+
+def test_an_operator_that_a_library_turns_out_to_lack_stays_eager(
+    worker: CompilerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = next(each for each in STACKS if each.name == "openvino")
+    if missing := stack.missing():
+        pytest.skip(missing)
+    worker.spent_s = 0.0
+    monkeypatch.setattr(kernel_choice, "CompilerProcess", lambda: worker)
+    model, x = Exotic().eval(), torch.randn(3, 6)
+    fast = compiled(model, x, stack.name)
+    (executor,) = fast._placement.backend.tuned()
+    assert executor.chosen is not None, fast.explain()
+    steps = executor.chosen.executor._program.lanes[0].steps
+    assert [type(step) for step in steps if not isinstance(step, Free)] == [Piece, Compute, Piece]
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
 
 
 def _long(stack: Stack, case: str) -> bool:

@@ -16,7 +16,7 @@ ANSWERS = """
 import json, pathlib, sys
 for line in sys.stdin:
     part = pathlib.Path(json.loads(line)) / "part"
-    part.write_text('["no", 0.5]')
+    part.write_text('["no", "no, as told", 0.5]')
     part.rename(part.with_name("answer.json"))
 """
 ENDS = "import sys; sys.stdin.readline(); sys.exit(3)"
@@ -48,6 +48,19 @@ def test_a_process_that_ends_is_noticed_whoever_holds_its_pipe(started, tmp_path
     began = time.monotonic()
     assert said in started(code)._asked(tmp_path)[0]
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("one\ntwo", "ValueError: one"),
+        ("Check 'false' failed at report.cpp:151:\nSummary:\n\n-- no rule\n", "ValueError: no rule"),
+        ("", "ValueError: ValueError"),
+        ("only where:", "ValueError: only where:"),
+    ],
+)
+def test_the_reason_of_a_library_is_not_where_it_was_raised(text, told):
+    assert worker.reason(ValueError(text)) == told
 
 
 def test_a_process_that_takes_too_long_is_ended(started, tmp_path, monkeypatch):

@@ -30,13 +30,25 @@ def keeps(task: Task, graph: Graph) -> bool:
 
 
 def compile(work: Compilation) -> None:
-    """Export a piece. Raises Refusal if it is too large for one file, and the libraries' errors."""
+    """Export a piece. Raises Refusal if it cannot be exported or is too large for one file, and the libraries'
+    errors."""
     if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
         raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
-    with torch.no_grad():
-        exported = torch.onnx.export(exact(work.module), tuple(work.examples), dynamo=True, verbose=False)
+    try:
+        with torch.no_grad():
+            exported = torch.onnx.export(exact(work.module), tuple(work.examples), dynamo=True, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        # Its own text begins with advice to developers of the exporter.
+        raise Refusal(f"{_first(error)}\n{error}") from error
     assert exported is not None
     (work.folder / "piece.onnx").write_bytes(exported.model_proto.SerializeToString())
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the error that an error came from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def load(work: Compilation) -> Callable[..., Any]:

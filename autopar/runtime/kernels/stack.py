@@ -22,7 +22,14 @@ _NUMPY = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "u
 
 
 class Refusal(Exception):
-    """A library cannot compile a piece, or its kernel is wrong; the text is one sentence with the reason."""
+    """A library cannot compile a piece, or its kernel is wrong; the text is one sentence with the reason.
+
+    lacking: the operators, as targets of tasks, that its message names.
+    """
+
+    def __init__(self, text: str, lacking: frozenset[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.lacking = lacking
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,7 +56,8 @@ class CompilerProcess:
     ) -> None:
         """Compile a piece of a program into `work.folder`; `state` are the weights to fold.
 
-        Raises Refusal with the library's message, or if it takes longer than `LONGEST_S` seconds.
+        Raises Refusal with the library's message and the operators that it names, or if it takes longer than
+        `LONGEST_S` seconds.
         """
         (place,) = (at for at, step in program.steps() if step is piece)
         job = {"stack": stack, "at": place, "threads": work.threads, "lanes": work.lanes}
@@ -65,10 +66,11 @@ class CompilerProcess:
         (work.folder / "job.json").write_text(json.dumps(job))
         tensors = {"state": dict(state), "examples": list(work.examples)}
         torch.save(tensors, work.folder / "tensors.pt")
-        answer, spent = self._asked(work.folder)
+        answer, told, spent = self._asked(work.folder)
         self.spent_s += spent
         if answer:
-            raise Refusal(answer)
+            targets = {graph.task[name].target for name in piece.tasks}
+            raise Refusal(answer, frozenset(target for target in targets if target in told))
 
     def stop(self) -> None:
         """Kill its process and the current compilation; compile nothing more."""
@@ -77,10 +79,11 @@ class CompilerProcess:
         if self._process is not None:
             _end(self._process)
 
-    def _asked(self, folder: Path) -> tuple[str, float]:
+    def _asked(self, folder: Path) -> tuple[str, str, float]:
+        """Return the reason for a refusal, the library's whole message, and the CPU seconds used."""
         process = self._process
         if self._stopped:
-            return "it was stopped", 0.0
+            return "it was stopped", "", 0.0
         if process is None or process.poll() is not None:
             process = self._process = self._started()
         assert process.stdin is not None
@@ -91,14 +94,14 @@ class CompilerProcess:
             time.sleep(LOOK_S)
             code = process.poll()
         if answer.exists():
-            text, spent = json.loads(answer.read_text())
-            return str(text), float(spent)
+            text, told, spent = json.loads(answer.read_text())
+            return str(text), str(told), float(spent)
         _end(process)
         if code is not None:
-            return f"its process ended with code {code}", LONGEST_S
+            return f"its process ended with code {code}", "", LONGEST_S
         if self._stopped:
-            return "it was stopped", LONGEST_S
-        return f"it takes longer than {LONGEST_S:.0f} s", LONGEST_S
+            return "it was stopped", "", LONGEST_S
+        return f"it takes longer than {LONGEST_S:.0f} s", "", LONGEST_S
 
     def _started(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
@@ -124,9 +127,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def reason(problem: BaseException) -> str:
-    """Return an error as one line."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    text = lines[0] if lines else type(problem).__name__
+    """Return an error as one line: its first, or what follows a first line that only says where it was raised."""
+    lines = [line.strip(" \t-") for line in str(problem).splitlines() if line.strip(" \t-")]
+    told = [line for line in lines if not line.endswith(":")]
+    text = " ".join(told if told and lines[0].endswith(":") else lines[:1]) or type(problem).__name__
     text = text if isinstance(problem, Refusal) else f"{type(problem).__name__}: {text}"
     return text if len(text) <= 160 else f"{text[:157]}..."
 
@@ -155,12 +159,12 @@ def main(jobs: Sequence[str] | Any) -> None:
         folder = Path(json.loads(line))
         try:
             compiled(folder)
-            answer = ""
+            answer = told = ""
         except Exception as problem:
-            answer = reason(problem)
+            answer, told = reason(problem), str(problem)
         spent, done = sum(os.times()[:4]) - done, sum(os.times()[:4])
         # Renamed once it is whole: the caller looks for this name.
-        (folder / "answer.part").write_text(json.dumps([answer, spent]))
+        (folder / "answer.part").write_text(json.dumps([answer, told, spent]))
         (folder / "answer.part").rename(folder / _ANSWER)
 
 
