@@ -19,7 +19,7 @@ from .captured import Captured, memory_order
 from .operators import draws, flops, shared
 from .refusals import Untraceable
 from .region import Region
-from .results import extents, results
+from .results import extents, results, with_open
 from .sizes import OPEN, resolver
 from .split_rules import cuts
 from .torch_private import memory
@@ -82,6 +82,9 @@ class _Conversion:
         self.phase = "backward"
         for node in region.backward:
             self.add(node)
+        self.values.update(
+            (value.name, value) for value in with_open(region, self.made, self.values, self.number)
+        )
         updates = tuple((self.fresh(node), names[index]) for index, node in traced.updates)
         updated = {to: made for made, to in updates}
         tensors = [

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..ir.costed import CostedGraph
-from ..ir.graph import JOIN, PART, SUM, UPDATES, Task
+from ..ir.graph import JOIN, PART, SUM, UPDATES, Argument, Task, Value, refs
 from ..ir.open_size import OpenSize
 from .captured import Captured, strides_of
 from .region import Region
-from .sizes import resolver
+from .sizes import is_open, resolver
 
 
 def results(region: Region, at: Callable[[Any], Any]) -> dict[str, Any]:
@@ -41,6 +43,29 @@ def results(region: Region, at: Callable[[Any], Any]) -> dict[str, Any]:
         return found
 
     return {"rebuild": rebuild, "strides": strides, "alike": alike}
+
+
+def with_open(
+    region: Region,
+    made: Mapping[Any, Argument],
+    values: Mapping[str, Value],
+    number: Callable[[Any, Any], Any],
+) -> Iterator[Value]:
+    """Yield the values of a conversion that have open extents, with `Value.open`.
+
+    made: values by node of the region's graph. number: the argument for a symbol with this value.
+    """
+    known: dict[str, tuple[int, ...]] = {}
+    for node, traced in region.open.items():
+        leaves = [leaf for leaf in pytree.tree_leaves(traced) if isinstance(leaf, torch.Tensor)]
+        for name, leaf in zip(refs(made.get(node)), leaves):
+            shape, text = values[name].shape, str(tuple(leaf.shape))
+            if not is_open(leaf) or len(shape) != len(leaf.shape):
+                continue
+            if text not in known:
+                sizes = (*leaf.shape, math.prod(leaf.shape))
+                known[text] = tuple(map(number, sizes, (*shape, math.prod(shape))))
+            yield replace(values[name], open=known[text])
 
 
 def extents(region: Region, at: Callable[[Any], Any]) -> tuple[int, ...]:
@@ -83,22 +108,45 @@ def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
     graph, own = costed.graph, captured.graph.task
     if captured.open is None or costed.machine.clock != "real" or not graph.split:
         return None
+    made: list[Any] = [graph.split, graph.outputs, graph.updates]
     for task in graph.tasks:
+        made.append((task.name, task.target, task.outputs, repr(_arguments(task, _code))))
         known = own.get(task.origin or task.name)
-        alike = known is not None and known.target == task.target and _numbers(known) == _numbers(task)
-        if task.target not in _SIZELESS and not alike:
+        if task.target in _SIZELESS or (known is None and task.target in _LAID):
+            continue
+        if known is None or (known.target == task.target and _open(known) != _open(task)):
             return None
-    made = ((task.name, task.target, task.outputs, repr(_arguments(task, _code))) for task in graph.tasks)
-    return graph.split, graph.outputs, graph.updates, *made
+        if known.target != task.target and task.target not in _LAID and not _counts(task) <= _counts(known):
+            # A number of elements: it holds where all extents that it may be the product of are these.
+            made.append(tuple(captured.graph.value[name].shape for name in known.inputs))
+    return tuple(made)
 
 
-_SIZELESS = frozenset((JOIN, PART, SUM))
+_SIZELESS = frozenset((*UPDATES, JOIN, PART, SUM))
 """Targets of tasks without numbers that depend on a size other than the batch."""
 
+_LAID = frozenset(
+    f"aten.{name}"
+    for name in (
+        "empty.memory_format", "empty_permuted.default", "flatten_dense_tensors.default", "ones.default",
+        "permute.default", "reshape.default", "split_with_sizes.default", "sum.dim_IntList",
+    )
+)  # fmt: skip
+"""Targets of tasks that rewrites add, whose numbers are axes and extents of values."""
 
-def _numbers(task: Task) -> Any:
-    """Return the arguments of a task without what differs between its parts."""
-    return _arguments(task, lambda item: item.place if isinstance(item, OpenSize) else type(item))
+
+def _counts(task: Task) -> set[int]:
+    """Return the integers among the arguments of a task that do not depend on the sizes of a call."""
+    found: set[int] = set()
+    _arguments(task, lambda item: found.add(item) if type(item) is int else None)
+    return found
+
+
+def _open(task: Task) -> list[int]:
+    """Return the places of the arguments of a task that depend on the sizes of a call."""
+    found: list[int] = []
+    _arguments(task, lambda item: found.append(item.place) if isinstance(item, OpenSize) else None)
+    return found
 
 
 def _arguments(task: Task, function: Callable[[Any], Any]) -> Any:

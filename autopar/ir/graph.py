@@ -88,6 +88,7 @@ class Value:
     dtype: "object" is a Python value without bytes.
     order: axes from the slowest to the fastest in memory, if permuted.
     slice: the part of another state that it is, in its memory, transferred alone.
+    open: its extents and number of elements if some depend on the sizes of a call, those as `OpenSize`; not in files.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Value:
     path: str = ""
     order: tuple[int, ...] = ()
     slice: Slice | None = None
+    open: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata={"saved": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class Graph:
     flat: new values of several states at once (`pieces`), which are transferred together.
     paths: (path of each parameter or buffer of the model, first path of the same tensor); empty without a model.
 
-    All other state is resident: copied before the first call to each device that reads it, and kept.
+    All other state is resident: copied before the first call to each device that reads it.
     """
 
     name: str
@@ -242,9 +244,7 @@ class Graph:
 
         Each starts at a multiple of `ALIGNED` in a flat buffer. If one of `pieces` is read, all are there.
         """
-        first: dict[str, str] = {}
-        for made, target in self.updates:
-            first.setdefault(made, target)
+        first = dict(reversed(self.updates))
         whole = {target: made for made, target in self.updates if made in self.flat}
         found = {}
         for name in self.state:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+
+from .graph import Value
+
 
 class OpenSize(int):
     """An integer argument of a task with its value in the call that the graph was made for. In a call with other sizes
@@ -35,3 +40,32 @@ class OpenSize(int):
 
     def __getnewargs__(self) -> tuple[int, int, tuple[int, int]]:  # type: ignore[override]
         return int(self), self.place, self.share
+
+
+def extents(value: Value) -> tuple[int, ...]:
+    """Return the shape of a value as an argument: each extent that depends on the sizes of a call as `OpenSize` where
+    it is known to."""
+    return value.open[:-1] if value.open[:-1] == value.shape else value.shape
+
+
+class _Fixed(int):
+    """A number of elements that does not depend on the sizes of a call."""
+
+
+def count(value: Value, axes: Collection[int] | None = None) -> int:
+    """Return the number of elements of a value along axes (default: all) as an argument, for calls of other sizes too
+    where it is known for them."""
+    sizes, axes = extents(value), range(len(value.shape)) if axes is None else axes
+    total = math.prod(value.shape[axis] for axis in axes)
+    if not value.open or sizes is value.shape:
+        return total
+    opened = [size for axis in axes if isinstance(size := sizes[axis], OpenSize)]
+    rest = [size for axis, size in enumerate(sizes) if axis not in axes]
+    if not opened:
+        return _Fixed(total)
+    if len(opened) == 1:
+        return OpenSize(total, opened[0].place, (total // opened[0], 1))
+    if any(isinstance(size, OpenSize) for size in rest):
+        return total
+    whole = value.open[-1]
+    return OpenSize(total, whole.place, (1, math.prod(rest))) if isinstance(whole, OpenSize) else total

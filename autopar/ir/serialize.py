@@ -56,7 +56,9 @@ def encode(value: Any) -> Any:
         return {
             _KEYS.get(field.name, field.name): encode(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if field.init and getattr(value, field.name) != field.default
+            if field.init
+            and getattr(value, field.name) != field.default
+            and field.metadata.get("saved", True)
         }
     if isinstance(value, complex):
         return {"complex": [encode(value.real), encode(value.imag)]}
@@ -161,6 +163,8 @@ def _argument(data: Any, where: str) -> Argument:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    made = {field.name for field in dataclasses.fields(kind) if field.init}
+    made = {
+        field.name for field in dataclasses.fields(kind) if field.init and field.metadata.get("saved", True)
+    }
     hints = typing.get_type_hints(kind)
     return {_KEYS.get(name, name): hint for name, hint in hints.items() if name in made}

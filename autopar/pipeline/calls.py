@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -265,7 +264,7 @@ class Resized(Generic[Made]):
         self._allowed = options.split in (None, "auto")
         self._made: dict[Hashable, Made] = {}
         self._calls: dict[Hashable, int] = {}
-        self._forms: WeakKeyDictionary[Made, tuple[Any, ...] | None] = WeakKeyDictionary()
+        self._forms: WeakKeyDictionary[Any, tuple[Any, ...] | None] = WeakKeyDictionary()
 
     def get(self, sizes: Hashable) -> Made | None:
         """Return the program for a call with these sizes; None if there is none, or they are to have their own."""
@@ -279,16 +278,16 @@ class Resized(Generic[Made]):
         self,
         sizes: Sequence[Any],
         args: Sequence[Any],
-        resizable: Callable[[Made], bool] = attrgetter("resizable"),
+        parts: Callable[[Made], Sequence[Any]] = lambda program: (program,),
     ) -> Made | None:
-        """Return a new program for a call with the arguments `args`, from one that is `resizable`; None if the call is
-        to have its own."""
+        """Return a new program for a call with the arguments `args`, from one whose `parts` also compute calls of
+        other sizes; None if the call is to have its own."""
         few = self._compiled and len(self._programs) < CHECKED
         if self._region is None or few or sizes in self._made:
             return None
         for known, program in reversed(list(self._programs.items())):
-            serves = self._allowed and resizable(program)
-            if (serves or self._in_parts(program, args)) and _holds(program.plan, known, sizes):
+            serves = self._allowed and all(part.resizable for part in parts(program))
+            if (serves or self._in_parts(program, args, parts)) and _holds(program.plan, known, sizes):
                 if len(self._made) >= RESIZED:
                     self.clear()
                 source = results.resized(self._region, program.captured, args)
@@ -296,25 +295,26 @@ class Resized(Generic[Made]):
                 return made
         return None
 
-    def _in_parts(self, program: Made, args: Sequence[Any]) -> bool:
+    def _in_parts(self, program: Made, args: Sequence[Any], parts: Callable[[Made], Sequence[Any]]) -> bool:
         """Return True if a program with a split batch computes a call with the arguments `args`: it is one of two of
         the same form, and the call is like them in all that their sizes have in common."""
-        form, label = self._form(program), program.plan.costed.graph.split
-        others = [
-            each for each in self._programs.values() if each is not program and self._form(each) == form
-        ]
-        if form is None or not others:
+        form, label = self._form(parts(program)), program.plan.costed.graph.split
+        others = [each for each in self._programs.values() if each is not program]
+        others = [each for each in others if form is not None and self._form(parts(each)) == form]
+        if not others:
             return False
         assert self._region is not None
         given = results.extents(self._region, resolver(self._region.fakes, args))
         own, rows = program.captured.extents, sum(rows_of(label))
         return any(results.alike_in(own, other.captured.extents, given, rows) for other in others)
 
-    def _form(self, program: Made) -> tuple[Any, ...] | None:
-        if program not in self._forms:
-            inference = isinstance(program, Prepared)
-            self._forms[program] = results.form(program.captured, program.plan.costed) if inference else None
-        return self._forms[program]
+    def _form(self, parts: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return the form of each part of a program; None if one has none."""
+        for part in parts:
+            if part not in self._forms:
+                self._forms[part] = results.form(part.captured, part.plan.costed)
+        found = tuple(self._forms[part] for part in parts)
+        return None if None in found else found
 
     @property
     def note(self) -> str:

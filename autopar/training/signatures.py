@@ -23,7 +23,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import Arguments, Kept, Resized
 from ..pipeline.options import Options
-from ..pipeline.stages import rewritten, timed
+from ..pipeline.stages import Prepared, rewritten, timed
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
@@ -37,8 +37,8 @@ log = logging.getLogger("autopar")
 
 Take = Callable[[Signature, Sequence[Any]], Any]
 """Takes a step, given the arguments of its graph; returns the results of the graph."""
-Resizable = Callable[[Signature], bool]
-"""Tells whether the programs of a signature also compute steps of other sizes."""
+Programs = Callable[[Signature], tuple[Prepared, ...]]
+"""Returns the programs of a signature that steps use."""
 
 
 class Signatures:
@@ -60,7 +60,7 @@ class Signatures:
         self.latest: Signature | None = None
         self.pool = Replicas()
         self._take: Take | None = None
-        self._resizable: Resizable | None = None
+        self._programs: Programs | None = None
         self.require_known()
         held = set(map(id, self.parameters()))
         left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
@@ -120,8 +120,8 @@ class Signatures:
                 self._resized.append(programs[groups][1])
             kept, resized = programs[groups]
             found = kept.used(sizes)
-            if found is None and self._resizable is not None:
-                found = resized.get(sizes) or resized.add(sizes, args, self._resizable)
+            if found is None and self._programs is not None:
+                found = resized.get(sizes) or resized.add(sizes, args, self._programs)
             if found is None:
                 found = made(args)
                 kept.add(sizes, found)
@@ -145,14 +145,14 @@ class Signatures:
         return region
 
     @contextmanager
-    def taking(self, take: Take, resizable: Resizable | None) -> Iterator[None]:
+    def taking(self, take: Take, programs: Programs | None) -> Iterator[None]:
         """Within the block, let `take` serve calls of the compiled loss, by programs for their own sizes or made from
-        those that are `resizable`."""
-        self._take, self._resizable = take, resizable
+        others if all `programs` of a step allow it."""
+        self._take, self._programs = take, programs
         try:
             yield
         finally:
-            self._take = self._resizable = None
+            self._take = self._programs = None
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters of the optimizer."""

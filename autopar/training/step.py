@@ -29,7 +29,7 @@ from ..runtime.record import Recorded
 from ..runtime.tuned import wait_for
 from .group import Group
 from .losses import Loss, in_rule, refused
-from .signatures import Resizable, Signatures, Take
+from .signatures import Programs, Signatures, Take
 from .updates import Signature
 
 
@@ -101,14 +101,14 @@ class TrainStep(Recorded):
         with self._lock:
             if self.options.verify_replicas:
                 self._signatures.pool.require_verified("step.refresh()")
-            return self._called(batch, take, self._resizable if self.recording is None else None)
+            return self._called(batch, take, self._programs if self.recording is None else None)
 
-    def _called(self, batch: tuple[Any, ...], take: Take, resizable: Resizable | None) -> Any:
+    def _called(self, batch: tuple[Any, ...], take: Take, programs: Programs | None) -> Any:
         """Return the result of the loss function, whose graph is served by `take`."""
         batch, name = self._arguments(batch), type(self.loss).__name__
         refused.text = ""
         try:
-            with torch.enable_grad(), self._casting(batch), self._signatures.taking(take, resizable):
+            with torch.enable_grad(), self._casting(batch), self._signatures.taking(take, programs):
                 return self._loss(*batch)
         except TorchDynamoException as error:
             if refused.text:
@@ -194,10 +194,10 @@ class TrainStep(Recorded):
         alone = not self._scaling and self.group is None
         return signature.whole(self.optimizer, self.clip_norm) if alone else None
 
-    def _resizable(self, signature: Signature) -> bool:
-        """Return True if the programs of a signature also compute steps of other sizes."""
-        programs = signature.gradients, self._whole(signature) or signature.overlapped
-        return all(program.resizable for program in programs)
+    def _programs(self, signature: Signature) -> tuple[Prepared, ...]:
+        """Return the programs of a signature that steps use."""
+        signature.shared = signature.gradients, self._whole(signature) or signature.overlapped
+        return signature.shared
 
     @property
     def _scaling(self) -> bool:

@@ -73,6 +73,8 @@ class Signature:
         self.latest: Prepared | None = None
         self._whole: Prepared | None = None
         self._plans = plans
+        self.shared: tuple[Prepared, ...] = ()
+        """The programs that compute steps of other sizes too."""
         self._origin: Signature | None = None
         """The one made for other sizes whose programs are used."""
         self._others = 0
@@ -92,7 +94,7 @@ class Signature:
         """The program of the gradients for updated weights, transferred while it computes."""
         if self._origin is not None:
             known = self._origin.overlapped
-            return known.resized(self.captured) if known.resizable else self.gradients
+            return known.resized(self.captured) if known in self.shared else self.gradients
         weights = tuple(target for target, _ in self.captured.gradients)
         changing = replace(self.captured, graph=replace(self.captured.graph, changing=weights))
         return self._placed("overlapped", changing)
@@ -106,7 +108,7 @@ class Signature:
         if self._whole is None and self._origin is not None:
             known = self._origin.whole(optimizer, clip_norm)
             self.refusal = self._origin.refusal
-            if known is not None and known.resizable:
+            if known is not None and known in self.shared:
                 self._whole = known.resized(self.captured)
             elif known is not None:
                 self.refusal = "the program of the whole step is for other sizes"

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import networkx
 
 from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value, room
+from ..ir.open_size import count, extents
 
 _FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
 _SHAPED = "aten.reshape.default"
@@ -154,7 +155,7 @@ def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], li
     """Return new values, and the tasks that replace the sums of a bucket, with the source location of the last one."""
     last, values, tasks = sums[-1], list[Value](), list[Task]()
     wholes = [graph.value[task.outputs[0]] for task in sums]
-    counts = tuple(math.prod(value.shape) for value in wholes)
+    counts = tuple(map(count, wholes))
     nbytes, dtype = sum(value.bytes for value in wholes), wholes[0].dtype
 
     def add(name: str, target: str, args: tuple[Argument, ...], **more: Any) -> None:
@@ -169,10 +170,10 @@ def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], li
     values += (Value(name, (sum(counts),), dtype, nbytes, name) for name in (*flats, total))
     add(total, SUM, (tuple(map(Ref, flats)),))
     views = tuple(f"{label}#view{index}" for index in range(len(sums)))
-    values += (Value(v, (n,), dtype, whole.bytes, total) for v, n, whole in zip(views, counts, wholes))
+    values += (Value(v, (int(n),), dtype, whole.bytes, total) for v, n, whole in zip(views, counts, wholes))
     add(f"{label}#views", _PIECES, (Ref(total), counts), outputs=views, unpack=True, free=True)
     for task, name, value in zip(sums, views, wholes):
-        tasks.append(replace(task, target=_SHAPED, args=(Ref(name), value.shape), free=True))
+        tasks.append(replace(task, target=_SHAPED, args=(Ref(name), extents(value)), free=True))
     return values, tasks
 
 

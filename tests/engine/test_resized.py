@@ -163,13 +163,11 @@ class Rolled(nn.Module):
         return self.out(self.wide(torch.renorm(x, 2, 3, 1.0)).relu())
 
 
-@pytest.mark.parametrize("grad", [False, True], ids=["blocks", "training"])
-def test_a_split_that_makes_numbers_of_sizes_is_planned_for_each(grad):
-    """Rows in blocks are joined by views whose sizes only hold for one length; so is the number by which training
-    divides the sum that stands for a mean over the positions."""
-    plain, fast = pair(Scores if grad else Blocks, ["cpu", "emulated:0"], split=2)
+def test_a_split_that_makes_numbers_of_sizes_is_planned_for_each():
+    """Rows in blocks are joined by views whose sizes only hold for one length."""
+    plain, fast = pair(Blocks, ["cpu", "emulated:0"], split=2)
     for length in (6, 5, 9, 7, 12):
-        alike(plain, fast, (4, length), grad)
+        alike(plain, fast, (4, length), False)
     assert len(served(fast).programs) == 4
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from ...ir.graph import DEFAULT, Const, Graph, Ref, Task, Value
+from ...ir.open_size import extents
 from .builder import HALF, Steps, typed
 from .losses import LOSSES, backward, loss, nll_forward
 from .moments import batch_norm, batch_norm_backward, mean, per_part, single_valued, variance
@@ -25,7 +26,7 @@ def native_dropout(steps: Steps) -> bool:
     shape, dtype = steps.shape(name), steps.dtype(name)
     unit = f"{steps.task.name}#unit"
     steps.value(unit, shape, dtype)
-    ones = _ones(steps, shape, dtype, steps.values[name].order)
+    ones = _ones(steps, name)
     steps.append(
         steps.task.name, steps.task.target, (Ref(ones), probability, True), (unit, mask), unpack=True
     )
@@ -51,17 +52,23 @@ def noise(steps: Steps) -> bool:
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
     # As the other lies in memory: in that order the numbers are drawn.
     order = steps.values[made].order
-    target = "aten.empty_permuted.default" if order else "aten.empty.memory_format"
-    steps.put("", target, (shape, order) if order else (shape,), shape, dtype, kwargs=kwargs, make=made)
+    target, sizes = (
+        "aten.empty_permuted.default" if order else "aten.empty.memory_format",
+        extents(steps.values[made]),
+    )
+    steps.put("", target, (sizes, order) if order else (sizes,), shape, dtype, kwargs=kwargs, make=made)
     return True
 
 
-def _ones(steps: Steps, shape: tuple[int, ...], dtype: str, order: tuple[int, ...]) -> str:
-    """Append ones with the memory layout of the input, in whose order numbers are drawn; return their name."""
+def _ones(steps: Steps, name: str) -> str:
+    """Append ones with the shape and memory layout of a value, in whose order numbers are drawn; return their name."""
+    value = steps.values[name]
+    shape, dtype = value.shape, value.dtype
+    order = value.order or tuple(range(len(shape)))
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
-    flat = tuple(shape[axis] for axis in order) or shape
-    ones = steps.put("ones", "aten.ones.default", (flat,), flat, dtype, kwargs=kwargs)
-    if not order:
+    flat, given = (tuple(item[axis] for axis in order) for item in (shape, extents(value)))
+    ones = steps.put("ones", "aten.ones.default", (given,), flat, dtype, kwargs=kwargs)
+    if order == tuple(range(len(shape))):
         return ones
     back = tuple(sorted(range(len(order)), key=order.__getitem__))
     return steps.put("turned", "aten.permute.default", (Ref(ones), back), shape, dtype, view=ones)

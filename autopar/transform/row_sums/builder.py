@@ -100,9 +100,9 @@ class Steps:
     def value(self, name: str, shape: tuple[int, ...], dtype: str, view: str = "") -> None:
         """Add a value, or update an existing one."""
         storage, known = self.values[view].storage if view else name, self.values.get(name)
-        order = known.order if known is not None and known.shape == shape else ()
+        order, opened = (known.order, known.open) if known is not None and known.shape == shape else ((), ())
         nbytes = math.prod(shape) * _BYTES[dtype]
-        self.values[name] = Value(name, shape, dtype, nbytes, storage, order=order)
+        self.values[name] = Value(name, shape, dtype, nbytes, storage, order=order, open=opened)
 
     def cast(self, name: str, dtype: str, step: str, make: str = "") -> str:
         """Return the value in another dtype; itself if it has that already and needs no other name."""

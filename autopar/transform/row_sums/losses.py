@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from numpy import broadcast_shapes
 
 from ...ir.graph import SUMMED, Argument, Cut, Ref
+from ...ir.open_size import count
 from .builder import HALF, Steps, typed, wide
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -40,7 +42,8 @@ def loss(steps: Steps) -> bool:
     total = steps.put(step, steps.task.target, args, form, dtype, kwargs=kwargs, cuts=cuts)
     if each:
         total = steps.total(total, range(len(shape)), "sum")
-    steps.kept("", "aten.div.Scalar", (Ref(total), math.prod(shape)), steps.dtype(total), made)
+    elements = _elements(steps, inputs, shape)
+    steps.kept("", "aten.div.Scalar", (Ref(total), elements), steps.dtype(total), made)
     return True
 
 
@@ -57,7 +60,8 @@ def backward(steps: Steps) -> bool:
     (made,) = steps.task.outputs
     args, kwargs = _with(steps, order, _SUM)
     dtype = steps.dtype(given["grad_output"])
-    share = steps.pointwise("share", "aten.div.Scalar", (Ref(given["grad_output"]), math.prod(shape)), dtype)
+    elements = _elements(steps, tensors, shape)
+    share = steps.pointwise("share", "aten.div.Scalar", (Ref(given["grad_output"]), elements), dtype)
     names = (share, *tensors)
     steps.put(
         "", steps.task.target, (Ref(share), *args[1:]), steps.shape(made), steps.dtype(made),
@@ -107,6 +111,12 @@ def nll_forward(steps: Steps) -> bool:
     else:
         steps.kept("", "aten.div.Tensor", (Ref(loss), Ref(total)), steps.dtype(loss), made)
     return True
+
+
+def _elements(steps: Steps, names: Sequence[str], shape: tuple[int, ...]) -> int:
+    """Return the number of elements of what values of these names broadcast to, of shape `shape`, as an argument."""
+    full = next((name for name in names if steps.shape(name) == shape), "")
+    return count(steps.values[full]) if full else math.prod(shape)
 
 
 def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> str:

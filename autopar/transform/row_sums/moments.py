@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from ...ir.graph import OWN, SUMMED, Argument, Cut, Graph, Ref, Task, Value
+from ...ir.open_size import count
 from .builder import Steps, axes_of, holds_batch, wide
 
 _STATS = "input weight bias running_mean running_var training momentum eps"
@@ -31,8 +32,7 @@ def mean(steps: Steps) -> bool:
         return False
     dtype = wide(steps.dtype(made))
     total = steps.total(name, axes, "sum", keep=bool(given["keepdim"]), dtype=dtype)
-    count = math.prod(shape[axis] for axis in axes)
-    steps.kept("", "aten.div.Scalar", (Ref(total), count), dtype, made)
+    steps.kept("", "aten.div.Scalar", (Ref(total), count(steps.values[name], axes)), dtype, made)
     return True
 
 
@@ -48,13 +48,13 @@ def variance(steps: Steps) -> bool:
     if not holds_batch(shape, axes) or 0 in shape or dtype.startswith("complex"):
         return False
     correction = 1 if given["correction"] is None else given["correction"]
-    count = math.prod(shape[axis] for axis in axes)
+    elements = math.prod(shape[axis] for axis in axes)
     keep = bool(given["keepdim"])
     total = steps.total(name, axes, "sum", keep=True)
     acc = steps.dtype(total)
-    middle = steps.pointwise("mean", "aten.div.Scalar", (Ref(total), count), acc)
+    middle = steps.pointwise("mean", "aten.div.Scalar", (Ref(total), elements), acc)
     squares = steps.total(_centred_squares(steps, name, middle, acc), axes, "squares", keep=keep)
-    left = max(0, count - correction)
+    left = max(0, elements - correction)
     spread = steps.pointwise("spread", "aten.div.Scalar", (Ref(squares), left), acc)
     if steps.task.target.startswith("aten.std"):
         spread = steps.pointwise("root", "aten.sqrt.default", (Ref(spread),), acc)
@@ -87,15 +87,15 @@ def batch_norm(steps: Steps) -> bool:
         return False
     made, save_mean, save_invstd, *running = steps.task.outputs
     acc, axes = wide(steps.dtype(rows)), _others(shape)
-    count = math.prod(shape) // shape[1]
+    elements = math.prod(shape) // shape[1]
     total = steps.total(rows, axes, "sum", dtype=acc)
-    mean = steps.pointwise("mean", "aten.div.Scalar", (Ref(total), count), acc, make=save_mean)
+    mean = steps.pointwise("mean", "aten.div.Scalar", (Ref(total), elements), acc, make=save_mean)
     squares = steps.total(_centred_squares(steps, rows, _column(steps, mean, shape), acc), axes, "squares")
-    var = steps.pointwise("var", "aten.div.Scalar", (Ref(squares), count), acc)
+    var = steps.pointwise("var", "aten.div.Scalar", (Ref(squares), elements), acc)
     safe = steps.pointwise("safe", "aten.add.Scalar", (Ref(var), given["eps"]), acc)
     steps.pointwise("invstd", "aten.rsqrt.default", (Ref(safe),), acc, make=save_invstd)
     if running:
-        unbiased = steps.pointwise("unbiased", "aten.div.Scalar", (Ref(squares), count - 1), acc)
+        unbiased = steps.pointwise("unbiased", "aten.div.Scalar", (Ref(squares), elements - 1), acc)
         for kind, new, out in zip(("mean", "var"), (mean, unbiased), running):
             name = given[f"running_{kind}"]
             old, step = steps.cast(name, acc, f"old_{kind}"), f"running_{kind}"
@@ -119,7 +119,7 @@ def batch_norm_backward(steps: Steps) -> bool:
     shape = steps.shape(name)
     if not given["train"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
         return False
-    acc, count = wide(steps.dtype(name)), math.prod(shape) // shape[1]
+    acc, elements = wide(steps.dtype(name)), math.prod(shape) // shape[1]
     weight = _wider(steps, given["weight"], acc, "weight")
     mean, invstd = (steps.cast(given[key], acc, f"{key}_wide") for key in ("save_mean", "save_invstd"))
     sums = []
@@ -147,7 +147,7 @@ def batch_norm_backward(steps: Steps) -> bool:
     factors = []
     for key, one, other in (("shift", scale, dbias), ("slope", turned, dweight)):
         product = steps.pointwise(f"{key}_sum", "aten.mul.Tensor", (Ref(one), Ref(other)), acc)
-        share = steps.pointwise(key, "aten.div.Scalar", (Ref(product), -count), acc)
+        share = steps.pointwise(key, "aten.div.Scalar", (Ref(product), -elements), acc)
         factors.append(Ref(_column(steps, share, shape)))
     shift, slope = factors
     middle, steep = (Ref(_column(steps, value, shape)) for value in (mean, scale))

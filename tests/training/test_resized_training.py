@@ -1,0 +1,113 @@
+"""Training with a split batch whose lengths vary: two programs serve all, and what they compute is eager's."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autopar
+
+pytestmark = pytest.mark.slow
+
+TWO = ["cpu", "emulated:0"]
+LENGTHS = (6, 9, 7, 12, 3, 20, 5, 12)
+"""The last is called again: a signature of other sizes is first compared with eager."""
+
+
+class Encoder(nn.Module):
+    """Positions with a gradient of their own for each length, attention between them, and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(500, 8), nn.Embedding(40, 8)
+        self.body, self.drop = nn.MultiheadAttention(8, 2, 0.2, batch_first=True), nn.Dropout(0.4)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, words):
+        x = self.drop(self.words(words) + self.places(torch.arange(words.shape[1])))
+        return self.head(x + self.body(x, x, x, need_weights=False)[0])
+
+
+def classes(made, labels):
+    return F.cross_entropy(made.flatten(0, 1), labels.flatten())
+
+
+def squares(made, labels):
+    """A mean over all elements, and means over the positions and over the batch."""
+    return F.mse_loss(made, F.one_hot(labels, 5).double()) + made.mean(1).square().sum() + made.mean(0).square().sum()
+
+
+def spread(made, labels):
+    return made.var((0, 1)).sum()
+
+
+def twins():
+    torch.manual_seed(0)
+    plain = Encoder().double()
+    model = copy.deepcopy(plain)
+    return plain, model, *(torch.optim.SGD(each.parameters(), 0.02, 0.9) for each in (plain, model))
+
+
+def batch(length, rows=4):
+    return torch.randint(20, (rows, length)), torch.randint(5, (rows, length))
+
+
+def expected(plain, optimizer, loss, given, seed):
+    torch.manual_seed(seed)
+    optimizer.zero_grad()
+    found = loss(plain(given[0]), given[1])
+    found.backward()
+    optimizer.step()
+    return found.detach()
+
+
+def equal(model, plain):
+    for one, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("loss, programs", [(classes, 2), (squares, 2), (spread, len(LENGTHS) - 2)])
+def test_steps(loss, programs):
+    """A variance divides by a number that is only known for the sizes of one call."""
+    plain, model, theirs, ours = twins()
+    step = autopar.train_step(model, loss, ours, TWO, split=2)
+    for seed, length in enumerate(LENGTHS):
+        given = batch(length)
+        torch.manual_seed(seed)
+        found = step(*given)
+        torch.testing.assert_close(found, expected(plain, theirs, loss, given, seed))
+    equal(model, plain)
+    # The first is of a graph for one length.
+    assert len(step._signatures.kept[-1]) == programs
+    assert step._signatures.latest._whole is not None
+
+
+@pytest.mark.parametrize("loss", [classes, squares])
+def test_a_loop(loss):
+    plain, model, theirs, ours = twins()
+    fast = autopar.compile(model, TWO, split=2)
+    for seed, length in enumerate(LENGTHS):
+        given = batch(length)
+        torch.manual_seed(seed)
+        ours.zero_grad()
+        found = loss(fast(given[0]), given[1])
+        found.backward()
+        ours.step()
+        torch.testing.assert_close(found.detach(), expected(plain, theirs, loss, given, seed))
+    equal(model, plain)
+    assert len(fast._placement.backend.served[-1].programs) == 2
+
+
+def test_an_optimizer_that_steps_by_itself():
+    plain, model, _, _ = twins()
+    theirs, ours = (torch.optim.RMSprop(each.parameters(), 1e-3) for each in (plain, model))
+    step = autopar.train_step(model, classes, ours, TWO, split=2)
+    for seed, length in enumerate(LENGTHS):
+        given = batch(length)
+        torch.manual_seed(seed)
+        found = step(*given)
+        torch.testing.assert_close(found, expected(plain, theirs, classes, given, seed))
+    equal(model, plain)
+    assert len(step._signatures.kept[-1]) == 2
