@@ -67,13 +67,6 @@ class Arguments:
             return True
         return any(changed.get(memory(args[at]), at) != at for at in self._beside)
 
-    def rebind(self, args: Sequence[Any]) -> None:
-        """Use the state of this call for that of the region."""
-        for at, owner, key in self._state:
-            if owner.get(key) is not args[at]:
-                with self._lock:
-                    owner[key] = args[at]
-
     def elsewhere(self, args: Sequence[Any]) -> bool:
         """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""
         for at, owner, key in self._state:

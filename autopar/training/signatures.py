@@ -39,12 +39,13 @@ Take = Callable[[Signature, Sequence[Any]], Any]
 """Takes a step, given the arguments of its graph; returns the results of the graph."""
 Programs = Callable[[Signature], tuple[Prepared, ...]]
 """Returns the programs of a signature that steps use."""
+BOUND = 16
+"""Limit on the sets of parameters for which the programs of one graph are kept."""
 
 
 class Signatures:
     """A `torch.compile` backend for the loss of one training step, with one shared pool of weight replicas.
 
-    kept: the programs of each captured graph of the loss and each form of the optimizer, by sizes.
     latest: the signature of the last call.
 
     Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient.
@@ -55,8 +56,7 @@ class Signatures:
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.name = type(loss).__name__
-        self.kept: list[Kept[Signature]] = []
-        self._resized: list[Resized[Signature]] = []
+        self._bound: list[_Bound] = []
         self.latest: Signature | None = None
         self.pool = Replicas()
         self._take: Take | None = None
@@ -79,8 +79,7 @@ class Signatures:
         It raises CaptureError if the loss cannot be differentiated.
         """
         try:
-            region = self._region(module, examples)
-            arguments = Arguments(region)
+            first = self._begun(self._region(module, examples), examples)
         except Exception as error:
             # Dynamo would wrap what is raised here; it is raised from the call.
             text = explain(self.name, error)
@@ -90,46 +89,67 @@ class Signatures:
                 raise refusal
 
             return refuse
-        plans: dict[Hashable, Plan] = {}
-        programs: dict[Hashable, tuple[Kept[Signature], Resized[Signature]]] = {}
         eager = in_eager(module)
+        # The bound ones of this graph, the last used first.
+        own = [first]
 
-        def made(args: Sequence[Any]) -> Signature:
+        def made(bound: _Bound, args: Sequence[Any]) -> Signature:
             try:
                 with alone():
-                    captured = rewritten(timed("capture", captured_at, region, args), self.options)
+                    captured = rewritten(timed("capture", captured_at, bound.region, args), self.options)
             except Untraceable as error:
                 raise valued(self.name, module, error) from error
-            weights, parameters = arguments.weights(args), self.parameters()
+            weights, parameters, plans = bound.arguments.weights(args), self.parameters(), bound.plans
             return Signature(
                 captured, eager, weights, parameters, self.machine, self.options, args, self.pool, plans
             )
 
         def serve(*args: Any) -> Any:
-            if arguments.lent(args):
+            if first.arguments.lent(args):
                 raise CaptureError(
                     f"{self.name}: a tensor is changed in place that shares its memory with another; pass a copy "
                     "(clone)"
                 )
-            arguments.rebind(args)
-            sizes, groups = arguments.sizes(args), self.groups()
-            if groups not in programs:
-                kept = Kept[Signature](f"the training step of {self.name}")
-                programs[groups] = kept, Resized(region, self.options, kept)
-                self.kept.append(kept)
-                self._resized.append(programs[groups][1])
-            kept, resized = programs[groups]
+            bound = own[0] if own[0].fits(args) else self._rebound(first.region, own, args)
+            sizes = bound.arguments.sizes(args)
+            kept, resized = bound.programs_of(self.groups(), self.options)
             found = kept.used(sizes)
             if found is None and self._programs is not None:
                 found = resized.get(sizes) or resized.add(sizes, args, self._programs)
             if found is None:
-                found = made(args)
+                found = made(bound, args)
                 kept.add(sizes, found)
             self.latest = found
             assert self._take is not None
             return self._take(found, args)
 
         return serve
+
+    def _begun(self, region: Region, args: Sequence[Any]) -> _Bound:
+        """Return a region with the tensors of a call, without programs."""
+        made = _Bound(self.name, region, args)
+        self._bound.append(made)
+        return made
+
+    def _rebound(self, captured: Region, own: list[_Bound], args: Sequence[Any]) -> _Bound:
+        """Return what serves a call with other parameters than those of the last one, and put it first in `own`.
+
+        Dynamo calls one graph, the `captured` one, for all equal layers, and for parameters that replaced others.
+        """
+        found = next((bound for bound in own if bound.fits(args)), None)
+        if found is None:
+            self.require_known()
+            found = self._begun(captured.of(args, self.loss), args)
+            known = {id(parameter) for parameter in self.loss.parameters()}
+            for place, bound in enumerate(own[:]):
+                if place >= BOUND - 1 or not bound.within(known):
+                    own.remove(bound)
+                    self._bound.remove(bound)
+                    bound.close()
+        else:
+            own.remove(found)
+        own.insert(0, found)
+        return found
 
     def _region(self, module: fx.GraphModule, examples: Sequence[Any]) -> Region:
         """Return the region of a captured loss. Raises CaptureError if it cannot be differentiated."""
@@ -167,7 +187,7 @@ class Signatures:
 
     def drop(self, signature: Signature) -> None:
         """Drop the programs of a signature; the next call plans again."""
-        for kept, resized in zip(self.kept, self._resized):
+        for kept, resized in self._programs():
             kept.drop(signature)
             resized.clear()
 
@@ -182,10 +202,19 @@ class Signatures:
             and (not latest or (signature.latest is not None and signature.latest.executor is executor))
         ]
 
+    @property
+    def kept(self) -> list[Kept[Signature]]:
+        """The programs of each captured graph of the loss and each form of the optimizer, by sizes."""
+        return [kept for kept, _ in self._programs()]
+
+    def _programs(self) -> Iterator[tuple[Kept[Signature], Resized[Signature]]]:
+        for bound in self._bound:
+            yield from bound.programs.values()
+
     def close(self) -> None:
         """Stop the threads of all programs; the next call starts them again."""
-        for kept in self.kept:
-            kept.close()
+        for bound in self._bound:
+            bound.close()
 
     def require_known(self) -> None:
         """Raise CaptureError if the optimizer holds a parameter that neither the model nor its criterion has."""
@@ -196,9 +225,52 @@ class Signatures:
                     raise CaptureError(
                         f"the optimizer holds a parameter of shape {list(parameter.shape)} (number {index} of its "
                         f"group) that is neither in {self.name} nor in its criterion; build the optimizer from "
-                        "model.parameters() after the last change of the model, or make the criterion an nn.Module "
-                        "that holds the parameter"
+                        "model.parameters(), and the step, after the last change of the model, or make the criterion "
+                        "an nn.Module that holds the parameter"
                     )
+
+
+class _Bound:
+    """A captured loss with the tensors of some calls, whose optimizer state its programs read and update.
+
+    plans: placements of other sizes, which new programs follow.
+    programs: those by forms of the optimizer, each by sizes.
+    """
+
+    def __init__(self, name: str, region: Region, args: Sequence[Any]) -> None:
+        self.name, self.region, self.arguments = name, region, Arguments(region)
+        self.plans: dict[Hashable, Plan] = {}
+        self.programs: dict[Hashable, tuple[Kept[Signature], Resized[Signature]]] = {}
+        self._trained = [
+            (at, args[at])
+            for at, place in enumerate(region.places)
+            if place.kind == "state" and place.owner is not region.held and args[at].requires_grad
+        ]
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Return True if a call has the parameters of these programs. Other state may be another tensor in each
+        call."""
+        for at, parameter in self._trained:
+            if args[at] is not parameter:
+                return False
+        arguments = self.arguments
+        return not arguments.elsewhere(args) or arguments.move(args, self.region.held)
+
+    def within(self, known: set[int]) -> bool:
+        """Return True if all parameters of these programs are among those `known` by `id`."""
+        return all(id(parameter) in known for _, parameter in self._trained)
+
+    def programs_of(self, groups: Hashable, options: Options) -> tuple[Kept[Signature], Resized[Signature]]:
+        """Return the programs for a form of the optimizer, by sizes."""
+        if groups not in self.programs:
+            kept = Kept[Signature](f"the training step of {self.name}")
+            self.programs[groups] = kept, Resized(self.region, options, kept)
+        return self.programs[groups]
+
+    def close(self) -> None:
+        """Stop the threads of its programs."""
+        for kept, _ in self.programs.values():
+            kept.close()
 
 
 def step_ahead(
