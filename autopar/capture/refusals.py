@@ -22,6 +22,16 @@ class Untraceable(CaptureError):
 
 _ADVICE = (
     (
+        ("_ctc_loss",),
+        "torch.compile cannot take ctc_loss, whose work depends on the lengths in a tensor",
+        "compute it outside of what is captured",
+    ),
+    (
+        ("FloatTrueDiv(1.0, ToFloat(…return F.batch_norm(",),
+        "BatchNorm with momentum=None divides by the number of its batches, which is the value of a tensor",
+        "give it a number, such as momentum=0.1",
+    ),
+    (
         ("GuardOnDataDependent", "data-dependent", "Could not guard on", "unbacked"),
         "what runs depends on the values in a tensor",
         "use torch.where or torch.cond, or take the decision outside the model",
@@ -57,6 +67,8 @@ _ADVICE = (
         "register it with torch.utils._pytree.register_pytree_node or pass tensors",
     ),
 )
+"""Marks in the text of an error, one of which suffices, its meaning, and the change to make. All parts of a mark around
+"…" must be there."""
 
 
 def explain(name: str, error: BaseException) -> str:
@@ -71,9 +83,11 @@ def explain(name: str, error: BaseException) -> str:
 
 def known(text: str) -> tuple[str, str] | None:
     """Return the meaning of an error of torch and the change to make; None if it is unknown."""
-    return next(
-        ((what, change) for marks, what, change in _ADVICE if any(mark in text for mark in marks)), None
-    )
+
+    def has(mark: str) -> bool:
+        return all(part in text for part in mark.split("…"))
+
+    return next(((what, change) for marks, what, change in _ADVICE if any(map(has, marks))), None)
 
 
 def fails_alone(name: str, error: BaseException) -> CaptureError:

@@ -95,7 +95,7 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
         elif kind == "PlainAOTOutput":
             tangents.append((index, node))
         else:
-            raise through(names[index])
+            raise through(names[index], _renormed(graph, index))
     end: Any = graph.output_node()
     for node, description in zip(end.args[0], end.meta["desc"]):
         if node is None:
@@ -193,6 +193,18 @@ def _draws(node: fx.Node) -> bool:
     return draws(node.target, args, kwargs)
 
 
+def _renormed(graph: fx.Graph, index: int) -> bool:
+    """Return True if an embedding with `max_norm` makes the new value of an input."""
+    end: Any = graph.output_node()
+    changed = ("InputMutationAOTOutput", index)
+    return any(
+        node is not None
+        and node.target is _aten.embedding_renorm.default
+        and _meaning(description) == changed
+        for node, description in zip(end.args[0], end.meta["desc"])
+    )
+
+
 def _meaning(description: Any) -> tuple[str, int]:
     """Return the kind of a placeholder or result, and the index of its input or output."""
     for relation in ("output", "grad_of", "mutated_input"):
@@ -210,8 +222,14 @@ def _meaning(description: Any) -> tuple[str, int]:
     return kind, description.idx
 
 
-def through(name: str) -> Untraceable:
-    """Return the error about a tensor that is changed in place with a gradient through the change."""
+def through(name: str, renormed: bool = False) -> Untraceable:
+    """Return the error about a tensor that is changed in place with a gradient through the change; `renormed`: an
+    embedding with `max_norm` does so."""
+    if renormed:
+        return Untraceable(
+            f"an embedding with max_norm changes {name} in the forward, which requires grad; build it without max_norm "
+            "and renormalise the weight after each step: with torch.no_grad(): weight.renorm_(2, 0, max_norm)"
+        )
     return Untraceable(
         f"forward changes {name} in place, which requires grad or is given what does; change a clone of it, or "
         "give it a value that is detached"
