@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, TypeAlias
@@ -153,6 +154,7 @@ class Backend(Recorded):
         if self.root is not None:
             found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
         found += [executor.note for executor in self.tuned() if executor.note]
+        found += self._uncompiled()
         found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
         return [*found, *list(self.breaks)]
 
@@ -160,6 +162,19 @@ class Backend(Recorded):
         """Return the latest plan of each placed graph, in order of capture."""
         kept = [list(served.programs.values()) for served in self.served]
         return [programs[-1].plan for programs in kept if programs]
+
+    def _uncompiled(self) -> list[str]:
+        """Return a sentence for each graph and each reason why no kernels are compiled for programs of it."""
+        refusals = Counter(
+            (served.name, why)
+            for served in self.served
+            for planned in [*served.programs.values()]
+            for why in planned.refusals
+        )
+        return [
+            f"{name}: kernels: eager{f' for {count} sets of sizes' if count > 1 else ''}, {why}"
+            for (name, why), count in refusals.items()
+        ]
 
     def tuned(self) -> list[TunedExecutor]:
         """Return the executors that compile kernels."""

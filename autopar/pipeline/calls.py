@@ -312,12 +312,17 @@ class Resized(Generic[Made]):
     @property
     def note(self) -> str:
         """A sentence if calls are served so."""
-        if not self._made:
+        count = sum(sizes not in self._programs for sizes in [*self._made])
+        if not count:
             return ""
-        return (
-            f"calls of {len(self._made)} more sets of sizes run by a program made for other sizes; "
-            "record() plans each for its own"
-        )
+        if self._compiled:
+            how = (
+                f"with PyTorch's own kernels, as kernels are compiled for the first {CHECKED} sets and for those "
+                f"called more than {RECURRING} times, {SIZES} at most"
+            )
+        else:
+            how = "record() plans each for its own"
+        return f"calls of {count} more sets of sizes run by a program made for other sizes; {how}"
 
     def clear(self) -> None:
         """Drop all of them."""

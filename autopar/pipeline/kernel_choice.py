@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 
-from ..capture import Captured
 from ..costs.blocks import median, timed
 from ..errors import AutoparError, RunError
 from ..ir.graph import Graph
-from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal, Stack, named
@@ -105,26 +103,6 @@ KEPT = 2
 """Stacks that reach the final: few rounds beside other work may reverse the two fastest."""
 WORTH = 0.03
 """Share of eager's seconds that a compiled form must save, and of one lane's seconds that several lanes must save."""
-
-
-def compilable(captured: Captured, plan: Plan) -> str:
-    """Return the reason why no kernels are compiled for a plan; "" if they can be."""
-    graph, machine = captured.graph, plan.costed.machine
-    if machine.absent or machine.clock == "declared":
-        return "its devices are not here, or run on a declared clock"
-    if any(task.random for task in graph.tasks):
-        return "it draws random numbers"
-    for memory in plan.memory:
-        # A library may keep the weights twice more, two recordings on a GPU all that a call makes; what they take
-        # besides is in no proof.
-        device = machine.device[memory.device]
-        state = sum(graph.value[name].bytes for name in graph.state)
-        more = state if device.torch_type == "cpu" else memory.peak
-        if device.memory_bytes is not None and memory.peak + 2 * more > device.memory_bytes:
-            return (
-                f"{device.name} lacks the memory for other copies of the weights, or of all that a call makes"
-            )
-    return ""
 
 
 _one = threading.Lock()

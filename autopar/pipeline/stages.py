@@ -42,7 +42,7 @@ from ..transform.rewrites import local
 from .batch_split import best_plan, passed_over, split_graph
 from .compare import present
 from .kernel_build import Form, in_place
-from .kernel_choice import KernelChoice, compilable
+from .kernel_room import tunable
 from .options import Options
 from .propagate import propagated
 from .streaming import shortest
@@ -58,7 +58,8 @@ class Prepared:
     """One signature of a model, ready to run.
 
     captured: has the original graph; `plan.costed.graph` is the one that runs. source: with all outputs' strides.
-    single_s: measured seconds of the best single device; None if not timed.
+    single_s: measured seconds of the best single device; None if not timed. refusals: the reason why no kernels
+    are compiled for it, if they were asked for.
     """
 
     captured: Captured
@@ -67,6 +68,7 @@ class Prepared:
     executor: Executor | TunedExecutor
     single_s: float | None = None
     source: Captured | None = None
+    refusals: tuple[str, ...] = ()
 
     def measure(self) -> None:
         """Time the operations, on made-up inputs, to update the prediction. The program stays."""
@@ -180,12 +182,9 @@ def executed(
     executor = Executor(captured, plan, run, pool)
     if kernels == "eager":
         return Prepared(captured, plan, run, executor)
-    if why := compilable(captured, plan):
-        log.info("kernels of %s are eager's: %s", captured.graph.name, why)
-        return Prepared(captured, plan, run, executor)
     form = Form(captured, plan, program, torch.get_num_threads(), changing or bool(plan.costed.graph.updates))
-    choice = KernelChoice(kernels, form, pool, on_lanes)
-    return Prepared(captured, plan, run, TunedExecutor(executor, choice))
+    made, why = tunable(executor, kernels, form, pool, on_lanes)
+    return Prepared(captured, plan, run, made, refusals=why)
 
 
 def copies(plan: Plan) -> bool:

@@ -205,6 +205,8 @@ class Replicas:
         # On each accelerator the callers' streams, and how far each was when it last brought copies.
         self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
         self.transfers = 0
+        self.kernels: weakref.WeakKeyDictionary[Any, Mapping[str, int]] = weakref.WeakKeyDictionary()
+        """Bytes on each device that the kernels of each `TunedExecutor` may take, most of them copies of the state."""
         _pools.add(self)
 
     def master(self, name: str, owner: Mapping[str, Any], key: str) -> Master:

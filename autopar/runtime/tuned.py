@@ -109,6 +109,11 @@ class TunedExecutor:
         """True if kernels are chosen, or found slower than eager, and none is on trial."""
         return self._done and self._builder is None and self._trial is None
 
+    @property
+    def holds(self) -> bool:
+        """True if there are kernels, or may be some once they are compiled, which take memory."""
+        return self.chosen is not None or not self._done or self._builder is not None
+
     inline = None
     """None: a compiled arrangement must check its weights before each call."""
 

@@ -171,6 +171,11 @@ class Training:
         """Executors of the programs that were called."""
         return [prepared.executor for prepared in self._made()]
 
+    @property
+    def refusals(self) -> list[str]:
+        """The reasons why no kernels are compiled for some of these programs, if there are any."""
+        return [why for prepared in self._made() for why in prepared.refusals]
+
     def leaves(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return the caller's tensors that have a gradient, in the order of `captured.gradients`."""
         given = dict(zip(self.captured.graph.inputs, inputs))
