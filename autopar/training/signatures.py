@@ -60,7 +60,7 @@ class Signatures:
         self.latest: Signature | None = None
         self.pool = Replicas()
         self._take: Take | None = None
-        self._programs: Programs | None = None
+        self._used: Programs | None = None
         self.require_known()
         held = set(map(id, self.parameters()))
         left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
@@ -114,8 +114,8 @@ class Signatures:
             sizes = bound.arguments.sizes(args)
             kept, resized = bound.programs_of(self.groups(), self.options)
             found = kept.used(sizes)
-            if found is None and self._programs is not None:
-                found = resized.get(sizes) or resized.add(sizes, args, self._programs)
+            if found is None and self._used is not None:
+                found = resized.get(sizes) or resized.add(sizes, args, self._used)
             if found is None:
                 found = made(bound, args)
                 kept.add(sizes, found)
@@ -168,11 +168,11 @@ class Signatures:
     def taking(self, take: Take, programs: Programs | None) -> Iterator[None]:
         """Within the block, let `take` serve calls of the compiled loss, by programs for their own sizes or made from
         others if all `programs` of a step allow it."""
-        self._take, self._programs = take, programs
+        self._take, self._used = take, programs
         try:
             yield
         finally:
-            self._take = self._programs = None
+            self._take = self._used = None
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters of the optimizer."""

@@ -36,7 +36,11 @@ def classes(made, labels):
 
 def squares(made, labels):
     """A mean over all elements, and means over the positions and over the batch."""
-    return F.mse_loss(made, F.one_hot(labels, 5).double()) + made.mean(1).square().sum() + made.mean(0).square().sum()
+    return (
+        F.mse_loss(made, F.one_hot(labels, 5).double())
+        + made.mean(1).square().sum()
+        + made.mean(0).square().sum()
+    )
 
 
 def spread(made, labels):
