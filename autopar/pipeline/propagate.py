@@ -24,9 +24,10 @@ from ..ir.graph import Task, Value
 from ..ir.plan import Plan
 from ..ops import resolve as bind
 from ..planner.bounds import lower_bound
+from ..planner.candidates import Race
 from ..planner.model.instance import Instance
 from ..planner.model.simulator import kept
-from ..planner.model.timing import simulate
+from ..planner.model.timing import timing as timed
 
 log = logging.getLogger("autopar")
 
@@ -61,7 +62,10 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
     costed = replace(plan.costed, graph=replace(graph, values=tuple(found[v.name] for v in graph.values)))
     if all((v.bytes, v.storage) == (found[v.name].bytes, found[v.name].storage) for v in before):
         return replace(plan, costed=costed)
-    timing = simulate(costed, kept(plan))
+    instance = Instance(costed)
+    entry = Race(instance).trial(kept(plan))
+    assert entry is not None
+    timing = timed(entry.play)
     return replace(
         plan,
         costed=costed,
@@ -70,7 +74,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
         resident=timing.resident,
         memory=timing.memory,
         makespan=timing.makespan,
-        lower_bound=lower_bound(Instance(costed)),
+        lower_bound=lower_bound(instance),
         bound_once=0.0,
     )
 

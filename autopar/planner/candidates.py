@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from ..errors import MemoryCapError, PlanError
@@ -78,7 +79,26 @@ class Race:
         return leader is not None and not leader.over and leader.makespan <= self.bound * (1 + SHORTER)
 
     def trial(self, schedule: Schedule) -> Entry | None:
-        """Simulate a schedule without entering it; None if it is infeasible."""
+        """Simulate a schedule without entering it; None if it is infeasible.
+
+        If it exceeds a cap, copies of streamed state are held back as little as makes it fit.
+        """
+        entry = self._simulated(schedule)
+        if entry is None or not entry.over or not self.instance.costed.graph.streamed:
+            return entry
+        held: dict[int, Entry] = {}
+
+        def fits(ahead: int) -> bool:
+            tried = self._simulated(replace(schedule, ahead=ahead))
+            if tried is not None and not tried.over:
+                held[ahead] = tried
+            return ahead in held
+
+        # The more clusters ahead, the more copies are there at once.
+        bisect_left(range(max(map(len, entry.play.orders), default=0))[::-1], True, key=fits)
+        return held[max(held)] if held else entry
+
+    def _simulated(self, schedule: Schedule) -> Entry | None:
         try:
             play = Play(self.instance, schedule)
         except PlanError as error:

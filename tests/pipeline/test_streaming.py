@@ -9,7 +9,9 @@ from torch import nn
 import autopar
 from autopar.ir.device import Device, Link
 from autopar.ir.machine import Machine
+from autopar.lowering.memory_bound import footprint
 from autopar.pipeline.batch_split import WORTH
+from autopar.planner import replan
 
 
 class Block(nn.Module):
@@ -110,3 +112,40 @@ def test_other_sizes_and_given_plans_stream_too() -> None:
     assert twin.plan.costed.graph.streamed == first.costed.graph.streamed != ()
     fast.close()
     twin.close()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weights", [2, 4])
+def test_copies_are_held_back_where_computing_takes_longer_than_they_do(weights: int) -> None:
+    """Else all weights would arrive long before they are read, and no plan would keep the cap."""
+    with torch.device("meta"):
+        layers = [layer for _ in range(8) for layer in (nn.Linear(4096, 4096, bias=False), nn.ReLU())]
+        model, x = nn.Sequential(*layers).eval(), torch.empty(8192, 4096)
+    one = model[0].weight.nbytes
+    roomy, tight = (
+        autopar.Machine.declare("cpu-16", "t4", memory={"cuda:0": cap})
+        for cap in (10**11, weights * one + 3 * x.nbytes)
+    )
+    given = {"example_inputs": (x,), "measure": False, "pins": {"": "cuda:0"}}
+    plan = autopar.plan(model, tight, home="cpu", **given)
+    assert dict(plan.peaks)["cuda:0"] <= tight.device["cuda:0"].memory_bytes < 8 * one + 3 * x.nbytes
+    # But for the first weight, copies are behind the clusters before.
+    assert plan.makespan <= 1.1 * autopar.plan(model, roomy, home="cpu", **given).makespan
+    again = replan(plan.costed, plan)
+    assert again.makespan == pytest.approx(plan.makespan) and again.peaks == plan.peaks
+
+
+@torch.no_grad()
+def test_copies_held_back_are_run_so() -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).eval()
+    x = torch.randn(2048, 256)
+    cap = 3 * model[0].weight.nbytes + 3 * x.nbytes
+    machine = fast_stand_in(cap)
+    fast = autopar.compile(model, machine, home="cpu", pins={"": "emulated:0"}, measure=False)
+    for rows in (2048, 2048, 100):
+        torch.testing.assert_close(fast(x[:rows]), model(x[:rows]), rtol=1e-5, atol=1e-5)
+    peaks = {
+        peak.device: peak.bytes for peak in footprint(fast._placement.backend.served[0].programs[()].program)
+    }
+    assert peaks["emulated:0"] <= cap < size(model) + 3 * x.nbytes
+    fast.close()

@@ -29,13 +29,15 @@ class Schedule:
 
     A cluster with several lanes is listed in each of them. Transfers follow from the placement. A copy queue that
     `copies` does not list takes copies as they become ready; if `first_come`, all do, and `copies` only orders
-    simultaneous ones.
+    simultaneous ones. `ahead`: number of clusters of its lane that may be between the start of a copy of streamed state
+    and its first reader; None: any.
     """
 
     policy: str
     lanes: Mapping[str, tuple[str, ...]]
     copies: Mapping[str, tuple[Move, ...]] = field(default_factory=dict)
     first_come: bool = False
+    ahead: int | None = None
 
 
 def in_order(
@@ -123,6 +125,8 @@ class Play:
                 )
                 raise PlanError(f"the plan separates clusters that must share a device: {names}")
         self._transfers()
+        if schedule.ahead is not None:
+            self._hold_back(schedule.ahead)
         self._order_copies(schedule)
         self._times()
 
@@ -212,6 +216,21 @@ class Play:
             if step >= first:
                 waiting[step].append(r)
                 missing[r] += 1
+
+    def _hold_back(self, ahead: int) -> None:
+        """Make each copy of streamed state wait for the cluster `ahead` + 1 before its first reader."""
+        instance = self.instance
+        streamed = set(instance.costed.graph.streamed)
+        place = {r: (order, at) for order in self.orders for at, r in enumerate(order)}
+        for step, (v, hop) in enumerate(self.moves, instance.clusters):
+            if instance.values[v] not in streamed:
+                continue
+            readers = [place[r] for r in instance.readers[v] if self.device[r] == hop.dst]
+            order, at = min(readers, key=lambda each: each[1], default=([], 0))
+            if at > ahead:
+                before = order[at - ahead - 1]
+                self.waiting[before] = [*self.waiting[before], step]
+                self.missing[step] += 1
 
     def _order_copies(self, schedule: Schedule) -> None:
         instance = self.instance
