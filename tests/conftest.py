@@ -3,15 +3,22 @@ process, so a run without the option never does."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is loaded, here and in the processes of pytest-xdist: threads that spin take cores from other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "AUTOPAR_CACHE" not in os.environ:
+    # What other runs measured here changes plans. The processes of pytest-xdist inherit the folder of the first.
+    os.environ["AUTOPAR_CACHE"] = tempfile.mkdtemp(prefix="autopar-tests-")
+    atexit.register(shutil.rmtree, os.environ["AUTOPAR_CACHE"], ignore_errors=True)
 # What calls inductor's kernels, not these themselves: compiling it takes longest.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
@@ -106,7 +113,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     are made of so many objects that collections by Python's own thresholds take some per cent of the tests' time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000)
+    gc.set_threshold(100_000)
 
 
 @pytest.hookimpl(wrapper=True)
