@@ -129,9 +129,10 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
     policy, split, batch_norm = options.policy, options.split, options.batch_norm
     if split is not None and not isinstance(split, str):
         rows = batch_of(graph)
-        if rows is not None and rows < 2:
-            # The last, short batch of a loader must not stop the loop.
-            log.info("%s: a batch of %d rows stays whole", graph.name, rows)
+        empty = any(0 in graph.value[name].shape for name in graph.inputs)
+        if rows is not None and (rows < 2 or empty):
+            # The last, short batch of a loader must not stop the loop, nor a sequence without elements.
+            log.info("%s: a batch of %d rows%s stays whole", graph.name, rows, " without elements" * empty)
             split = None
     race, costed = _Race(), price(graph)
     whole = race.enter(costed, policy)

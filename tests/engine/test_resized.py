@@ -133,6 +133,12 @@ def test_two_programs_with_a_split_batch_serve_all_lengths(first):
         alike(plain, fast, (4, length), False)
 
 
+def test_an_input_without_elements_is_not_split():
+    fast = autopar.compile(nn.Linear(16, 4), ["cpu", "emulated:0"], split=2)
+    for rows, length in ((4, 6), (4, 3), (4, 0), (0, 3), (1, 3)):
+        assert fast(torch.randn(rows, length, 16)).shape == (rows, length, 4)
+
+
 @pytest.mark.parametrize(
     "lengths",
     [
