@@ -120,7 +120,7 @@ class Compiled:
     def wait(self, seconds: float | None = None) -> None:
         """Wait until the kernels of all calls and prepared programs are compiled and chosen.
 
-        `seconds` limits the wait for each program; after that, the fastest of the kernels ready so far is used.
+        After `seconds`, the fastest of the kernels ready so far are used.
         """
         wait_for(self._placement.backend.tuned(), seconds)
 

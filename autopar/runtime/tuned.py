@@ -270,14 +270,15 @@ class TunedExecutor:
 
 
 def wait_for(executors: Iterable[TunedExecutor], seconds: float | None) -> None:
-    """Wait for each executor as `TunedExecutor.wait` does. Raises PlanError if `seconds` is not a time."""
+    """Wait for all executors as `TunedExecutor.wait` does, `seconds` in all. Raises PlanError if this is not a time."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if seconds is not None and not (number and 0 <= seconds <= threading.TIMEOUT_MAX):
         raise PlanError(
             f"wait({seconds!r}) is not a time; give seconds from 0, or nothing to wait until kernels are ready"
         )
+    until = None if seconds is None else time.monotonic() + seconds
     for executor in executors:
-        executor.wait(seconds)
+        executor.wait(None if until is None else max(0.0, until - time.monotonic()))
 
 
 _alive: weakref.WeakSet[TunedExecutor] = weakref.WeakSet()

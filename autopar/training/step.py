@@ -363,8 +363,8 @@ class TrainStep(Recorded):
     def wait(self, seconds: float | None = None) -> None:
         """Wait until the kernels of the programs that steps run now are compiled and chosen.
 
-        The first step, which is compared with eager, has a program of its own: take two steps before. `seconds` limits
-        the wait for each program; after that, the fastest of the kernels ready so far is used.
+        The first step, which is compared with eager, has a program of its own: take two steps before. After
+        `seconds`, the fastest of the kernels ready so far are used.
         """
         wait_for(self._signatures.tuned(latest=True), seconds)
 

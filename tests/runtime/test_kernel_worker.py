@@ -11,6 +11,7 @@ import pytest
 
 from autopar.runtime.kernels import worker
 from autopar.runtime.kernels.worker import CompilerProcess
+from autopar.runtime.tuned import wait_for
 
 ANSWERS = """
 import json, pathlib, sys
@@ -102,3 +103,15 @@ def test_a_stop_while_its_process_starts_ends_that(started, tmp_path, monkeypatc
     began = time.monotonic()
     assert "stopped" in own._asked(tmp_path)[0]
     assert own._process.returncode is not None and time.monotonic() - began < 30
+
+
+def test_a_wait_for_several_programs_ends_after_its_seconds():
+    asked = []
+
+    class Slow:
+        def wait(self, seconds):
+            asked.append(seconds)
+            time.sleep(min(seconds, 0.05))
+
+    wait_for([Slow() for _ in range(4)], 0.1)
+    assert asked[0] <= 0.1 and asked[1] < asked[0] - 0.04 and asked[-1] == 0.0
