@@ -101,17 +101,16 @@ def test_a_number_known_for_the_sizes_of_one_call_alone():
 
 
 def test_a_loop():
-    loss = squares
     plain, model, theirs, ours = twins()
     fast = autopar.compile(model, TWO, split=2)
     for seed, length in enumerate(LENGTHS):
         given = batch(length)
         torch.manual_seed(seed)
         ours.zero_grad()
-        found = loss(fast(given[0]), given[1])
+        found = squares(fast(given[0]), given[1])
         found.backward()
         ours.step()
-        torch.testing.assert_close(found.detach(), expected(plain, theirs, loss, given, seed))
+        torch.testing.assert_close(found.detach(), expected(plain, theirs, squares, given, seed))
     equal(model, plain)
     assert len(fast._placement.backend.served[-1].programs) == 2
 
