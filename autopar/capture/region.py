@@ -274,30 +274,15 @@ def _name(nodes: Sequence[fx.Node]) -> str:
     return getattr(kinds[0], "__name__", str(kinds[0]).rpartition(".")[2]) if kinds else "graph"
 
 
-def in_eager(module: fx.GraphModule) -> Callable[..., Any]:
-    """Return a graph of Dynamo's as it is to run in eager mode.
-
-    It does not go through `GraphModule.__call__`, which prints a traceback of generated code where the user's own call
-    fails.
-    """
-    made = _in_eager(module)
-
-    def run(*args: Any) -> Any:
-        # To ask for the code of a lazy one makes its forward, which else is reached by a `__call__` the first time.
-        _ = made.code
-        return made.forward(*args)
-
-    return run
-
-
-def _in_eager(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the graph that runs in eager mode: `module` itself if it has no regions under `torch.utils.checkpoint`.
+def in_eager(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph of Dynamo's as it is to run in eager mode, `module` itself if it has no regions under
+    `torch.utils.checkpoint`.
 
     Dynamo's operator for a region leaves the random numbers of the recomputation to the compiler: in eager mode it
     would draw other masks in the backward than in the forward.
     """
     parts = {name: part for name, part in module.named_children() if isinstance(part, fx.GraphModule)}
-    inner = {name: made for name, part in parts.items() if (made := _in_eager(part)) is not part}
+    inner = {name: made for name, part in parts.items() if (made := in_eager(part)) is not part}
     if not inner and not any(node.target is tag_activation_checkpoint for node in module.graph.nodes):
         return module
     graph = copy.deepcopy(module.graph)

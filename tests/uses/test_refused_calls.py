@@ -11,8 +11,6 @@ from pairs import alike, compiled
 from torch import nn
 from torch._dynamo.utils import counters
 
-from autopar.errors import CaptureError
-
 
 class Service(nn.Module):
     """Refuses requests without rows, and leaves an empty list as it is."""
@@ -92,12 +90,3 @@ def test_the_line_is_named_at_which_a_capture_ended() -> None:
     fast(torch.randn(4))
     breaks = list(fast._placement.backend.breaks)
     assert breaks and all("test_refused_calls.py" in each and "x.nonzero()" in each for each in breaks)
-
-
-@pytest.mark.parametrize("gradients", [True, False])
-def test_nothing_but_the_error_is_printed(gradients: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """A call that fails where it is run in eager mode for comparison."""
-    fast = compiled(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double())
-    with torch.set_grad_enabled(gradients), pytest.raises(CaptureError, match=r"without autopar too.*dtype"):
-        fast(torch.randn(2, 4))
-    assert capfd.readouterr() == ("", "")
