@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -40,7 +39,6 @@ class Arguments:
         # Two places of the model share memory from the start or never.
         foreign = not set(self._changed).isdisjoint(self._inputs)
         self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
-        self._lock = threading.Lock()
         self.moved = False
         """True once calls of other modules have put their state here; calls are then serialised."""
 

@@ -51,11 +51,8 @@ def noise(steps: Steps) -> bool:
     shape, dtype = steps.shape(made), steps.dtype(made)
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
     # As the other lies in memory: in that order the numbers are drawn.
-    order = steps.values[made].order
-    target, sizes = (
-        "aten.empty_permuted.default" if order else "aten.empty.memory_format",
-        extents(steps.values[made]),
-    )
+    order, sizes = steps.values[made].order, extents(steps.values[made])
+    target = "aten.empty_permuted.default" if order else "aten.empty.memory_format"
     steps.put("", target, (sizes, order) if order else (sizes,), shape, dtype, kwargs=kwargs, make=made)
     return True
 
