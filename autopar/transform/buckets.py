@@ -17,6 +17,7 @@ import networkx
 
 from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value, room
 from ..ir.open_size import count, extents
+from .divide import LOSS
 
 _FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
 _SHAPED = "aten.reshape.default"
@@ -33,10 +34,11 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
     """Group small sums of gradients, up to `nbytes` bytes in each group.
 
     A sum is grouped if it is of the backward, below `nbytes`, over summands made by the parts, and if only results
-    depend on it: no part waits for it, so that grouping delays no part. Consecutive ones of one dtype are bucket k:
-    for part i, `bucket<k>#cat<i>` copies the summands into one flat value as soon as the last one is made,
-    `bucket<k>#sum` adds these, and the sums are views of it under their old names. Up to `FEW` such sums stay as they
-    are. Sums that parts do wait for (a BatchNorm's) share a bucket if one task of each part makes all summands.
+    depend on it: no part waits for it, so that grouping delays no part. Consecutive ones of one dtype and the same
+    tangents are bucket k: for part i, `bucket<k>#cat<i>` copies the summands into one flat value as soon as the last
+    one is made, `bucket<k>#sum` adds these, and the sums are views of it under their old names. Up to `FEW` such sums
+    stay as they are. Sums that parts do wait for (a BatchNorm's) share a bucket if one task of each part makes all
+    summands. A bucket of other tangents would give zeros to what no live tangent reaches, where eager has no gradient.
     Elements are added in the same order as before, so that values are bitwise equal. Linear in tasks except for
     sorting.
     """
@@ -67,7 +69,7 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
 
 def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
     """Return the sums of each bucket, two or more, in order."""
-    final, updated = _final(graph), _updated(graph)
+    final, updated, reaching = _final(graph), _updated(graph), _reaching(graph)
     small: list[tuple[Hashable, int, Task]] = []
     twins: list[list[Task]] = []
     before: tuple[str, ...] = ()
@@ -76,7 +78,8 @@ def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
         if parts and task.name in final:
             value = graph.value[task.outputs[0]]
             # A bucket of gradients is one of parameters: no update waits for another's bucket.
-            small.append(((value.dtype, updated.get(value.name, ""), *parts), value.bytes, task))
+            key = value.dtype, updated.get(value.name, ""), reaching.get(value.name, 0), *parts
+            small.append((key, value.bytes, task))
         elif parts:
             if makers != before:
                 twins.append([])
@@ -113,6 +116,20 @@ def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tup
     if len(set(summands)) < len(makers) or not all(parts):
         return (), ()
     return parts, (value.dtype, *makers)
+
+
+def _reaching(graph: Graph) -> dict[str, int]:
+    """Return the set of tangents that each value depends on, as bits; nothing without a user's own loss."""
+    found: dict[str, int] = {}
+    for task in graph.tasks:
+        if task.target == LOSS:
+            found.update((name, 1 << bit) for bit, name in enumerate(task.outputs))
+        elif found:
+            bits = 0
+            for name in task.inputs:
+                bits |= found.get(name, 0)
+            found.update(dict.fromkeys(task.outputs, bits))
+    return found
 
 
 def _updated(graph: Graph) -> dict[str, str]:

@@ -101,3 +101,32 @@ def test_a_gradient_that_a_custom_backward_makes_up_is_eagers(check):
     with pytest.raises(autopar.RunError, match=r"gate.*every output"):
         fast(x)[1].sum().backward()
     fast.close()
+
+
+class Heads(nn.Module):
+    """Two outputs with layers of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))) for _ in range(2))
+
+    def forward(self, x):
+        return tuple(head(x) for head in self.heads)
+
+
+def test_a_head_that_the_loss_does_not_read_has_no_gradient_in_a_split_batch():
+    """Sums of gradients share buckets; zeros instead of None would let an optimizer decay its weights."""
+    plain = Heads().double()
+    model = copy.deepcopy(plain)
+    fast = autopar.compile(model, ["cpu", "emulated:0"], split=2)
+    theirs, ours = (torch.optim.AdamW(each.parameters(), 0.01) for each in (plain, model))
+    for used in (0, 1, 1, 0):
+        x = torch.randn(4, 6).double()
+        for each, optimizer in ((plain, theirs), (fast, ours)):
+            optimizer.zero_grad()
+            each(x)[used].square().sum().backward()
+            optimizer.step()
+        for one, other in zip(model.parameters(), plain.parameters()):
+            assert (one.grad is None) == (other.grad is None)
+            torch.testing.assert_close(one, other)
+    fast.close()
