@@ -48,6 +48,17 @@ def extents(value: Value) -> tuple[int, ...]:
     return value.open[:-1] if value.open[:-1] == value.shape else value.shape
 
 
+def of_part(value: Value, axis: int, rows: int, batch: int) -> tuple[int, ...]:
+    """Return `Value.open` of the part of a value with `rows` rows of the batch on `axis`."""
+
+    def share(size: int) -> int:
+        return size.of_part(rows, batch) if isinstance(size, OpenSize) else size // batch * rows
+
+    return tuple(
+        share(size) if place in (axis, len(value.shape)) else size for place, size in enumerate(value.open)
+    )
+
+
 class _Fixed(int):
     """A number of elements that does not depend on the sizes of a call."""
 
@@ -58,6 +69,8 @@ def count(value: Value, axes: Collection[int] | None = None) -> int:
     sizes, axes = extents(value), range(len(value.shape)) if axes is None else axes
     total = math.prod(value.shape[axis] for axis in axes)
     if not value.open or sizes is value.shape:
+        return total
+    if any(isinstance(size, OpenSize) and size.share != (1, 1) for size in sizes):
         return total
     opened = [size for axis in axes if isinstance(size := sizes[axis], OpenSize)]
     rest = [size for axis, size in enumerate(sizes) if axis not in axes]

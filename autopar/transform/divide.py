@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ..ir.graph import Const, Graph, Ref, Task, Value
+from ..ir.open_size import extents
 
 LOSS = "autopar.loss"
 """Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
@@ -211,7 +212,7 @@ def _with_wholes(graph: Graph, names: Iterable[str]) -> set[str]:
 def _zeros(task: Task, name: str, value: Value) -> Task:
     options = (("dtype", Const(f"torch.{value.dtype}")), ("device", Const("device")))
     return Task(
-        name, "aten.zeros.default", (value.shape,), options, (name,), phase="backward", module=task.module,
+        name, "aten.zeros.default", (extents(value),), options, (name,), phase="backward", module=task.module,
         source=task.source,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..errors import PlanError
 from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value
-from ..ir.open_size import OpenSize
+from ..ir.open_size import OpenSize, of_part
 from .batch_axis import LIKE, batch_of, best_flow
 
 
@@ -186,11 +186,12 @@ class _Split:
 
     def put(self, value: Value, name: str, axis: int | None, size: int, storage: str) -> None:
         """Add the part of a value with `size` rows of the batch on `axis`."""
-        shape, nbytes = value.shape, value.bytes
+        shape, nbytes, opened = value.shape, value.bytes, value.open
         if axis is not None and axis >= 0:
+            opened = of_part(value, axis, size, self.total)
             shape = (*shape[:axis], shape[axis] // self.total * size, *shape[axis + 1 :])
             nbytes = nbytes // self.total * size
-        self.values[name] = Value(name, shape, value.dtype, nbytes, storage)
+        self.values[name] = Value(name, shape, value.dtype, nbytes, storage, open=opened)
 
     def storage(self, value: Value, name: str, given: dict[str, str]) -> str:
         """Return the storage of a new output: that of the input with which it shared memory, or its own."""

@@ -130,3 +130,32 @@ def test_a_head_that_the_loss_does_not_read_has_no_gradient_in_a_split_batch():
             assert (one.grad is None) == (other.grad is None)
             torch.testing.assert_close(one, other)
     fast.close()
+
+
+class Pieces(nn.Module):
+    """Two outputs whose gradients are joined by one operator; the first is half as long as the argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+
+    def forward(self, x):
+        made, half = self.body(x).tanh(), x.shape[1] // 2
+        return made.split([half, x.shape[1] - half], 1)
+
+
+@pytest.mark.parametrize("given", [{}, {"split": 2}], ids=["whole", "parts"])
+def test_the_gradient_of_an_unused_output_has_the_size_of_the_call(given):
+    """One program serves all lengths, and so do the zeros that stand for the gradient."""
+    plain = Pieces().double()
+    model = copy.deepcopy(plain)
+    fast = autopar.compile(model, ["cpu", "emulated:0"] if given else ["cpu"], check="never", **given)
+    for length in (6, 9, 7, 12, 5):
+        x = torch.randn(4, length, 6).double()
+        for used in (0, 1):
+            for each in (plain, fast):
+                each.zero_grad()
+                each(x)[used].square().sum().backward()
+            for one, other in zip(model.parameters(), plain.parameters()):
+                torch.testing.assert_close(one.grad, other.grad)
+    fast.close()
