@@ -12,6 +12,7 @@ import autopar
 pytestmark = pytest.mark.slow
 
 TWO = ["cpu", "emulated:0"]
+WEIGHTS = torch.linspace(0.5, 2, 5).double()
 LENGTHS = (6, 9, 7, 12, 3, 20, 5, 12)
 """The last is called again: a signature of other sizes is first compared with eager."""
 
@@ -31,7 +32,7 @@ class Encoder(nn.Module):
 
 
 def classes(made, labels):
-    return F.cross_entropy(made.flatten(0, 1), labels.flatten())
+    return F.cross_entropy(made.flatten(0, 1), labels.flatten(), WEIGHTS)
 
 
 def squares(made, labels):

@@ -128,7 +128,8 @@ def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> 
         counted = steps.pointwise("counted", "aten.ne.Scalar", args, "bool", whole=True)
     else:
         out = steps.pointwise("ignored", "aten.eq.Scalar", (Ref(target), ignored), "bool", whole=True)
-        args = (Ref(target), Ref(out), 0)
+        # An integer would pass for a number of elements (`results.form`).
+        args = (Ref(target), Ref(out), 0.0)
         safe = steps.pointwise("safe", "aten.masked_fill.Scalar", args, steps.dtype(target), whole=True)
         shape, kind = steps.shape(target), steps.dtype(weight)
         each = steps.put("weights", "aten.take.default", (Ref(weight), Ref(safe)), shape, kind)
