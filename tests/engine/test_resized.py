@@ -116,7 +116,9 @@ def test_one_program_serves_all_sizes(model, devices, grad):
         alike(plain, fast, sizes, grad)
 
 
-@pytest.mark.parametrize("first", [6, 4], ids=["", "as long as the batch"])
+@pytest.mark.parametrize(
+    "first", [pytest.param(6, marks=pytest.mark.release), 4], ids=["", "as long as the batch"]
+)
 def test_two_programs_with_a_split_batch_serve_all_lengths(first):
     """One more for each other batch size; what was split along the wrong axis, by chance, is planned anew."""
     plain, fast = pair(Attention, ["cpu", "emulated:0"], split=2)

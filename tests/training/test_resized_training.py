@@ -88,6 +88,7 @@ def test_steps(loss):
     assert step._signatures.latest._whole is not None
 
 
+@pytest.mark.release
 def test_a_number_known_for_the_sizes_of_one_call_alone():
     """A variance divides by one less than the number of elements."""
     plain, model, theirs, ours = twins()
@@ -116,6 +117,7 @@ def test_a_loop():
     assert len(fast._placement.backend.served[-1].programs) == 2
 
 
+@pytest.mark.release
 def test_an_optimizer_that_steps_by_itself():
     plain, model, _, _ = twins()
     theirs, ours = (torch.optim.RMSprop(each.parameters(), 1e-3) for each in (plain, model))

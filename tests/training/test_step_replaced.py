@@ -16,7 +16,7 @@ from torch.optim import SGD, AdamW
 import autopar
 from autopar.errors import CaptureError
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 OPTIMIZERS = {
     "SGD": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
