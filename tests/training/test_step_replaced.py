@@ -19,8 +19,8 @@ from autopar.errors import CaptureError
 pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 OPTIMIZERS = {
-    "SGD": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
     "AdamW": lambda parameters: AdamW(parameters, lr=0.05),
+    "SGD": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
 }
 
 
