@@ -1,4 +1,4 @@
-"""Whether kernels are compiled for a program: its devices, its operators, and memory for their copies of the weights,
+"""Admission of compiled kernels for a program: its devices, its operators, and memory for their copies of the weights,
 beside those that kernels of other programs of the same model hold."""
 
 from __future__ import annotations

@@ -73,16 +73,23 @@ def equal(model, plain):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("loss", [classes, squares])
-def test_steps(loss):
+def trained(loss, lengths=LENGTHS, optimizer=None):
+    """The training step after steps of these lengths, each equal to that of a plain loop."""
     plain, model, theirs, ours = twins()
+    if optimizer is not None:
+        theirs, ours = (optimizer(each.parameters(), 1e-3) for each in (plain, model))
     step = autopar.train_step(model, loss, ours, TWO, split=2)
-    for seed, length in enumerate(LENGTHS):
+    for seed, length in enumerate(lengths):
         given = batch(length)
         torch.manual_seed(seed)
-        found = step(*given)
-        torch.testing.assert_close(found, expected(plain, theirs, loss, given, seed))
+        torch.testing.assert_close(step(*given), expected(plain, theirs, loss, given, seed))
     equal(model, plain)
+    return step
+
+
+@pytest.mark.parametrize("loss", [classes, squares])
+def test_steps(loss):
+    step = trained(loss)
     # The first is of a graph for one length.
     assert len(step._signatures.kept[-1]) == 2
     assert step._signatures.latest._whole is not None
@@ -91,15 +98,12 @@ def test_steps(loss):
 @pytest.mark.release
 def test_a_number_known_for_the_sizes_of_one_call_alone():
     """A variance divides by one less than the number of elements."""
-    plain, model, theirs, ours = twins()
-    step = autopar.train_step(model, spread, ours, TWO, split=2)
-    for seed, length in enumerate(LENGTHS[:4]):
-        given = batch(length)
-        torch.manual_seed(seed)
-        found = step(*given)
-        torch.testing.assert_close(found, expected(plain, theirs, spread, given, seed))
-    equal(model, plain)
-    assert len(step._signatures.kept[-1]) == 3
+    assert len(trained(spread, LENGTHS[:4])._signatures.kept[-1]) == 3
+
+
+@pytest.mark.release
+def test_an_optimizer_that_steps_by_itself():
+    assert len(trained(classes, optimizer=torch.optim.RMSprop)._signatures.kept[-1]) == 2
 
 
 def test_a_loop():
@@ -115,17 +119,3 @@ def test_a_loop():
         torch.testing.assert_close(found.detach(), expected(plain, theirs, squares, given, seed))
     equal(model, plain)
     assert len(fast._placement.backend.served[-1].programs) == 2
-
-
-@pytest.mark.release
-def test_an_optimizer_that_steps_by_itself():
-    plain, model, _, _ = twins()
-    theirs, ours = (torch.optim.RMSprop(each.parameters(), 1e-3) for each in (plain, model))
-    step = autopar.train_step(model, classes, ours, TWO, split=2)
-    for seed, length in enumerate(LENGTHS):
-        given = batch(length)
-        torch.manual_seed(seed)
-        found = step(*given)
-        torch.testing.assert_close(found, expected(plain, theirs, classes, given, seed))
-    equal(model, plain)
-    assert len(step._signatures.kept[-1]) == 2
