@@ -209,7 +209,7 @@ class Graph:
     flat: new values of several states at once (`pieces`), which are transferred together.
     paths: (path of each parameter or buffer of the model, first path of the same tensor); empty without a model.
 
-    All other state is resident: copied before the first call to each device that reads it.
+    All other state is resident: copied before the first call to each device that reads it, and kept.
     """
 
     name: str

@@ -97,9 +97,14 @@ def arranged(
             program, kernels = _compiled(stack, form, pool, samples[0][0], worker, lacking)
             break
         except Refusal as refusal:
-            if not left or not refusal.lacking - lacking:
+            known, lacking = lacking, lacking | refusal.lacking
+            able = (
+                task.target not in lacking and not _eager(form, stack, task)
+                for task in form.plan.costed.graph.tasks
+            )
+            # A message may show the whole graph: it then says more than that nothing is left to compile.
+            if not left or lacking == known or not any(able):
                 raise
-            lacking |= refusal.lacking
             log.info("%s lacks %s: %s", name, ", ".join(sorted(lacking)), refusal)
     captured = form.captured
     made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)

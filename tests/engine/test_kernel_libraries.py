@@ -131,6 +131,18 @@ def test_an_operator_that_a_library_turns_out_to_lack_stays_eager(
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
 
 
+def test_a_library_that_lacks_all_operators_says_which(
+    worker: CompilerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = next(each for each in STACKS if each.name == "openvino")
+    if missing := stack.missing():
+        pytest.skip(missing)
+    worker.spent_s = 0.0
+    monkeypatch.setattr(kernel_choice, "CompilerProcess", lambda: worker)
+    fast = compiled(torch.special.i1e, torch.randn(3, 6), stack.name)
+    assert "aten.special_i1e.default" in str(fast.explain())
+
+
 def _long(stack: Stack, case: str) -> bool:
     """True where inductor compiles for half a minute. In training, kernels are those with weights as arguments."""
     return stack.name == "inductor" or (stack.name == "inductor frozen" and case == "attention")
