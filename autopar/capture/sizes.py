@@ -27,6 +27,11 @@ def is_open(value: Any) -> bool:
     return isinstance(value, OPEN)
 
 
+def expressions(symbols: Sequence[torch.SymInt]) -> tuple[sympy.Expr, ...]:
+    """Return symbolic sizes as expressions in the sizes of arguments."""
+    return tuple(size.node.shape_env.replace(size.node.expr) for size in symbols)
+
+
 def resolver(fakes: Sequence[Any], given: Sequence[Any]) -> Callable[[Any], Any]:
     """Return the function from a fake result to the same with the plain sizes of one call; tensors that share memory
     still share it.

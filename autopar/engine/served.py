@@ -148,7 +148,7 @@ class Served:
         if prepared.captured.stateful:
             with self.backend.lock:
                 return self.run(prepared, args)
-        own = backend.options.kernels == "eager" or key in self.programs
+        own = backend.options.kernels == "eager" or key in self.programs or prepared.open
         if own and isinstance(prepared, Prepared) and key not in self._shorts and not self.arguments.moved:
             if len(self._shorts) >= RESIZED:
                 self._shorts.clear()

@@ -21,8 +21,9 @@ from ..ir.plan import Plan
 from ..planner.policies import Policy
 from ..runtime.inline_call import chosen
 from ..transform.feature_split import LABEL
+from ..transform.split import rows_of
 from .options import Options
-from .stages import Prepared, rows_of
+from .stages import Prepared
 
 
 class Arguments:
@@ -245,8 +246,8 @@ RECURRING = 10
 class Resized(Generic[Made]):
     """Programs of a region by sizes other than theirs, derived from `programs`, those made for their own sizes.
 
-    With PyTorch's own kernels one program serves all sizes for which it surely keeps every memory cap. Other kernels
-    are compiled for one set of sizes: the first `CHECKED` ones, and those that recur, have programs of their own.
+    One program serves all sizes for which it surely keeps every memory cap. Where kernels cannot be compiled for all
+    sizes, the first `CHECKED` ones, and those that recur, have programs of their own.
     """
 
     def __init__(self, region: Region | None, options: Options, programs: Mapping[Any, Made]) -> None:
@@ -260,7 +261,7 @@ class Resized(Generic[Made]):
     def get(self, sizes: Hashable) -> Made | None:
         """Return the program for a call with these sizes; None if there is none, or they are to have their own."""
         found = self._made.get(sizes)
-        if found is None or not self._compiled or len(self._programs) >= SIZES:
+        if found is None or not self._compiled or found.open or len(self._programs) >= SIZES:
             return found
         self._calls[sizes] = calls = self._calls.get(sizes, 0) + 1
         return found if calls < RECURRING else None
@@ -273,10 +274,11 @@ class Resized(Generic[Made]):
     ) -> Made | None:
         """Return a new program for a call with the arguments `args`, from one whose `parts` also compute calls of
         other sizes; None if the call is to have its own."""
-        few = self._compiled and len(self._programs) < CHECKED
+        programs = sorted(self._programs.items(), key=lambda item: item[1].open)
+        few = self._compiled and len(programs) < CHECKED and not any(program.open for _, program in programs)
         if self._region is None or few or sizes in self._made:
             return None
-        for known, program in reversed(list(self._programs.items())):
+        for known, program in reversed(programs):
             serves = self._allowed and all(part.resizable for part in parts(program))
             if (serves or self._in_parts(program, args, parts)) and _holds(program.plan, known, sizes):
                 if len(self._made) >= RESIZED:
@@ -310,17 +312,19 @@ class Resized(Generic[Made]):
     @property
     def note(self) -> str:
         """A sentence if calls are served so."""
-        count = sum(sizes not in self._programs for sizes in [*self._made])
-        if not count:
+        others = [made for sizes, made in [*self._made.items()] if sizes not in self._programs]
+        if not others:
             return ""
-        if self._compiled:
+        if self._compiled and all(made.open for made in others):
+            how = "with its kernels, which are compiled for all sizes"
+        elif self._compiled:
             how = (
                 f"with PyTorch's own kernels, as kernels are compiled for the first {CHECKED} sets and for those "
                 f"called more than {RECURRING} times, {SIZES} at most"
             )
         else:
             how = "record() plans each for its own"
-        return f"calls of {count} more sets of sizes run by a program made for other sizes; {how}"
+        return f"calls of {len(others)} more sets of sizes run by a program made for other sizes; {how}"
 
     def clear(self) -> None:
         """Drop all of them."""

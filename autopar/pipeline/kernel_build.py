@@ -12,24 +12,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 
 from ..capture import Captured
-from ..capture.captured import laid
+from ..capture.results import resizable
+from ..capture.sizes import expressions
+from ..ir.costed import CostedGraph
 from ..ir.graph import Argument, Const, Task
 from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Piece, Program
 from ..lowering.check import check
 from ..lowering.in_place import overwriting
 from ..lowering.pieces import pieced
+from ..runtime.choice import Arrangement
 from ..runtime.executor import Executor
 from ..runtime.interpreter import interpret
 from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
+from ..runtime.kernels.sizes import LEAST, Axes
 from ..runtime.kernels.stack import module_of
 from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
-from ..runtime.tuned import Arrangement
 from .compare import error, limit, no_worse, present, widen
+from .kernel_calls import fitting, fitting_all
 
 log = logging.getLogger("autopar")
 
@@ -50,6 +55,8 @@ class Form:
     threads: int
     changing: bool = False
     """True if its weights change from call to call, so that kernels cannot fold them."""
+    symbols: tuple[sympy.Expr, ...] = ()
+    """The sizes of a call by place (`OpenSize`), for kernels that serve calls of all sizes."""
 
     @property
     def lanes(self) -> int:
@@ -66,6 +73,13 @@ class Form:
             for step in lane.steps
             if isinstance(step, Compute)
         }
+
+
+def symbols_of(captured: Captured, costed: CostedGraph) -> tuple[sympy.Expr, ...]:
+    """Return the sizes of a call by place if one kernel may serve calls of all sizes; else none."""
+    on_cpu = all(device.torch_type == "cpu" for device in costed.machine.devices)
+    long = bool(captured.sizes) and min(captured.sizes) >= LEAST
+    return expressions(captured.open or ()) if on_cpu and long and resizable(captured, costed) else ()
 
 
 def arranged(
@@ -120,7 +134,7 @@ def arranged(
         if device.type == "cuda"
         for buffer in map(program.buffer.__getitem__, piece.reads)
     )
-    return Arrangement(name, made, watch if stack.frozen or copied else None, trial)
+    return Arrangement(name, made, watch if stack.frozen or copied else None, trial, bool(form.symbols))
 
 
 def _pieces(form: Form, program: Program) -> list[tuple[Piece, torch.device]]:
@@ -155,20 +169,21 @@ def _compiled(
         for piece, device in pieces
     }
     modules = {
-        piece.tasks[0]: module_of(piece, program, graph, device, folded[piece.tasks[0]])
+        piece.tasks[0]: module_of(piece, program, graph, device, folded[piece.tasks[0]], form.symbols)
         for piece, device in pieces
     }
     seen = _seen(form, program, pool, modules, inputs)
     kernels = {}
     for piece, device in pieces:
         first = piece.tasks[0]
-        (module, takes), (read, wanted) = modules[first], seen[first]
+        (module, takes, axes), (read, wanted) = modules[first], seen[first]
         with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
             weights = tuple(_stays(program.buffer[piece.reads[at]], form) for at in takes)
-            work = Compilation(module, read, device, form.threads, form.lanes, Path(folder), weights)
+            work = Compilation(module, read, device, form.threads, form.lanes, Path(folder), weights, axes)
             if stack.compile is not None:
-                worker.compile(stack.name, piece, program, graph, folded[first], work)
-            call = fitting(stack.load(work), read, wanted)
+                worker.compile(stack.name, piece, program, graph, folded[first], form.symbols, work)
+            fitted = fitting_all if form.symbols else fitting
+            call = fitted(stack.load(work), work, wanted)
         kernels[first] = Kernel(stack.name, call, takes)
     return program, kernels
 
@@ -258,7 +273,7 @@ def trying(
 
 
 _Tensors = Sequence[torch.Tensor]
-_Modules = Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]]
+_Modules = Mapping[str, tuple[Callable[..., Any], tuple[int, ...], Axes]]
 
 
 def _seen(
@@ -277,7 +292,7 @@ def _seen(
         return call
 
     kernels = {
-        name: Kernel("eager", noting(name, module), takes) for name, (module, takes) in modules.items()
+        name: Kernel("eager", noting(name, module), takes) for name, (module, takes, _) in modules.items()
     }
     executor = trying(form, program, pool, kernels) or Executor(
         form.captured, form.plan, program, pool, kernels
@@ -287,30 +302,6 @@ def _seen(
     finally:
         executor.close()
     return seen
-
-
-def fitting(
-    call: Callable[..., Any], read: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
-) -> Callable[..., Any]:
-    """Return a kernel with eager's output layout. Raises Refusal if its outputs are not such tensors."""
-    made = call(*read)
-    if len(made) != len(wanted):
-        raise Refusal(f"it makes {len(made)} results, eager {len(wanted)}")
-    for ours, right in zip(made, wanted):
-        if ours.dtype != right.dtype or ours.shape != right.shape:
-            raise Refusal(
-                f"it makes {ours.dtype} of shape {list(ours.shape)}, eager {right.dtype} of {list(right.shape)}"
-            )
-    strides = [
-        None if ours.stride() == right.stride() else right.stride() for ours, right in zip(made, wanted)
-    ]
-    if not any(strides):
-        return call
-
-    def fitted(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [own if to is None else laid(own, to) for own, to in zip(call(*tensors), strides)]
-
-    return fitted
 
 
 def perturbed(inputs: Sequence[Any], integers: bool) -> list[Any]:

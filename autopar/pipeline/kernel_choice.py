@@ -1,94 +1,31 @@
-"""Choice of the fastest compiled form of a program on this machine, and `_Verdict`, its result, stored for later
-processes."""
+"""Choice of the fastest compiled form of a program on this machine."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..costs.blocks import median, timed
 from ..errors import AutoparError, RunError
-from ..ir.graph import Graph
-from ..ir.program import Program
+from ..runtime.choice import Arrangement, Choice
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal, Stack, named
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.replicas import Replicas, Watch
-from ..runtime.tuned import Arrangement, TunedExecutor
-from ..system import cache
 from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
-
-PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
+from .kernel_verdict import Verdict, signature
 
 RACES = 2
 """Processes in which eager must win before no other races: work beside the first race may have slowed the kernels."""
-
-
-@dataclass
-class _Verdict:
-    """Name of the fastest arrangement, median seconds of a call of each, and the reasons why others were not timed.
-
-    races: number of processes in which eager won.
-    """
-
-    winner: str = "eager"
-    seconds: dict[str, float] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    races: int = 0
-
-    def __str__(self) -> str:
-        eager = self.seconds.get("eager", 0.0)
-        lost = "".join(f"; {name}: {why}" for name, why in self.refused.items())
-        if not eager:
-            return f"kernels: {self.winner}{lost}"
-        ratios = {name: took / eager for name, took in sorted(self.seconds.items(), key=lambda item: item[1])}
-        rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != self.winner)
-        return f"kernels: {self.winner}, {ratios.get(self.winner, 1.0):.2f} of eager's time ({rest}{lost})"
-
-    @classmethod
-    def load(cls, key: str) -> _Verdict | None:
-        """Return the verdict stored under this signature; None if there is none."""
-        entry = cache.load(_file()).get(key)
-        with suppress(TypeError):
-            return cls(**entry) if isinstance(entry, Mapping) else None
-        return None
-
-    def store(self, key: str) -> None:
-        """Store the verdict under this signature."""
-        entries = cache.load(_file())
-        entries[key] = vars(self)
-        cache.store(_file(), entries)
-
-
-def signature(graph: Graph, program: Program, threads: int) -> str:
-    """Return a hash of everything that the seconds of a program depend on, except the machine and library versions."""
-    tasks = [(task.target, task.args, task.kwargs) for task in graph.tasks]
-    values = [(value.name, value.shape, value.dtype) for value in graph.values]
-    text = repr((tasks, values, str(program), threads))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _file() -> Path:
-    return cache.file_for("kernels", [_version(name) for name in PACKAGES])
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 log = logging.getLogger("autopar")
@@ -129,8 +66,8 @@ class KernelChoice:
     ) -> None:
         self.wanted, self.form, self.pool, self.on_lanes = wanted, form, pool, on_lanes
         self.stacks = _stacks(wanted, set(form.types.values()))
-        self.key = signature(form.plan.costed.graph, form.program, form.threads)
-        self.verdict: _Verdict | None = None
+        self.key = signature(form)
+        self.verdict: Verdict | None = None
         self._race: _Race | None = None
         self.ended = False
         self._lost = 0
@@ -140,6 +77,11 @@ class KernelChoice:
     def traces(self) -> bool:
         """True if it traces in this process, which the caller must therefore wait for."""
         return any(stack.traces for stack in self.stacks)
+
+    @property
+    def open(self) -> bool:
+        """True if kernels for all sizes are to be compiled."""
+        return bool(self.form.symbols) and any(stack.open for stack in self.stacks)
 
     @property
     def note(self) -> str:
@@ -165,7 +107,7 @@ class KernelChoice:
         self.ended = True
         self.stop()
 
-    def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
+    def __call__(self, inputs: Sequence[Any], to: Choice) -> Arrangement | None:
         """Return the fastest arrangement on these inputs; None for the eager program.
 
         Each one that is faster than the previous serves at once. Raises Refusal if weights change meanwhile, or the
@@ -176,17 +118,17 @@ class KernelChoice:
             if self.ended:
                 raise Refusal("the process ends")
             try:
-                return self._chosen(inputs, tuned)
+                return self._chosen(inputs, to)
             finally:
                 self._race = None
 
-    def _chosen(self, inputs: Sequence[Any], tuned: TunedExecutor) -> Arrangement | None:
+    def _chosen(self, inputs: Sequence[Any], to: Choice) -> Arrangement | None:
         state = self.form.captured.state
         masters = [self.pool.master(name, *state[name]) for name in self.form.plan.costed.graph.state]
         # Kernels read weights that change from call to call as they are then.
         watch = Watch([] if self.form.changing else masters)
-        plain = trying(self.form, self.form.program, self.pool) or tuned.plain
-        with tuned.turn:
+        plain = trying(self.form, self.form.program, self.pool) or to.plain
+        with to.turn:
             samples: list[Sample] = [(inputs, _copied(plain(inputs)))]
             # What eager refuses is no question: integers moved along may be offsets, which must rise.
             for integers in (True, False):
@@ -194,14 +136,14 @@ class KernelChoice:
                     other = perturbed(inputs, integers)
                     samples.append((other, _copied(plain(other))))
                     break
-        race = self._race = _Race(self, tuned, plain, samples, watch)
-        known = self.verdict or (_Verdict.load(self.key) if self.wanted == "auto" else None)
+        race = self._race = _Race(self, to, plain, samples, watch)
+        known = self.verdict or (Verdict.load(self.key) if self.wanted == "auto" else None)
         if known is not None and known.winner == "eager":
             self._lost = known.races
             if known is self.verdict or known.races >= RACES:
                 self.verdict = known
                 return None
-        elif known is not None and (made := race.build(known.winner)):
+        elif known is not None and (made := race.build(known.winner) or race.fixed().build(known.winner)):
             self.verdict = known
             return made
         best = race.run()
@@ -211,7 +153,7 @@ class KernelChoice:
         log.info("%s", race.verdict)
         return best
 
-    def _store(self, verdict: _Verdict) -> None:
+    def _store(self, verdict: Verdict) -> None:
         verdict.races = self._lost + 1 if verdict.winner == "eager" else 0
         verdict.store(self.key)
 
@@ -231,14 +173,15 @@ class _Race:
     def __init__(
         self,
         choice: KernelChoice,
-        tuned: TunedExecutor,
+        to: Choice,
         plain: Executor,
         samples: Sequence[Sample],
         watch: Watch,
     ) -> None:
-        self.choice, self.tuned, self.plain, self.samples, self.watch = choice, tuned, plain, samples, watch
+        self.choice, self.to, self.plain, self.samples, self.watch = choice, to, plain, samples, watch
+        self.form = choice.form
         self.worker = CompilerProcess()
-        self.verdict = _Verdict()
+        self.verdict = Verdict()
         self.made: dict[str, Arrangement] = {}
         self.stopped = False
 
@@ -253,6 +196,8 @@ class _Race:
         library, _, how = name.partition(", ")
         stack = next((stack for stack in self.choice.stacks if stack.name == library), None)
         if stack is None:
+            return None
+        if self.form.symbols and not stack.open:
             return None
         if self.stopped or self.choice.ended:
             self.verdict.refused[name] = "not tried, the compiled model was closed"
@@ -272,7 +217,7 @@ class _Race:
                     self.watch,
                     self.worker,
                     self.plain,
-                    self.tuned.turn,
+                    self.to.turn,
                 )
         except Exception as problem:
             if not self.watch.unchanged():
@@ -281,7 +226,20 @@ class _Race:
             log.info("%s is not used: %s", name, self.verdict.refused[name])
         return self.made.get(name)
 
+    def fixed(self) -> _Race:
+        """Compile for the sizes of the samples alone from now on; return itself."""
+        self.form = replace(self.form, symbols=())
+        return self
+
     def run(self) -> Arrangement | None:
+        """Race all; return the fastest, None for eager. Kernels for all sizes come first; if there are none, those for
+        the sizes of the samples."""
+        best = self._fastest()
+        if best is None and not self.made and self.form.symbols:
+            best = self.fixed()._fastest()
+        return best
+
+    def _fastest(self) -> Arrangement | None:
         """Race all; return the fastest, None for eager. Stacks that compile fast come first, and the fastest so far
         serves."""
         choice, best = self.choice, None
@@ -296,7 +254,7 @@ class _Race:
                 if self._worth(best):
                     self.verdict.winner = best
                     self.choice.verdict = self.verdict
-                    self.tuned.serve(self.made[best])
+                    self.to.serve(self.made[best])
         if best is None:
             return None
         finalists = sorted(self.made, key=self.verdict.seconds.__getitem__)
@@ -335,7 +293,7 @@ class _Race:
         return [alone, lanes]
 
     def _form(self, how: str) -> Form:
-        form, on_lanes = self.choice.form, self.choice.on_lanes
+        form, on_lanes = self.form, self.choice.on_lanes
         if how == "1 thread":
             return replace(form, threads=1)
         if how and on_lanes is not None:
@@ -343,6 +301,9 @@ class _Race:
                 form = on_lanes()
             if form.lanes == 1:
                 raise Refusal("the planner has no use for a second lane")
+            if self.form.symbols and not form.symbols:
+                raise Refusal("its plan is for calls of these sizes alone")
+            form = form if self.form.symbols else replace(form, symbols=())
         return form
 
     def _time(self, names: Sequence[str], rounds: int) -> None:
@@ -356,13 +317,13 @@ class _Race:
 
     def __enter__(self) -> None:
         """Begin a block of timed calls, while which other callers wait. Raises Refusal if the process ends."""
-        self.tuned.turn.acquire()
+        self.to.turn.acquire()
         if self.choice.ended:
-            self.tuned.turn.release()
+            self.to.turn.release()
             raise Refusal("the process ends")
 
     def __exit__(self, *_: object) -> None:
-        self.tuned.turn.release()
+        self.to.turn.release()
 
     def _close(self, keep: Sequence[str]) -> None:
         for name in [name for name in self.made if name not in keep]:

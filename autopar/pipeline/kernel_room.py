@@ -25,7 +25,7 @@ def tunable(
         log.info("kernels of %s are eager's: %s", form.captured.graph.name, why)
         return executor, (why,)
     choice = KernelChoice(wanted, form, pool, on_lanes)
-    tuned = TunedExecutor(executor, choice)
+    tuned = TunedExecutor(executor, choice, choice.open)
     folds = not form.changing and any(stack.frozen for stack in choice.stacks)
     device = form.plan.costed.machine.device
     # On a CPU only what folds the weights has copies of them.

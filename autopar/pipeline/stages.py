@@ -39,9 +39,10 @@ from ..system.text import seconds, ticking
 from ..transform.buckets import grouped
 from ..transform.feature_split import LABEL, split_features
 from ..transform.rewrites import local
+from ..transform.split import rows_of
 from .batch_split import best_plan, passed_over, split_graph
 from .compare import present
-from .kernel_build import Form, in_place
+from .kernel_build import Form, in_place, symbols_of
 from .kernel_room import tunable
 from .options import Options
 from .propagate import propagated
@@ -95,10 +96,14 @@ class Prepared:
         return resizable(self.captured, self.plan.costed)
 
     def resized(self, source: Captured) -> Prepared:
-        """Return the program for the sizes of `source`, with PyTorch's own kernels."""
+        """Return the program for the sizes of `source`, with kernels if these are for all sizes."""
         captured = source if copies(self.plan) else source.kernels_trusted()
-        plain = self.executor.plain if isinstance(self.executor, TunedExecutor) else self.executor
-        return replace(self, captured=captured, executor=plain.resized(source.sizes), source=source)
+        return replace(self, captured=captured, executor=self.executor.resized(source.sizes), source=source)
+
+    @property
+    def open(self) -> bool:
+        """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
+        return isinstance(self.executor, TunedExecutor) and self.executor.open
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
@@ -160,7 +165,8 @@ def bind(
 
         def on_lanes() -> Form:
             other = planned(detect([f"cpu*{threads}"]))
-            return Form(captured.with_slices(other.costed.graph), other, proved(other)[0], 1)
+            own = captured.with_slices(other.costed.graph)
+            return Form(own, other, proved(other)[0], 1, symbols=symbols_of(own, other.costed))
 
     made = executed(trusted, plan, program, pool, kernels, on_lanes, changing)
     return replace(made, source=captured)
@@ -182,7 +188,8 @@ def executed(
     executor = Executor(captured, plan, run, pool)
     if kernels == "eager":
         return Prepared(captured, plan, run, executor)
-    form = Form(captured, plan, program, torch.get_num_threads(), changing or bool(plan.costed.graph.updates))
+    changing, symbols = changing or bool(plan.costed.graph.updates), symbols_of(captured, plan.costed)
+    form = Form(captured, plan, program, torch.get_num_threads(), changing, symbols)
     made, why = tunable(executor, kernels, form, pool, on_lanes)
     return Prepared(captured, plan, run, made, refusals=why)
 
@@ -334,14 +341,6 @@ def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, 
 def _shapes(graph: Graph) -> str:
     """Return the shapes of the inputs as text."""
     return ", ".join(str(list(graph.value[name].shape)) for name in graph.inputs)
-
-
-def rows_of(label: str) -> tuple[int, ...]:
-    """Return the rows of each part in a split label: `2 parts: 50 + 50` is (50, 50)."""
-    try:
-        return tuple(int(rows) for rows in label.partition(":")[2].split("+"))
-    except ValueError:
-        raise PlanError(f"{label!r} is not a split; it reads like '2 parts: 50 + 50'") from None
 
 
 def homes_of(

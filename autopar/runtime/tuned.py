@@ -1,70 +1,27 @@
-"""`TunedExecutor`: runs a plan's eager program at first, and its fastest compiled form once that is known and while
-the weights that it folds stay the same (`replicas.Watch`)."""
+"""`TunedExecutor`: runs a plan's eager program at first, and its fastest compiled form once that is known
+(`choice`)."""
 
 from __future__ import annotations
 
-import atexit
+import copy
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from ..errors import PlanError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from . import thread_state as ambient
 from . import trial
+from .choice import Arrangement, Choice, Chooser
 from .executor import Executor
-from .kernels import Refusal
-from .replicas import Watch
+from .kernels.sizes import LEAST
 
 log = logging.getLogger("autopar")
 
-AFTER = 3
-"""Successive calls with the same weights before compilation starts."""
-ENDING_S = 10.0
-"""Limit on the seconds that a process waits at its exit for what is compiled or timed in the background."""
-
-
-@dataclass(frozen=True, eq=False)
-class Arrangement:
-    """One way to run a program: its executor, a `watch` on folded weights, and the same without side effects
-    (`trial`)."""
-
-    name: str
-    executor: Executor
-    watch: Watch | None
-    trial: Executor
-
-    @property
-    def fresh(self) -> bool:
-        """True if its kernels hold the current weights."""
-        return self.watch is None or self.watch.unchanged()
-
-    def tried(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """Return the result of a call without side effects, weights checked; None if they have changed."""
-        return self.trial(inputs) if self.fresh else None
-
-
-class _Choose(Protocol):
-    """Interface of `pipeline.kernel_choice.KernelChoice`, which compiles arrangements and chooses the fastest."""
-
-    wanted: str
-    ended: bool
-
-    @property
-    def traces(self) -> bool: ...
-    def __call__(self, inputs: Sequence[Any], tuned: TunedExecutor, /) -> Arrangement | None: ...
-    def stop(self) -> None: ...
-    def end(self) -> None: ...
-    def refute(self, name: str, ratio: float) -> None: ...
-    @property
-    def note(self) -> str: ...
+PROVEN = 4
+"""Sets of sizes for which kernels were faster than eager after which others are not tried."""
 
 
 class TunedExecutor:
@@ -75,28 +32,57 @@ class TunedExecutor:
     this is repeated after a while (`trial.AGAIN`). `choose` works in its own thread after `AFTER` calls, and once more
     after as many calls following a change. Arrangements that it finds serve before it is done. No call waits for a
     compiler; while arrangements are timed, a call waits for at most one block of calls (`turn`).
+
+    open: kernels are to serve calls of all sizes, by the executors that `resized` returns; they have one choice.
     """
 
-    def __init__(self, plain: Executor, choose: _Choose) -> None:
-        self.plain, self._choose = plain, choose
-        self.turn = threading.RLock()
-        self.chosen: Arrangement | None = None
-        self._stale: Watch | None = None
-        """The watch of an arrangement whose weights have changed."""
+    inline = None
+    """None: a compiled arrangement must check its weights before each call."""
+
+    def __init__(self, plain: Executor, choose: Chooser, open: bool = False) -> None:
+        self.plain = plain
+        self._choice = Choice(plain, choose, open)
+        self._sizes: tuple[int, ...] | None = None
+        """Sizes of its calls, if they are not those that the program was made for."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._latest: Arrangement | None = None
+        """The arrangement that it used last, by `_executor`; those that were tried, and found slower than eager."""
+        self._judged: Arrangement | None = None
+        self._refuted: Arrangement | None = None
+        self._executor: Executor | None = None
         self._trial: trial.Trial | None = None
         self._tenure = trial.Tenure()
-        self._calls = 0
-        self._seen: Sequence[Any] | None = None
-        """Inputs of the last call, until there are enough calls to compile."""
-        self._done = False
-        self._builder: threading.Thread | None = None
-        _alive.add(self)
-        ambient.reset_after_fork.add(self)
+
+    def resized(self, sizes: tuple[int, ...]) -> TunedExecutor | Executor:
+        """Return an executor for calls with other sizes; without kernels if they are compiled for each set of sizes,
+        or an axis is too short for them."""
+        plain = self.plain.resized(sizes)
+        if not self._choice.open or min(sizes) < LEAST:
+            return plain
+        made = copy.copy(self)
+        made.plain, made._sizes = plain, sizes
+        made._begin()
+        return made
+
+    @property
+    def open(self) -> bool:
+        """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
+        return self._choice.open
+
+    @property
+    def chosen(self) -> Arrangement | None:
+        """The arrangement that serves; None for eager."""
+        chosen = self._choice.chosen
+        if chosen is self._refuted or (self._sizes is not None and chosen is not None and not chosen.open):
+            return None
+        return chosen
 
     @property
     def note(self) -> str:
         """The arrangement that serves and the seconds of the others as text; "" before that is known."""
-        return self._choose.note
+        return self._choice.choose.note
 
     @property
     def serving(self) -> str:
@@ -107,59 +93,75 @@ class TunedExecutor:
     @property
     def settled(self) -> bool:
         """True if kernels are chosen, or found slower than eager, and none is on trial."""
-        return self._done and self._builder is None and self._trial is None
+        if not self._choice.done or self._choice.builder is not None:
+            return False
+        # Calls of varying sizes may never have these again, which alone would begin a trial.
+        return (self._trial if self.open else self._tried(self.chosen)) is None
 
     @property
     def holds(self) -> bool:
         """True if there are kernels, or may be some once they are compiled, which take memory."""
-        return self.chosen is not None or not self._done or self._builder is not None
-
-    inline = None
-    """None: a compiled arrangement must check its weights before each call."""
+        choice = self._choice
+        return choice.chosen is not None or not choice.done or choice.builder is not None
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run one call. Raises RunError if a task fails."""
-        if self._trial is not None:
-            return self._in_turn(self._trial, inputs)
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
+            current = self._tried(chosen)
+            if current is not None:
+                return self._in_turn(current, chosen, inputs)
             return self._served(chosen, inputs)
-        with self.turn:
+        with self._choice.turn:
             made = self.plain(inputs)
         self._after(inputs, chosen)
         return made
 
-    def serve(self, arrangement: Arrangement) -> None:
-        """Let an arrangement serve while others are compiled and timed."""
-        self.chosen = arrangement
+    def _of(self, chosen: Arrangement) -> Executor:
+        """Return the executor of an arrangement for its sizes."""
+        if self._latest is not chosen or self._executor is None:
+            executor = chosen.executor
+            self._executor = executor if self._sizes is None else executor.resized(self._sizes)
+            self._latest, self._trial, self._tenure = chosen, None, trial.Tenure()
+        return self._executor
+
+    def _tried(self, chosen: Arrangement | None) -> trial.Trial | None:
+        """Return the trial of an arrangement that is to prove itself in the caller's calls; None without one."""
+        choice = self._choice
+        if chosen is None or choice.builder is not None:
+            return None
+        self._of(chosen)
+        if choice.tried is chosen and self._judged is not chosen:
+            self._judged = chosen
+            if self._sizes is None or choice.proven < PROVEN:
+                self._trial = trial.Trial()
+        return self._trial
 
     def _served(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
+        executor = self._of(chosen)
         if self._tenure.ends():
             self._trial = trial.Trial()
-        if self._builder is None:
-            return chosen.executor(inputs)
-        with self.turn:
-            return chosen.executor(inputs)
+        if self._choice.builder is None:
+            return executor(inputs)
+        with self._choice.turn:
+            return executor(inputs)
 
     def by_kernels(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Return the result of the chosen kernels; None if there are none, they are on trial, or their weights have
         changed."""
         chosen = self.chosen
-        if chosen is None or self._trial is not None or not chosen.fresh:
+        if chosen is None or self._tried(chosen) is not None or not chosen.fresh:
             return None
         return self._served(chosen, inputs)
 
-    def _in_turn(self, current: trial.Trial, inputs: Sequence[Any]) -> list[Any]:
+    def _in_turn(self, current: trial.Trial, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
         """Run a call by kernels or by eager, in turns; after enough calls the faster one stays."""
         self.plain.drain()
-        began, chosen, kernels = time.perf_counter(), self.chosen, current.candidate_next
-        if chosen is None or not chosen.fresh:
-            self._trial = None
-            return self(inputs)
+        began, kernels = time.perf_counter(), current.candidate_next
         if kernels:
-            made = chosen.executor(inputs)
+            made = self._of(chosen)(inputs)
         else:
-            with self.turn:
+            with self._choice.turn:
                 made = self.plain(inputs)
         self.plain.drain()
         current.note(kernels, began, time.perf_counter())
@@ -167,49 +169,37 @@ class TunedExecutor:
             self._trial = None
             if current.ratio <= 1 - trial.WORTH:
                 self._tenure.renew()
+                self._choice.proven += 1
             elif self.chosen is chosen:
-                self.chosen = None
-                self._choose.refute(chosen.name, current.ratio)
-                text = "%s: %.2f of eager's time in the caller's own calls, eager serves"
-                log.info(text, chosen.name, current.ratio)
+                self._refute(chosen, current.ratio)
         return made
+
+    def _refute(self, chosen: Arrangement, ratio: float) -> None:
+        """Let eager serve instead of an arrangement that took `ratio` of its time: its own calls, and if the kernels
+        were compiled for these all others too."""
+        self._refuted = chosen
+        if self._sizes is None:
+            self._choice.chosen, self._choice.open = None, False
+            self._choice.choose.refute(chosen.name, ratio)
+        log.info("%s: %.2f of eager's time in the caller's own calls, eager serves", chosen.name, ratio)
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
         """Run one call; return its outputs and, with `record`, its measured timeline."""
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
-            return chosen.executor.run(inputs, record)
-        with self.turn:
+            return self._of(chosen).run(inputs, record)
+        with self._choice.turn:
             made = self.plain.run(inputs, record)
         self._after(inputs, chosen)
         return made
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""
-        if self._done or self._builder is not None:
-            return
-        self._seen = None
-        examples = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
-        if self._choose.traces:
-            self._build(examples)
-            return
-        own = weakref.ref(self)
-
-        def build() -> None:
-            tuned = own()
-            if tuned is not None:
-                tuned._build(examples)
-
-        self._builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
-        self._builder.start()
+        self._choice.begin(inputs)
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until compilation for the calls so far is done, at most `seconds`; return at once if there is none."""
-        if self._seen is not None:
-            self.begin(self._seen)
-        builder = self._builder
-        if builder is not None:
-            builder.join(seconds)
+        self._choice.wait(seconds)
 
     def current(self) -> bool:
         """Return True if every copy of state that it reads is up to date."""
@@ -222,51 +212,11 @@ class TunedExecutor:
     def close(self) -> None:
         """Stop the threads of all arrangements, and compilation. A later call starts them again, with the fastest
         arrangement so far."""
-        self._choose.stop()
-        self.plain.close()
-        if self.chosen is not None:
-            self.chosen.executor.close()
+        self._choice.close()
 
     def _after(self, inputs: Sequence[Any], old: Arrangement | None) -> None:
-        """Count an eager call in place of `old`, whose weights have changed; compile after enough calls without a
-        change."""
-        if old is not None and self.chosen is old:
-            self.chosen = None
-            log.info("%s: weights have changed, eager serves", old.name)
-            self._stale, self._done, self._calls = old.watch, False, 0
-        if self._done or self._builder is not None:
-            return
-        if self._stale is not None and not self._stale.unchanged():
-            self._stale.take()
-            self._calls = 0
-        self._calls += 1
-        self._seen = inputs
-        if self._calls >= AFTER:
-            self.begin(inputs)
-
-    def _build(self, examples: Sequence[Any]) -> None:
-        self._calls, self._done = 0, True
-        try:
-            # A thread has no CUDA context before its first call of the runtime, of which cuBLAS warns.
-            self.plain.drain()
-            with torch.no_grad():
-                chosen = self._choose(examples, self)
-            self._tenure = trial.Tenure()
-            self._trial = trial.Trial() if chosen and trial.CALLS and self._choose.wanted == "auto" else None
-            self.chosen = chosen
-            self._stale = None
-        except Refusal:
-            # Weights that kernels fold have changed, which is to be tried again, or the process ends.
-            self._done = self._choose.ended
-        except BaseException as error:
-            log.warning("compiling kernels failed, calls run eagerly: %s: %s", type(error).__name__, error)
-        self._builder = None
-
-    def forked(self) -> None:
-        """Let eager serve in a forked child, which has no threads of the libraries."""
-        self.chosen = self._trial = self._builder = None
-        self._done = True
-        self.turn = threading.RLock()
+        """Count an eager call; `old`: the arrangement that it stands for, whose weights have changed."""
+        self._choice.after(inputs if self._sizes is None else None, old)
 
 
 def wait_for(executors: Iterable[TunedExecutor], seconds: float | None) -> None:
@@ -279,19 +229,3 @@ def wait_for(executors: Iterable[TunedExecutor], seconds: float | None) -> None:
     until = None if seconds is None else time.monotonic() + seconds
     for executor in executors:
         executor.wait(None if until is None else max(0.0, until - time.monotonic()))
-
-
-_alive: weakref.WeakSet[TunedExecutor] = weakref.WeakSet()
-
-
-def _at_exit() -> None:
-    """End the threads that compile and time: one that is in torch when the interpreter is gone aborts the process."""
-    builders = [(tuned, builder) for tuned in list(_alive) if (builder := tuned._builder) is not None]
-    for tuned, _ in builders:
-        tuned._choose.end()
-    until = time.monotonic() + ENDING_S
-    for _, builder in builders:
-        builder.join(max(0.0, until - time.monotonic()))
-
-
-atexit.register(_at_exit)

@@ -100,8 +100,13 @@ class Training:
         """True if its programs also compute calls with other sizes."""
         return resizable(self.captured, self.halves.joint.costed)
 
+    @property
+    def open(self) -> bool:
+        """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
+        return any(isinstance(executor, TunedExecutor) and executor.open for executor in self.executors)
+
     def resized(self, source: Captured) -> Training:
-        """Return the programs for the sizes of `source`, with PyTorch's own kernels."""
+        """Return the programs for the sizes of `source`, with kernels if these are for all sizes."""
         made = copy.copy(self)
         for name in ("plan", "forward", "again"):
             vars(made).pop(name, None)

@@ -306,3 +306,11 @@ def _scaled(args: tuple[Argument, ...], path: tuple[int, ...], rows: int, batch:
         assert isinstance(old, int)
         new = old.of_part(rows, batch) if isinstance(old, OpenSize) else old // batch * rows
     return (*args[:step], new, *args[step + 1 :])
+
+
+def rows_of(label: str) -> tuple[int, ...]:
+    """Return the rows of each part in a split label: `2 parts: 50 + 50` is (50, 50)."""
+    try:
+        return tuple(int(rows) for rows in label.partition(":")[2].split("+"))
+    except ValueError:
+        raise PlanError(f"{label!r} is not a split; it reads like '2 parts: 50 + 50'") from None

@@ -231,7 +231,7 @@ def test_a_race_that_begins_as_the_process_ends_compiles_nothing(monkeypatch: py
     sampled = kernel_choice.perturbed
 
     def ending(*given: Any) -> list[Any]:
-        executor._choose.end()
+        executor._choice.choose.end()
         return sampled(*given)
 
     monkeypatch.setattr(kernel_choice, "perturbed", ending)
@@ -302,11 +302,12 @@ def test_kernels_that_come_in_the_middle_of_a_call_stay(monkeypatch: pytest.Monk
     model, x = mlp(), torch.randn(5, 8)
     fast = compiled(model, x)
     (executor,) = fast._placement.backend.tuned()
-    found, executor.chosen = executor.chosen, None
+    choice = executor._choice
+    found, choice.chosen = choice.chosen, None
     run = executor.plain.run
 
     def late(*args: Any) -> Any:
-        executor.chosen = found
+        choice.serve(found)
         return run(*args)
 
     monkeypatch.setattr(executor.plain, "run", late)

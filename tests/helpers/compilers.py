@@ -25,7 +25,7 @@ from autopar.system import cache
 class Folding:
     """A compiler for tests: it folds the weights as they are now, and calls PyTorch's own kernels."""
 
-    frozen, traces = True, False
+    frozen, traces, open = True, False, False
     devices: frozenset[str] | None = None
 
     def __init__(self, name: str = "folding", off: float = 0.0, error: str = "", absent: str = "") -> None:
@@ -50,7 +50,7 @@ class Folding:
 
         def call(*tensors: torch.Tensor) -> Any:
             with torch.no_grad():
-                return tuple(made + self.off for made in work.module(*tensors))
+                return tuple(made + self.off if self.off else made for made in work.module(*tensors))
 
         return call
 

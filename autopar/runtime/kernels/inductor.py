@@ -17,7 +17,7 @@ from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
 from .cuda_graphs import faster
-from .stack import Compilation, Stack
+from .stack import Compilation, Stack, exported
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
 """Operators that it unrolls step by step, or that are opaque to it."""
@@ -53,8 +53,12 @@ def compile(frozen: bool, work: Compilation) -> None:
             )
             made.save(path=str(work.folder / _ARTIFACT))
             return
-        exported = torch.export.export(work.module, tuple(work.examples))
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(work.folder / _PACKAGE))
+        if work.axes and not all(tensor.is_contiguous() for tensor in work.examples):
+            raise ValueError(
+                "of inputs that are not contiguous it knows the strides of one set of sizes alone"
+            )
+        graph = exported(work, work.module)
+        torch._inductor.aoti_compile_and_package(graph, package_path=str(work.folder / _PACKAGE))
 
 
 def load(work: Compilation) -> Callable[..., Any]:
@@ -71,8 +75,11 @@ def load(work: Compilation) -> Callable[..., Any]:
         run = _unpacked(artifact)
 
     def call(*tensors: torch.Tensor) -> Any:
-        if [tensor.stride() for tensor in tensors] != strides:
-            # It reads memory as the examples had it.
+        # It reads memory as the examples had it.
+        if work.axes:
+            if not all(tensor.is_contiguous() for tensor in tensors):
+                return module(*tensors)
+        elif [tensor.stride() for tensor in tensors] != strides:
             return module(*tensors)
         if fewer:
             # Kernels that are PyTorch's own take the number of the thread.
@@ -87,9 +94,9 @@ def _unpacked(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     return lambda arguments: function(*arguments)
 
 
-FROZEN = Stack("inductor frozen", True, missing, keeps, load, partial(compile, True))
+FROZEN = Stack("inductor frozen", True, missing, keeps, load, partial(compile, True), open=True)
 """Weights are folded into the kernel and packed for it."""
 PLAIN = Stack(
-    "inductor", False, missing, keeps, load, partial(compile, False), devices=frozenset({"cpu", "cuda"})
+    "inductor", False, missing, keeps, load, partial(compile, False), frozenset({"cpu", "cuda"}), open=True
 )
 """Weights are arguments of the kernel."""

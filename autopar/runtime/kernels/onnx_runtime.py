@@ -11,7 +11,7 @@ import torch
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
 from .edge_cases import exact, in_range
-from .stack import Compilation, Refusal, Stack, numpy_alone
+from .stack import Compilation, Refusal, Stack, exported, numpy_alone
 
 LARGEST = 2**31 - 2**26
 """Limit on the bytes of weights, which are in one file with the graph."""
@@ -36,12 +36,13 @@ def compile(work: Compilation) -> None:
         raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
     try:
         with torch.no_grad():
-            exported = torch.onnx.export(exact(work.module), tuple(work.examples), dynamo=True, verbose=False)
+            graph = exported(work, exact(work.module))
+            made = torch.onnx.export(graph, tuple(work.examples), dynamo=True, verbose=False)
     except torch.onnx.OnnxExporterError as error:
         # Its own text begins with advice to developers of the exporter.
         raise Refusal(f"{_first(error)}\n{error}") from error
-    assert exported is not None
-    (work.folder / "piece.onnx").write_bytes(exported.model_proto.SerializeToString())
+    assert made is not None
+    (work.folder / "piece.onnx").write_bytes(made.model_proto.SerializeToString())
 
 
 def _first(error: BaseException) -> BaseException:
@@ -81,5 +82,5 @@ def load(work: Compilation) -> Callable[..., Any]:
     return in_range(call, work)
 
 
-STACK = Stack("onnxruntime", True, missing, keeps, load, compile)
+STACK = Stack("onnxruntime", True, missing, keeps, load, compile, open=True)
 """ONNX Runtime's CPU provider, all graph optimizations on."""

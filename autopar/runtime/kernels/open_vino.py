@@ -11,7 +11,7 @@ import torch
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
 from .edge_cases import exact, in_range
-from .stack import Compilation, Stack, numpy_alone
+from .stack import Compilation, Stack, exported, numpy_alone
 
 
 def missing() -> str:
@@ -32,10 +32,12 @@ def compile(work: Compilation) -> None:
     """Convert a piece. Raises the library's errors."""
     import openvino
 
-    with torch.no_grad():
-        exported = torch.export.export(exact(work.module), tuple(work.examples))
-    model = openvino.convert_model(exported)
-    model.reshape({each: list(tensor.shape) for each, tensor in zip(model.inputs, work.examples)})
+    model = openvino.convert_model(exported(work, exact(work.module)))
+    shapes = [list(tensor.shape) for tensor in work.examples]
+    for shape, axes in zip(shapes, work.axes):
+        for axis in axes:
+            shape[axis] = -1
+    model.reshape({each: openvino.PartialShape(shape) for each, shape in zip(model.inputs, shapes)})
     openvino.save_model(model, work.folder / "piece.xml", compress_to_fp16=False)
 
 
@@ -64,5 +66,5 @@ def load(work: Compilation) -> Callable[..., Any]:
     return in_range(call, work, narrow=True)
 
 
-STACK = Stack("openvino", True, missing, keeps, load, compile)
+STACK = Stack("openvino", True, missing, keeps, load, compile, open=True)
 """OpenVINO's CPU plugin in full precision."""

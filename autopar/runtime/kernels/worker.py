@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,14 +16,15 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 
 from ...ir.graph import Graph
 from ...ir.program import Piece, Program
-from ...ir.serialize import decode, encode
 from . import STACKS
 from .stack import Compilation, Refusal, module_of
 
@@ -32,8 +34,20 @@ LONGEST_S = 240.0
 """Limit on the seconds that a library may take for one piece."""
 LOOK_S = 0.02
 """Seconds between looks for its answer, and whether it has ended."""
-_ANSWER = "answer.json"
+_ANSWER, _JOB = "answer.json", "job.pickle"
 _ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    stack: str
+    piece: Piece
+    program: Program
+    graph: Graph
+    symbols: tuple[sympy.Expr, ...]
+    device: torch.device
+    threads: int
+    lanes: int
 
 
 class CompilerProcess:
@@ -52,18 +66,20 @@ class CompilerProcess:
         program: Program,
         graph: Graph,
         state: Mapping[str, Any],
+        symbols: Sequence[sympy.Expr],
         work: Compilation,
     ) -> None:
-        """Compile a piece of a program into `work.folder`; `state` are the weights to fold.
+        """Compile a piece of a program into `work.folder`; `state` are the weights to fold, `symbols` as in
+        `module_of`.
 
         Raises Refusal with the library's message and the operators that it names, or if it takes longer than
         `LONGEST_S` seconds.
         """
-        (place,) = (at for at, step in program.steps() if step is piece)
-        job = {"stack": stack, "at": place, "threads": work.threads, "lanes": work.lanes}
-        job["device"] = str(work.device)
-        job |= {"graph": encode(graph), "program": str(program)}
-        (work.folder / "job.json").write_text(json.dumps(job))
+        # In files a graph has no sizes of other calls; this one is read by this version of autopar alone.
+        job = _Job(
+            stack, piece, program, replace(graph), tuple(symbols), work.device, work.threads, work.lanes
+        )
+        (work.folder / _JOB).write_bytes(pickle.dumps(job))
         tensors = {"state": dict(state), "examples": list(work.examples)}
         torch.save(tensors, work.folder / "tensors.pt")
         answer, told, spent = self._asked(work.folder)
@@ -137,17 +153,12 @@ def reason(problem: BaseException) -> str:
 
 def compiled(folder: Path) -> None:
     """Do the job in a folder. Raises any error."""
-    job = json.loads((folder / "job.json").read_text())
+    job: _Job = pickle.loads((folder / _JOB).read_bytes())
     tensors = torch.load(folder / "tensors.pt", weights_only=True, mmap=True)
-    program, graph = Program.parse(job["program"]), decode(Graph, job["graph"])
-    lane, at = job["at"]
-    piece = program.lanes[lane].steps[at]
-    assert isinstance(piece, Piece)
-    torch.set_num_threads(job["threads"])
-    device = torch.device(job["device"])
-    module, _ = module_of(piece, program, graph, device, tensors["state"])
-    (compile,) = (stack.compile for stack in STACKS if stack.name == job["stack"] and stack.compile)
-    compile(Compilation(module, tensors["examples"], device, job["threads"], job["lanes"], folder))
+    torch.set_num_threads(job.threads)
+    module, _, axes = module_of(job.piece, job.program, job.graph, job.device, tensors["state"], job.symbols)
+    (compile,) = (stack.compile for stack in STACKS if stack.name == job.stack and stack.compile)
+    compile(Compilation(module, tensors["examples"], job.device, job.threads, job.lanes, folder, axes=axes))
 
 
 def main(jobs: Sequence[str] | Any) -> None:

@@ -1,0 +1,145 @@
+"""Calls of kernels whose results are laid out in memory as eager's: for one set of sizes (`fitting`) or for all
+(`fitting_all`)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..capture.captured import laid, memory_order
+from ..runtime.kernels import Compilation, Refusal
+from ..runtime.kernels.sizes import fits
+from ..runtime.kernels.stack import bounds
+from .compare import error, limit
+
+log = logging.getLogger("autopar")
+
+COMPARED = 4
+"""Sets of sizes, beside those of the compiler's examples, whose first call is compared with eager."""
+KNOWN = 4096
+"""Limit on the sets of sizes that are remembered as right: each takes a few hundred bytes."""
+
+Call = Callable[..., Any]
+
+
+def fitting(call: Call, work: Compilation, wanted: Sequence[torch.Tensor]) -> Call:
+    """Return a kernel with eager's output layout, `wanted`. Raises Refusal if its outputs are not such tensors."""
+    made = call(*work.examples)
+    if why := _unlike(made, wanted):
+        raise Refusal(why)
+    strides = [
+        None if ours.stride() == right.stride() else right.stride() for ours, right in zip(made, wanted)
+    ]
+    if not any(strides):
+        return call
+
+    def fitted(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [own if to is None else laid(own, to) for own, to in zip(call(*tensors), strides)]
+
+    return fitted
+
+
+def _unlike(made: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> str:
+    """Return what is wrong with the outputs of a kernel beside their values; "" for nothing."""
+    if len(made) != len(wanted):
+        return f"it makes {len(made)} results, eager {len(wanted)}"
+    for ours, right in zip(made, wanted):
+        if ours.dtype != right.dtype or ours.shape != right.shape:
+            return f"it makes {ours.dtype} of shape {list(ours.shape)}, eager {right.dtype} of {list(right.shape)}"
+    return ""
+
+
+def fitting_all(call: Call, work: Compilation, wanted: Sequence[torch.Tensor]) -> Call:
+    """Return a kernel for calls of all sizes with eager's output layout. Raises Refusal if its outputs are not such
+    tensors, or eager's have gaps.
+
+    The first `COMPARED` sets of sizes are compared with eager: if one differs, eager answers for all sizes that were
+    not. It also does for sizes for which the kernel does not hold.
+    """
+    made = call(*work.examples)
+    if why := _unlike(made, wanted):
+        raise Refusal(why)
+    orders = [memory_order(tensor) for tensor in wanted]
+    if not all(map(_dense, wanted, orders)):
+        raise Refusal("eager's results have gaps, which depend on the sizes of a call")
+    return _AnySize(
+        call, work, [_Layout(order) if order else _contiguous for order in orders], _off(made, wanted)
+    )
+
+
+class _AnySize:
+    def __init__(self, call: Call, work: Compilation, layouts: Sequence[Call], allowed: float) -> None:
+        self._call, self._work, self._layouts = call, work, layouts
+        self._allowed = max(1.0, 2 * allowed)
+        self._bounds = bounds(work)
+        self._known = {_shapes(work.examples)}
+        self._left, self._wrong = COMPARED, ""
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Return the results of a call."""
+        shapes = _shapes(tensors)
+        if shapes not in self._known and not self._held(shapes):
+            return self._work.module(*tensors)
+        made = self._made(tensors)
+        if shapes not in self._known:
+            if self._left:
+                return self._compared(shapes, tensors, made)
+            if len(self._known) < KNOWN:
+                self._known.add(shapes)
+        return made
+
+    def _made(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [layout(own) for layout, own in zip(self._layouts, self._call(*tensors))]
+
+    def _held(self, shapes: Sequence[torch.Size]) -> bool:
+        return not self._wrong and fits(shapes, self._work.examples, self._work.axes, self._bounds)
+
+    def _compared(self, shapes: Any, tensors: Sequence[torch.Tensor], made: list[torch.Tensor]) -> Any:
+        """Return eager's results; note whether the kernel's are equal."""
+        eager = self._work.module(*tensors)
+        self._wrong = _unlike(made, eager)
+        if not self._wrong and (off := _off(made, eager)) > self._allowed:
+            self._wrong = f"its answer is {off:.1g} times as far from eager's as is allowed"
+        if self._wrong:
+            log.warning("a kernel is right for some sizes alone, eager serves others: %s", self._wrong)
+            return eager
+        self._left -= 1
+        self._known.add(shapes)
+        return eager
+
+
+class _Layout:
+    """Lays tensors out with their axes in another order in memory."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = tuple(order)
+        self._back = tuple(sorted(range(len(order)), key=order.__getitem__))
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor in this order; itself if it is."""
+        own = tensor.permute(self._order)
+        return tensor if own.is_contiguous() else own.contiguous().permute(self._back)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous()
+
+
+def _dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:
+    return tensor.permute(tuple(order)).is_contiguous() if order else tensor.is_contiguous()
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
+    return tuple([tensor.shape for tensor in tensors])
+
+
+def _off(made: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> float:
+    """Return the largest difference as a multiple of what is allowed."""
+    offs = ((error(ours, right), limit(right)) for ours, right in zip(made, eager))
+    return max(
+        (off / most if most else (sys.float_info.max if off else 0.0) for off, most in offs), default=0.0
+    )

@@ -1,0 +1,85 @@
+"""`Verdict`: which kernels of a program were the fastest, stored for later processes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..ir.program import tasks_of
+from ..system import cache
+from .kernel_build import Form
+
+PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
+
+
+@dataclass
+class Verdict:
+    """Name of the fastest arrangement, median seconds of a call of each, and the reasons why others were not timed.
+
+    races: number of processes in which eager won.
+    """
+
+    winner: str = "eager"
+    seconds: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    races: int = 0
+
+    def __str__(self) -> str:
+        eager = self.seconds.get("eager", 0.0)
+        lost = "".join(f"; {name}: {why}" for name, why in self.refused.items())
+        if not eager:
+            return f"kernels: {self.winner}{lost}"
+        ratios = {name: took / eager for name, took in sorted(self.seconds.items(), key=lambda item: item[1])}
+        rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != self.winner)
+        return f"kernels: {self.winner}, {ratios.get(self.winner, 1.0):.2f} of eager's time ({rest}{lost})"
+
+    @classmethod
+    def load(cls, key: str) -> Verdict | None:
+        """Return the verdict stored under this signature; None if there is none."""
+        entry = cache.load(_file()).get(key)
+        with suppress(TypeError):
+            return cls(**entry) if isinstance(entry, Mapping) else None
+        return None
+
+    def store(self, key: str) -> None:
+        """Store the verdict under this signature."""
+        entries = cache.load(_file())
+        entries[key] = vars(self)
+        cache.store(_file(), entries)
+
+
+def signature(form: Form) -> str:
+    """Return a hash of everything that the seconds of a program depend on, except the machine and library versions; of
+    sizes that kernels leave open only the magnitude."""
+    graph, program = form.plan.costed.graph, form.program
+    tasks = [(task.target, task.args, task.kwargs) for task in graph.tasks]
+    if form.symbols:
+        values = [(value.name, value.open or value.shape, value.dtype) for value in graph.values]
+        magnitude = max(form.captured.sizes).bit_length()
+        lanes = [
+            (lane.device, [(type(step), tasks_of(step)) for step in lane.steps]) for lane in program.lanes
+        ]
+        text = _OPEN.sub("OpenSize(", repr((tasks, values, lanes, magnitude, form.threads)))
+    else:
+        values = [(value.name, value.shape, value.dtype) for value in graph.values]
+        text = repr((tasks, values, str(program), form.threads))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+_OPEN = re.compile(r"OpenSize\(\d+, ")
+
+
+def _file() -> Path:
+    return cache.file_for("kernels", [_version(name) for name in PACKAGES])
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

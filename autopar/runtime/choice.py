@@ -1,0 +1,199 @@
+"""`Choice`: the fastest arrangement of a program, compiled and chosen in the background, while the weights that it
+folds stay the same (`replicas.Watch`)."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from . import thread_state as ambient
+from . import trial
+from .executor import Executor
+from .kernels import Refusal
+from .replicas import Watch
+
+log = logging.getLogger("autopar")
+
+AFTER = 3
+"""Successive calls with the same weights before compilation starts."""
+ENDING_S = 10.0
+"""Limit on the seconds that a process waits at its exit for what is compiled or timed in the background."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """One way to run a program: its executor, a `watch` on folded weights, and the same without side effects
+    (`trial`). `open`: its kernels serve calls of all sizes that the program serves."""
+
+    name: str
+    executor: Executor
+    watch: Watch | None
+    trial: Executor
+    open: bool = False
+
+    @property
+    def fresh(self) -> bool:
+        """True if its kernels hold the current weights."""
+        return self.watch is None or self.watch.unchanged()
+
+    def tried(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Return the result of a call without side effects, weights checked; None if they have changed."""
+        return self.trial(inputs) if self.fresh else None
+
+
+class Chooser(Protocol):
+    """Interface of `pipeline.kernel_choice.KernelChoice`, which compiles arrangements and chooses the fastest."""
+
+    wanted: str
+    ended: bool
+
+    @property
+    def traces(self) -> bool:
+        """True if it traces in this process, which the caller must therefore wait for."""
+
+    def __call__(self, inputs: Sequence[Any], to: Choice, /) -> Arrangement | None:
+        """Return the fastest arrangement on these inputs; None for eager."""
+
+    def stop(self) -> None:
+        """Stop compiling."""
+
+    def end(self) -> None:
+        """Stop compiling and timing."""
+
+    def refute(self, name: str, ratio: float) -> None:
+        """Note that an arrangement took `ratio` of eager's time in the caller's calls."""
+
+    @property
+    def note(self) -> str:
+        """The verdict; "" before there is one."""
+
+
+_alive: weakref.WeakSet[Choice] = weakref.WeakSet()
+
+
+class Choice:
+    """The choice of an arrangement for the calls of one program, of all sizes.
+
+    open: its kernels are to serve calls of all sizes. tried: the arrangement that is to be tried in the caller's calls.
+    """
+
+    def __init__(self, plain: Executor, choose: Chooser, open: bool) -> None:
+        self.plain, self.choose, self.open = plain, choose, open
+        self.turn = threading.RLock()
+        self.chosen: Arrangement | None = None
+        self.tried: Arrangement | None = None
+        self.done = False
+        self.builder: threading.Thread | None = None
+        self._stale: Watch | None = None
+        """The watch of an arrangement whose weights have changed."""
+        self._calls = 0
+        self.proven = 0
+        """Number of sets of sizes for which kernels were faster than eager in the caller's calls."""
+        self._seen: Sequence[Any] | None = None
+        """Inputs of the last call of the program's own sizes, until there are enough calls to compile; if `open` for
+        good: calls may never have these sizes again."""
+        _alive.add(self)
+        ambient.reset_after_fork.add(self)
+
+    def serve(self, arrangement: Arrangement) -> None:
+        """Let an arrangement serve while others are compiled and timed."""
+        self.chosen = arrangement
+
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""
+        if self.done or self.builder is not None:
+            return
+        examples = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
+        self._seen = examples if self.open else None
+        if self.choose.traces:
+            self._build(examples)
+            return
+        own = weakref.ref(self)
+
+        def build() -> None:
+            choice = own()
+            if choice is not None:
+                choice._build(examples)
+
+        self.builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
+        self.builder.start()
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait as `TunedExecutor.wait` does."""
+        if self._seen is not None:
+            self.begin(self._seen)
+        builder = self.builder
+        if builder is not None:
+            builder.join(seconds)
+
+    def close(self) -> None:
+        """Stop all threads, and compilation."""
+        self.choose.stop()
+        self.plain.close()
+        if self.chosen is not None:
+            self.chosen.executor.close()
+
+    def after(self, inputs: Sequence[Any] | None, old: Arrangement | None) -> None:
+        """Count an eager call, with its inputs if it has the sizes that the program was made for; compile after enough
+        calls without a change. `old`: the arrangement that it stands for, whose weights have changed."""
+        if old is not None and self.chosen is old:
+            self.chosen = None
+            log.info("%s: weights have changed, eager serves", old.name)
+            self._stale, self.done, self._calls = old.watch, False, 0
+        if self.done or self.builder is not None:
+            return
+        if self._stale is not None and not self._stale.unchanged():
+            self._stale.take()
+            self._calls = 0
+        self._calls += 1
+        if inputs is not None:
+            self._seen = inputs
+        if self._calls >= AFTER and self._seen is not None:
+            self.begin(self._seen)
+
+    def _build(self, examples: Sequence[Any]) -> None:
+        self._calls, self.done = 0, True
+        try:
+            # A thread has no CUDA context before its first call of the runtime, of which cuBLAS warns.
+            self.plain.drain()
+            with torch.no_grad():
+                chosen = self.choose(examples, self)
+            tried = chosen is not None and trial.CALLS and self.choose.wanted == "auto"
+            self.tried = chosen if tried else None
+            self.open = self.open and chosen is not None and chosen.open
+            self.proven = 0
+            self.chosen = chosen
+            self._stale = None
+        except Refusal:
+            # Weights that kernels fold have changed, which is to be tried again, or the process ends.
+            self.done = self.choose.ended
+        except BaseException as error:
+            log.warning("compiling kernels failed, calls run eagerly: %s: %s", type(error).__name__, error)
+        self.builder = None
+
+    def forked(self) -> None:
+        """Let eager serve in a forked child, which has no threads of the libraries."""
+        self.chosen = self.tried = self.builder = None
+        self.done = True
+        self.turn = threading.RLock()
+
+
+def _at_exit() -> None:
+    """End the threads that compile and time: one that is in torch when the interpreter is gone aborts the process."""
+    builders = [(choice, builder) for choice in list(_alive) if (builder := choice.builder) is not None]
+    for choice, _ in builders:
+        choice.choose.end()
+    until = time.monotonic() + ENDING_S
+    for _, builder in builders:
+        builder.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_at_exit)

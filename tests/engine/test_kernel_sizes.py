@@ -1,0 +1,316 @@
+"""Kernels that serve calls of all sizes: compiled once, right for each, and dropped where they are not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compilers import Folding, Here, alone, using
+from torch import nn
+
+import autopar
+from autopar.engine.compiled import Compiled
+from autopar.pipeline import kernel_calls, kernel_choice
+from autopar.pipeline.kernel_verdict import signature
+from autopar.runtime import trial
+from autopar.runtime.kernels import STACKS, Compilation, Stack
+
+SIZES = [(3, 4), (4, 6), (5, 5), (3, 9), (7, 4), (2, 20), (6, 6), (4, 8), (8, 30)]
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with alone(tmp_path, monkeypatch):
+        yield
+
+
+class Open(Folding):
+    """Compiles for all sizes."""
+
+    open = True
+
+
+class Attention(nn.Module):
+    """Sizes as arguments, sums and quotients of them, results in several layouts, and integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 16)
+        self.packed, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows, length = ids.shape
+        q, k, v = self.packed(self.table(ids)).view(rows, length, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        y = (
+            nn.functional.scaled_dot_product_attention(q, k, v, mask)
+            .transpose(1, 2)
+            .reshape(rows * length, 16)
+        )
+        made = self.out(y).view(rows, length, 16)
+        places = torch.arange(length + 1)
+        return made[:, length // 2 :], made.transpose(0, 1).relu(), places * 2, made.argmax(-1) + ids
+
+
+def ids(sizes: tuple[int, ...]) -> torch.Tensor:
+    return torch.randint(50, sizes)
+
+
+def ready(model: nn.Module, kernels: str = "auto") -> Compiled:
+    """The model after calls of two sizes, the second of which is captured for all, with kernels."""
+    fast = autopar.compile(model, ["cpu"], kernels=kernels)
+    for sizes in SIZES[:2]:
+        fast(ids(sizes))
+        fast.wait()
+    return fast
+
+
+def alike(fast: Any, model: nn.Module, sizes: tuple[int, ...]) -> None:
+    x = ids(sizes)
+    for ours, right in zip(fast(x), model(x), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-5)
+        assert ours.stride() == right.stride()
+
+
+def executors(fast: Compiled) -> list[Any]:
+    """The executors of the graph for all sizes, by sizes."""
+    served = fast._placement.backend.served[-1]
+    return [made.executor for made in (*served.programs.values(), *served.resized._made.values())]
+
+
+def test_one_kernel_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = Open()
+    using(monkeypatch, stack, fastest="folding")
+    model = Attention().eval()
+    fast = ready(model)
+    built = stack.built
+    for sizes in (*SIZES, *SIZES):
+        alike(fast, model, sizes)
+    assert stack.built == built
+    found = executors(fast)
+    assert len(found) == len(SIZES) and {each.serving for each in found} == {"folding"}
+    assert "which are compiled for all sizes" in fast.explain()
+
+
+def test_calls_of_any_size_let_it_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = Open()
+    using(monkeypatch, stack, fastest="folding")
+    model = Attention().eval()
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    for sizes in SIZES:
+        alike(fast, model, sizes)
+    fast.wait()
+    assert {each.serving for each in executors(fast)} == {"folding"}
+    for sizes in SIZES:
+        alike(fast, model, sizes)
+
+
+def test_axes_that_are_too_short_have_programs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Open(), fastest="folding")
+    model = Attention().eval()
+    fast = ready(model)
+    for sizes in ((1, 5), (5, 1), (1, 1), (0, 3)):
+        alike(fast, model, sizes)
+
+
+def test_weights_that_change_are_seen_in_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Open(), fastest="folding")
+    model = Attention().eval()
+    fast = ready(model)
+    for sizes in SIZES[1:6]:
+        alike(fast, model, sizes)
+        model.out.weight.mul_(1.5)
+        alike(fast, model, sizes)
+    for sizes in SIZES[1:6]:
+        alike(fast, model, sizes)
+    fast.wait()
+    # The calls that were to be replaced had other sizes than the one compiled for.
+    assert {each.serving for each in executors(fast)} == {"folding"}
+    alike(fast, model, SIZES[7])
+
+
+class Short(Open):
+    """Right for the examples, wrong for longer inputs."""
+
+    def load(self, work: Compilation) -> Callable[..., Any]:
+        call, most = super().load(work), max(tensor.numel() for tensor in work.examples)
+
+        def short(*tensors: torch.Tensor) -> Any:
+            off = 1 if work.axes and max(tensor.numel() for tensor in tensors) > most else 0
+            return tuple(made + off if off else made for made in call(*tensors))
+
+        return short
+
+
+def test_a_kernel_that_is_wrong_for_other_sizes_serves_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    using(monkeypatch, Short(), fastest="folding")
+    model = Attention().eval()
+    fast = ready(model)
+    with caplog.at_level(logging.WARNING, "autopar"):
+        for sizes in SIZES[1:]:
+            alike(fast, model, sizes)
+    assert sum("right for some sizes alone" in line.message for line in caplog.records) == 1
+
+
+class PerSize(Open):
+    """Cannot compile for all sizes, and says so late."""
+
+    def load(self, work: Compilation) -> Callable[..., Any]:
+        if work.axes:
+            raise ValueError("one set of sizes at a time")
+        return super().load(work)
+
+
+def test_kernels_that_cannot_be_compiled_for_all_sizes_are_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = PerSize()
+    using(monkeypatch, stack, fastest="folding")
+    model = Attention().eval()
+    fast = ready(model)
+    assert stack.built == 2
+    for sizes in SIZES[2:4]:
+        alike(fast, model, sizes)
+        fast.wait()
+    assert stack.built == 4
+    for _ in range(12):
+        alike(fast, model, SIZES[-1])
+    fast.wait()
+    assert stack.built == 5
+    alike(fast, model, SIZES[-1])
+
+
+class Gaps(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.float() * 2).relu()[:, 1:, None].expand(-1, -1, 3) + 1
+
+
+def test_layouts_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Open(), fastest="folding")
+    model = Gaps()
+    fast = ready(model)
+    for sizes in SIZES:
+        x = ids(sizes)
+        ours, right = fast(x), model(x)
+        assert torch.equal(ours, right) and ours.stride() == right.stride()
+
+
+def test_each_of_some_sizes_has_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Open):
+        """Kernels that are slow for one size."""
+
+        def load(self, work: Compilation) -> Callable[..., Any]:
+            call = super().load(work)
+
+            def slow(*tensors: torch.Tensor) -> Any:
+                if any(tensor.shape[:2] == SIZES[3] for tensor in tensors):
+                    time.sleep(0.01)
+                return call(*tensors)
+
+            return slow
+
+    using(monkeypatch, Slow(), fastest="folding")
+    for name, value in (("CALLS", 4), ("SPAN_S", 0.0), ("TURN_S", 0.0), ("SETTLE_S", 0.0), ("WORTH", -2.0)):
+        monkeypatch.setattr(trial, name, value)
+    model = Attention().eval()
+    fast = ready(model)
+    for sizes in (SIZES[1], SIZES[2], SIZES[3]):
+        for _ in range(60):
+            alike(fast, model, sizes)
+    assert [each.serving for each in executors(fast)] == ["folding", "folding", "eager"]
+
+
+def test_a_verdict_holds_for_sizes_of_a_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Open(), fastest="folding")
+    model = Attention().eval()
+
+    def key(first: tuple[int, int], second: tuple[int, int]) -> str:
+        torch._dynamo.reset()
+        fast = autopar.compile(model, ["cpu"], kernels="auto")
+        fast(ids(first))
+        fast(ids(second))
+        (executor,) = executors(fast)
+        return signature(executor._choice.choose.form)
+
+    assert key((4, 18), (5, 20)) == key((4, 18), (6, 21))
+    assert key((4, 18), (5, 20)) != key((4, 18), (40, 200))
+
+
+@pytest.mark.parametrize("door", ["loop", "step"])
+def test_training_with_one_kernel_for_all_sizes(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lifted(Open):
+        frozen = False
+
+    stack = Lifted("lifted")
+    using(monkeypatch, stack, fastest="lifted")
+    found: dict[str, list[Any]] = {}
+    for kind in ("eager", "auto"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        criterion = nn.MSELoss()
+        with torch.enable_grad():
+            found[kind] = _losses(door, kind, model, optimizer, criterion)
+        if kind == "auto":
+            assert 0 < stack.built <= 6
+    torch.testing.assert_close(found["eager"], found["auto"])
+
+
+def _losses(door: str, kind: str, model: nn.Module, optimizer: Any, criterion: nn.Module) -> list[Any]:
+    """Losses of steps of many sizes, and the weights after them."""
+    if door == "step":
+        step = autopar.train_step(model, criterion, optimizer, ["cpu"], kernels=kind)
+        wait: Any = step.wait
+    else:
+        fast = autopar.compile(model, ["cpu"], kernels=kind)
+        wait = fast.wait
+    losses = []
+    for sizes in (*SIZES, *SIZES, *SIZES):
+        generator = torch.Generator().manual_seed(len(losses))
+        x, y = (torch.randn(*sizes, width, generator=generator) for width in (8, 4))
+        if door == "step":
+            losses.append(step(x, y).item())
+        else:
+            optimizer.zero_grad()
+            loss = criterion(fast(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        if len(losses) in (5, 9):
+            wait()
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
+
+
+# Inductor takes half a minute for each.
+@pytest.mark.parametrize(
+    "stack",
+    [
+        pytest.param(stack, marks=pytest.mark.release) if stack.name.startswith("inductor") else stack
+        for stack in STACKS
+        if stack.open
+    ],
+    ids=lambda stack: stack.name,
+)
+def test_each_library_compiles_for_all_sizes(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing := stack.missing():
+        pytest.skip(missing)
+    monkeypatch.setattr(kernel_choice, "CompilerProcess", Here)
+    compared: list[Any] = []
+    off = kernel_calls._off
+    monkeypatch.setattr(kernel_calls, "_off", lambda *given: compared.append(off(*given)) or compared[-1])
+    torch.manual_seed(1)
+    model = Attention().eval()
+    fast = autopar.compile(model, ["cpu"], kernels=stack.name)
+    for sizes in SIZES[:3]:
+        alike(fast, model, sizes)
+    fast.wait()
+    for sizes in (*SIZES, *SIZES):
+        alike(fast, model, sizes)
+    found = executors(fast)
+    assert len(found) == len(SIZES) and {each.serving for each in found} == {stack.name}, fast.explain()
+    assert len(compared) > kernel_calls.COMPARED and max(compared) <= 1
