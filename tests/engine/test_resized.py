@@ -96,9 +96,10 @@ def alike(plain, fast, sizes, grad):
 @pytest.mark.parametrize(
     "model, devices, grad",
     [
-        (Attention, ["cpu"], True),
-        (Normed, ["cpu"], False),
-        (Attention, ["cpu*2"], False),
+        # Of one device, and of lanes, other tests here call attention with many sizes.
+        pytest.param(Attention, ["cpu"], True, marks=pytest.mark.release),
+        pytest.param(Normed, ["cpu"], False, marks=pytest.mark.release),
+        pytest.param(Attention, ["cpu*2"], False, marks=pytest.mark.release),
         (Attention, ["cpu", "emulated:0"], True),
         (Normed, ["cpu"], True),
         (Normed, ["cpu*2"], False),
@@ -122,13 +123,13 @@ def test_one_program_serves_all_sizes(model, devices, grad):
 def test_two_programs_with_a_split_batch_serve_all_lengths(first):
     """One more for each other batch size; what was split along the wrong axis, by chance, is planned anew."""
     plain, fast = pair(Attention, ["cpu", "emulated:0"], split=2)
-    lengths = [first, 9, 7, 5, 3, 2, 20, 8]
+    lengths = [first, 9, 7, 3, 20, 8]
     for length in lengths:
         alike(plain, fast, (4, length), False)
     programs = served(fast).programs
     assert {program.plan.costed.graph.split for program in programs.values()} >= {"2 parts: 2 + 2"}
     assert len(programs) <= (3 if first == 4 else 2)
-    for rows in (5, 8, 4, 1):
+    for rows in (5, 4, 1):
         alike(plain, fast, (rows, 11), False)
     assert len(programs) <= 6
     for length in lengths:
@@ -192,7 +193,7 @@ class Blocks(nn.Module):
         return self.out(y)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(sizes=st.tuples(st.integers(2, 40), st.integers(2, 40)))
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_any_sizes_are_eagers(shared, grad, sizes):
@@ -203,7 +204,7 @@ def test_any_sizes_are_eagers(shared, grad, sizes):
 def shared():
     plain, fast = pair(Attention, ["cpu"])
     for grad in (False, True):
-        for sizes in SIZES[:6]:
+        for sizes in SIZES[:3]:
             alike(plain, fast, sizes, grad)
     return plain, fast
 
@@ -234,7 +235,7 @@ def test_sizes_that_may_exceed_a_cap_are_planned():
 
 
 def test_sizes_that_recur_have_kernels_of_their_own():
-    plain, fast = pair(Attention, ["cpu"], kernels="aot_eager")
+    plain, fast = pair(Blocks, ["cpu"], kernels="aot_eager")
     with torch.no_grad():
         for sizes in SIZES:
             alike(plain, fast, sizes, False)
@@ -247,7 +248,7 @@ def test_sizes_that_recur_have_kernels_of_their_own():
 
 
 def test_a_recorded_call_is_planned_for_its_own_sizes():
-    _, fast = pair(Attention, ["cpu*2"], split=None)
+    _, fast = pair(Blocks, ["cpu*2"], split=None)
     with torch.no_grad():
         for sizes in SIZES[:5]:
             fast(torch.randn(*sizes, 16, dtype=torch.double))
@@ -272,7 +273,7 @@ class Scaled(nn.Module):
 
 def test_a_wrong_answer_of_other_sizes_is_found(monkeypatch):
     """If a size were lost between capture and code, the first calls of other sizes would be refused."""
-    plain, fast = pair(Attention, ["cpu"])
+    plain, fast = pair(Blocks, ["cpu"])
     with torch.no_grad():
         for sizes in SIZES[:2]:
             fast(torch.randn(*sizes, 16, dtype=torch.double))
@@ -321,7 +322,7 @@ def test_threads_call_with_sizes_of_their_own():
 
 
 def test_a_forked_process_calls_with_other_sizes():
-    plain, fast = pair(Attention, ["cpu*2"])
+    plain, fast = pair(Blocks, ["cpu*2"])
     with torch.no_grad():
         for sizes in SIZES[:5]:
             fast(torch.randn(*sizes, 16, dtype=torch.double))
@@ -329,11 +330,11 @@ def test_a_forked_process_calls_with_other_sizes():
         fast(x)
         context = multiprocessing.get_context("fork")
         ends, other = context.Pipe()
-        process = context.Process(target=lambda: other.send([fast(x)[0].tolist(), fast(x[:4])[0].tolist()]))
+        process = context.Process(target=lambda: other.send([fast(x).tolist(), fast(x[:4]).tolist()]))
         process.start()
         assert ends.poll(60)
         for found, given in zip(ends.recv(), (x, x[:4])):
-            equal(torch.tensor(found, dtype=torch.double), plain(given)[0])
+            equal(torch.tensor(found, dtype=torch.double), plain(given))
         process.join()
 
 
@@ -355,17 +356,23 @@ class Scores(Attention):
         return self.norms(super().forward(x)[0]).mean(1)
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu*2"]], ids=str)
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop])
-def test_one_program_takes_steps_of_all_sizes(devices, optimizer):
+@pytest.mark.parametrize(
+    "optimizer, devices",
+    [
+        (torch.optim.AdamW, ["cpu*2"]),
+        (torch.optim.RMSprop, ["cpu"]),
+        pytest.param(torch.optim.AdamW, ["cpu"], marks=pytest.mark.release),
+        pytest.param(torch.optim.RMSprop, ["cpu*2"], marks=pytest.mark.release),
+    ],
+)
+def test_one_program_takes_steps_of_all_sizes(optimizer, devices):
     """RMSprop steps by itself, AdamW within the program."""
     torch.manual_seed(0)
     plain = Scores().double()
     model = copy.deepcopy(plain)
     ours, theirs = (optimizer(each.parameters(), 1e-3) for each in (model, plain))
     step = autopar.train_step(model, nn.CrossEntropyLoss(), ours, devices)
-    for sizes in SIZES * 2:
+    for sizes in (*SIZES, *SIZES[:3]):
         x, y = torch.randn(*sizes, 16, dtype=torch.double), torch.randint(16, sizes[:1])
         loss = nn.functional.cross_entropy(plain(x), y)
         theirs.zero_grad()
