@@ -22,8 +22,15 @@ def hooked(model, kind, seen):
         model[0].weight.register_post_accumulate_grad_hook(double)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after a step"])
-@pytest.mark.parametrize("kind", ["gradient", "accumulated"])
+@pytest.mark.parametrize(
+    ("kind", "late"),
+    [
+        ("gradient", False),
+        ("accumulated", True),
+        pytest.param("gradient", True, marks=pytest.mark.release),
+        pytest.param("accumulated", False, marks=pytest.mark.release),
+    ],
+)
 def test_a_hook_changes_the_step_as_in_the_plain_loop(kind, late):
     torch.manual_seed(0)
     model = mlp(torch.float64)

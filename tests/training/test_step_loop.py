@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 
 import autopar
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 OPTIMIZERS = {
     "sgd": functools.partial(SGD, lr=0.2),
@@ -25,8 +25,14 @@ OPTIMIZERS = {
 MOMENTUM, ADAM = OPTIMIZERS["momentum"], OPTIMIZERS["adam"]
 
 
-@pytest.mark.parametrize("devices", [TWO_LANES, THREE], ids=["lanes", "devices"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        pytest.param(name, devices, id=f"{name}-{where}", marks=() if often else pytest.mark.release)
+        for index, name in enumerate(OPTIMIZERS)
+        for where, devices, often in (("devices", THREE, not index % 2), ("lanes", TWO_LANES, index % 2))
+    ],
+)
 def test_losses_are_the_plain_loops(name, devices):
     pair = Pair(mlp, OPTIMIZERS[name], devices)
     pair.same(batches(20))
@@ -37,11 +43,13 @@ def test_losses_are_the_plain_loops(name, devices):
     assert ("Adagrad.step()" in pair.step.explain()) == (name == "adagrad")
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_losses_in_single_precision(name):
     Pair(mlp, OPTIMIZERS[name], dtype=torch.float32).same(batches(20, dtype=torch.float32), 1e-4)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "model", [Normed, Tied, functools.partial(mlp, 0.4)], ids=["norm", "tied", "dropout"]
 )
@@ -52,7 +60,11 @@ def test_models_that_keep_or_draw_or_share(model, policy):
     pair.step.close()
 
 
-@pytest.mark.parametrize("rows", [7, 1, (8, 8, 3), (5, 2)], ids=str)
+@pytest.mark.parametrize(
+    "rows",
+    [1, (5, 2), *(pytest.param(rows, marks=pytest.mark.release) for rows in (7, (8, 8, 3)))],
+    ids=str,
+)
 def test_batches_of_any_size(rows):
     """Odd, smaller than the devices, the short last one of a loader."""
     Pair(mlp, ADAM).same(batches(12, rows))
@@ -69,6 +81,7 @@ def test_clipping_before_an_optimizer_of_another_kind():
     Pair(mlp, OPTIMIZERS["adagrad"], clip_norm=0.05).same(batches(6), clip_norm=0.05)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 @pytest.mark.parametrize("by", ["argument", "no_sync"])
 def test_accumulated_gradients(by, clip_norm):
@@ -95,6 +108,7 @@ def scaler(scale: float = 2.0**12) -> Any:
     return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=4)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 def test_the_scaler_scales_and_grows(clip_norm):
     ours = scaler()
@@ -118,7 +132,7 @@ def test_the_scaler_skips_a_step_with_infinities():
     pair.same(data[2:], scaler=theirs)
 
 
-@pytest.mark.parametrize("model", [mlp, Tied])
+@pytest.mark.parametrize("model", [Tied, pytest.param(mlp, marks=pytest.mark.release)])
 def test_bfloat16_by_autocast(model):
     pair = Pair(model, MOMENTUM, dtype=torch.float32, autocast=torch.bfloat16)
     pair.same(batches(10, dtype=torch.float32), 2e-2, autocast=torch.bfloat16)
@@ -203,6 +217,7 @@ def test_param_groups_and_their_changes():
     pair.same(data[8:])
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -245,7 +260,8 @@ def test_a_cap_without_room_for_second_buffers_lets_the_optimizer_step():
     assert least < most
     pair = Pair(wide, ADAM, memory={"cpu": (least + most) // 2})
     pair.same(batches(5))
-    assert "second buffers" in pair.step.explain() and "Adam.step()" in pair.step.explain()
+    report = pair.step.explain()
+    assert "second buffers" in report and "Adam.step()" in report
     assert not any(task.phase == "update" for task in pair.step.plan.costed.graph.tasks)
 
 
@@ -262,8 +278,15 @@ class Twins(nn.Module):
         return self.layer(x) + (self.one + self.other)
 
 
-@pytest.mark.parametrize("name", ["momentum", "adagrad"])
-@pytest.mark.parametrize("split", [None, 2])
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("momentum", None),
+        ("adagrad", 2),
+        pytest.param("momentum", 2, marks=pytest.mark.release),
+        pytest.param("adagrad", None, marks=pytest.mark.release),
+    ],
+)
 def test_gradients_that_share_memory_are_clipped_and_added_once(name, split):
     pair = Pair(Twins, OPTIMIZERS[name], clip_norm=0.05, split=split)
     data = batches(9)
@@ -274,6 +297,7 @@ def test_gradients_that_share_memory_are_clipped_and_added_once(name, split):
     pair.same(data[:3], clip_norm=0.05)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ["momentum", "adagrad"])
 def test_the_loss_may_be_a_parameter_itself(name):
     def step_fn(model: Twins, x: torch.Tensor) -> torch.Tensor:

@@ -28,9 +28,12 @@ def tensor_rate(parameters: Any) -> Optimizer:
     ("optimizer", "clip_norm"),
     [
         (partial(AdamW, fused=True), None),
-        (partial(SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True), 0.05),
+        # These two are among the updates in place.
+        pytest.param(
+            partial(SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True), 0.05, marks=pytest.mark.release
+        ),
+        pytest.param(partial(Adam, amsgrad=True, weight_decay=0.1), 0.1, marks=pytest.mark.release),
         (partial(SGD, lr=0.1, momentum=0.5, dampening=0.3, weight_decay=0.1, maximize=True), 1.0),
-        (partial(Adam, amsgrad=True, weight_decay=0.1), 0.1),
         (tensor_rate, None),
     ],
 )
@@ -62,10 +65,12 @@ def loaded(model: nn.Module, optimizer: Optimizer) -> None:
     optimizer.load_state_dict(saved[1])
 
 
-@pytest.mark.parametrize("between", [weights_written, stepped_by_hand, loaded])
+@pytest.mark.parametrize(
+    "between", [weights_written, stepped_by_hand, pytest.param(loaded, marks=pytest.mark.release)]
+)
 def test_what_is_changed_between_steps_is_what_the_next_step_reads(between: Between):
     pair = Pair(mlp, Adam)
-    for _ in range(3):
+    for _ in range(2):
         pair.same(batches(2))
         between(pair.model, pair.optimizer)
         between(pair.plain, pair.theirs)
@@ -87,7 +92,7 @@ def test_a_hook_of_the_optimizer_is_called_while_it_is_there():
 
 def test_momentum_that_is_turned_on_in_mid_run():
     pair = Pair(mlp, partial(SGD, lr=0.1))
-    for momentum in (0.0, 0.9, 0.0, 0.5):
+    for momentum in (0.0, 0.9, 0.0):
         for optimizer in (pair.optimizer, pair.theirs):
             optimizer.param_groups[0]["momentum"] = momentum
         pair.same(batches(3))

@@ -16,7 +16,7 @@ from torch.optim import SGD, AdamW
 import autopar
 from autopar.errors import CaptureError
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 OPTIMIZERS = {
     "AdamW": lambda parameters: AdamW(parameters, lr=0.05),
@@ -49,10 +49,10 @@ def assign(model: nn.Module) -> None:
     model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["AdamW", pytest.param("SGD", marks=pytest.mark.release)])
 def test_equal_layers_take_turns(name: str) -> None:
     pair = Pair(Branches, OPTIMIZERS[name])
-    for _ in range(3):
+    for _ in range(2):
         for branch in ("left", "right"):
             for model in (pair.plain, pair.model):
                 model.used = [getattr(model, branch)]
@@ -62,7 +62,7 @@ def test_equal_layers_take_turns(name: str) -> None:
     pair.step.close()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["AdamW", pytest.param("SGD", marks=pytest.mark.release)])
 def test_layers_change_places(name: str) -> None:
     pair = Pair(square, OPTIMIZERS[name])
     for _ in range(3):
@@ -73,8 +73,15 @@ def test_layers_change_places(name: str) -> None:
     pair.step.close()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("replace", [replace_head, assign])
+@pytest.mark.parametrize(
+    ("replace", "name"),
+    [
+        (replace_head, "AdamW"),
+        (assign, "SGD"),
+        pytest.param(replace_head, "SGD", marks=pytest.mark.release),
+        pytest.param(assign, "AdamW", marks=pytest.mark.release),
+    ],
+)
 def test_a_parameter_that_only_the_optimizer_has_left_is_refused(
     name: str, replace: Callable[[Any], None]
 ) -> None:
@@ -111,7 +118,7 @@ def test_a_frozen_layer_may_be_replaced() -> None:
 
 def test_programs_of_parameters_that_are_gone_are_dropped() -> None:
     pair = Pair(square, OPTIMIZERS["AdamW"])
-    for _ in range(3):
+    for _ in range(2):
         pair.same(batches(3))
         for model, optimizer in ((pair.plain, pair.theirs), (pair.model, pair.optimizer)):
             replace_head(model)

@@ -27,6 +27,7 @@ MODELS = {
     "tied": (Tied, lambda: torch.randint(0, 11, (8,))),
     "dropped": (Dropped, lambda: torch.randn(8, 6)),
 }
+OFTEN = {("mlp", "cpu"), ("conv", "halves"), ("tied", "uneven"), ("dropped", "whole"), ("dropped", "halves")}
 
 
 def compiled(model, way="halves", **more):
@@ -49,8 +50,28 @@ def close(a, b, most=1e-5):
     return error(a, b) <= most
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.fixture(scope="module")
+def captured():
+    torch.manual_seed(0)
+    model = mlp()
+    return model, compiled(model)
+
+
+@pytest.fixture
+def shared(captured):
+    """A model and its compiled form, for tests that leave no more than other weights."""
+    captured[0].zero_grad()
+    return captured
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(name, way, marks=() if (name, way) in OFTEN else pytest.mark.release)
+        for name in MODELS
+        for way in WAYS
+    ],
+)
 def test_a_loop_gives_the_plain_loops_losses_weights_and_buffers(name, way):
     torch.manual_seed(0)
     make, data = MODELS[name]
@@ -69,8 +90,8 @@ def test_a_loop_gives_the_plain_loops_losses_weights_and_buffers(name, way):
         assert close(fast.state_dict()[key], value, 1e-4), key
 
 
-def test_the_batch_is_cut_and_both_devices_work():
-    fast = compiled(mlp())
+def test_the_batch_is_cut_and_both_devices_work(shared):
+    _, fast = shared
     loss = fast(torch.randn(8, 6)).sum()
     loss.backward()
     used = {placed.device for placed in fast.plan.placed}
@@ -90,10 +111,9 @@ def test_an_output_without_gradient_has_none():
     assert not found["best"].requires_grad and found["left"].requires_grad
 
 
-def test_two_forwards_before_one_backward():
-    torch.manual_seed(0)
-    model = mlp()
-    twin, fast = copy.deepcopy(model), compiled(model)
+def test_two_forwards_before_one_backward(shared):
+    model, fast = shared
+    twin = copy.deepcopy(model)
     a, b = torch.randn(8, 6), torch.randn(8, 6)
     (fast(a).sum() * fast(b).pow(2).sum()).backward()
     (twin(a).sum() * twin(b).pow(2).sum()).backward()
@@ -101,17 +121,17 @@ def test_two_forwards_before_one_backward():
         assert close(mine.grad, plain.grad)
 
 
-def test_retain_graph_gives_the_same_again():
-    model = mlp()
-    loss = compiled(model)(torch.randn(8, 6)).sum()
+def test_retain_graph_gives_the_same_again(shared):
+    model, fast = shared
+    loss = fast(torch.randn(8, 6)).sum()
     first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     second = torch.autograd.grad(loss, list(model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
-def test_a_gradient_penalty_is_eagers():
-    model, x = mlp(), torch.randn(8, 6, requires_grad=True)
-    fast, found = compiled(model), []
+def test_a_gradient_penalty_is_eagers(shared):
+    model, fast = shared
+    x, found = torch.randn(8, 6, requires_grad=True), []
     for call in (model, fast):
         model.zero_grad()
         loss = call(x).pow(3).sum()
@@ -130,9 +150,10 @@ def test_a_gradient_penalty_of_what_draws_is_never_a_wrong_number():
         (loss + gradient.pow(2).sum()).backward()
 
 
-def test_an_input_that_requires_grad_gets_one():
-    model, x = mlp(), torch.randn(8, 6, requires_grad=True)
-    (mine,) = torch.autograd.grad(compiled(model)(x).sum(), x)
+def test_an_input_that_requires_grad_gets_one(shared):
+    model, fast = shared
+    x = torch.randn(8, 6, requires_grad=True)
+    (mine,) = torch.autograd.grad(fast(x).sum(), x)
     (plain,) = torch.autograd.grad(model(x).sum(), x)
     assert close(mine, plain)
 
@@ -148,9 +169,9 @@ def test_frozen_parameters_stay_without_a_gradient():
     assert model[0].weight.grad is not None
 
 
-def test_a_weight_changed_between_forward_and_backward_is_an_error_as_in_eager():
-    model = mlp()
-    loss = compiled(model)(torch.randn(8, 6)).sum()
+def test_a_weight_changed_between_forward_and_backward_is_an_error_as_in_eager(shared):
+    model, fast = shared
+    loss = fast(torch.randn(8, 6)).sum()
     with torch.no_grad():
         model[2].weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -169,9 +190,9 @@ def test_parameter_hooks_are_honoured():
     assert close(model[0].weight.grad, 2 * twin[0].weight.grad)
 
 
-def test_saved_tensor_hooks_see_what_is_saved():
+def test_saved_tensor_hooks_see_what_is_saved(shared):
     packed = []
-    fast = compiled(mlp())
+    _, fast = shared
     fast(torch.randn(8, 6)).sum().backward()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         loss = fast(torch.randn(8, 6)).sum()
@@ -179,10 +200,9 @@ def test_saved_tensor_hooks_see_what_is_saved():
     loss.backward()
 
 
-def test_accumulation_adds_up():
-    torch.manual_seed(0)
-    model = mlp()
-    twin, fast = copy.deepcopy(model), compiled(model)
+def test_accumulation_adds_up(shared):
+    model, fast = shared
+    twin = copy.deepcopy(model)
     for part in torch.randn(3, 8, 6):
         fast(part).sum().backward()
         twin(part).sum().backward()
@@ -190,7 +210,7 @@ def test_accumulation_adds_up():
         assert close(mine.grad, plain.grad)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [1, 3, *(pytest.param(rows, marks=pytest.mark.release) for rows in (2, 5))])
 def test_any_batch_works(rows):
     model = mlp()
     fast, x = compiled(model), torch.randn(rows, 6)
@@ -213,9 +233,9 @@ def test_torch_func_and_forward_mode_are_the_plain_models():
     assert len(calls.calls) == 1, "placed again"
 
 
-def test_backward_from_another_thread():
-    model, failed = mlp(), []
-    loss = compiled(model)(torch.randn(8, 6)).sum()
+def test_backward_from_another_thread(shared):
+    (model, fast), failed = shared, []
+    loss = fast(torch.randn(8, 6)).sum()
 
     def work():
         try:
@@ -229,9 +249,9 @@ def test_backward_from_another_thread():
     assert not failed and model[0].weight.grad is not None
 
 
-def test_eval_and_training_share_their_copies_of_weights():
-    model = mlp()
-    fast, x = compiled(model), torch.randn(8, 6)
+def test_eval_and_training_share_their_copies_of_weights(shared):
+    model, fast = shared
+    x = torch.randn(8, 6)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
         fast(x).sum().backward()
@@ -240,9 +260,9 @@ def test_eval_and_training_share_their_copies_of_weights():
             assert close(fast(x), model(x))
 
 
-def test_weights_are_copied_after_a_step_and_not_before_one():
-    model = mlp()
-    fast, x = compiled(model), torch.randn(8, 6)
+def test_weights_are_copied_after_a_step_and_not_before_one(shared):
+    model, fast = shared
+    x = torch.randn(8, 6)
     fast(x).sum().backward()
     with fast.record() as calls:
         fast(x)
@@ -254,8 +274,8 @@ def test_weights_are_copied_after_a_step_and_not_before_one():
     assert not still and moved
 
 
-def test_a_recorded_step_is_one_timeline():
-    fast = compiled(mlp())
+def test_a_recorded_step_is_one_timeline(shared):
+    _, fast = shared
     fast(torch.randn(8, 6)).sum().backward()
     with fast.record() as calls:
         fast(torch.randn(8, 6)).sum().backward()
@@ -309,9 +329,9 @@ def test_branches_on_values_train_and_are_listed():
     assert "test_training.py" in fast.explain() and "x.sum().item() > 0" in fast.explain()
 
 
-def test_checkpoints_go_both_ways(tmp_path):
-    model, other = mlp(), mlp()
-    fast = compiled(model)
+def test_checkpoints_go_both_ways(shared, tmp_path):
+    model, fast = shared
+    other = mlp()
     fast(torch.randn(8, 6)).sum().backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
     torch.save(fast.state_dict(), tmp_path / "fast.pt")
