@@ -167,7 +167,7 @@ def test_pins_and_memory_are_kept(model, x):
     with pytest.raises(autopar.PlanError, match="tower_c"):
         autopar.compile(model, THREE, pins={"tower_c": "cpu"}, example_inputs=(x,))
     with pytest.raises(autopar.MemoryCapError, match="fit"):
-        autopar.compile(model, THREE, memory=dict.fromkeys(THREE, 64), example_inputs=(x,))
+        autopar.compile(model, THREE, memory=dict.fromkeys(THREE, 64), split=None, example_inputs=(x,))
 
 
 def test_tied_weights_pinned_apart_are_an_error(x):

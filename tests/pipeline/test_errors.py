@@ -110,11 +110,12 @@ def test_a_machine_that_is_only_declared():
 
 @pytest.mark.slow
 def test_a_cap_too_small_says_what_would_fit_and_that_fits():
-    caps = dict.fromkeys(DEVICES, "1KiB")
-    text = refused(MemoryCapError, "would need", "capped at 1.02 kB", "tower_a.weight", memory=caps)
+    given = {"devices": DEVICES[:2], "split": None}
+    caps = dict.fromkeys(given["devices"], "1KiB")
+    text = refused(MemoryCapError, "would need", "capped at 1.02 kB", "tower_a.weight", memory=caps, **given)
     device, amount = re.search(r"memory=\{'([\w:]+)': (\d+)\} would fit", text).groups()
     autopar.compile(
-        Towers(), DEVICES, example_inputs=(torch.ones(8, 32),), memory={**caps, device: int(amount)}
+        Towers(), example_inputs=(torch.ones(8, 32),), memory={**caps, device: int(amount)}, **given
     )
     refused(DeviceError, "'6 gigs'", '"6GiB"', memory={"cpu": "6 gigs"})
 

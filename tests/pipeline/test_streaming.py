@@ -24,7 +24,7 @@ class Block(nn.Module):
         return x + self.layers(self.norm(x))
 
 
-def blocks(width: int, count: int = 6) -> nn.Sequential:
+def blocks(width: int, count: int = 4) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(Block(width) for _ in range(count))).eval()
 
@@ -77,7 +77,7 @@ def test_weights_that_train_are_not_streamed() -> None:
 
 @torch.no_grad()
 def test_streamed_weights_that_change_are_seen() -> None:
-    model, x = blocks(64), torch.randn(512, 64)
+    model, x = blocks(64, 3), torch.randn(512, 64)
     fast = autopar.compile(
         model, ["cpu", "emulated:0"], memory={"emulated:0": size(model) // 2}, policy="auto"
     )
@@ -99,7 +99,7 @@ def fast_stand_in(cap: int) -> Machine:
 
 @torch.no_grad()
 def test_other_sizes_and_given_plans_stream_too() -> None:
-    model = blocks(64)
+    model = blocks(64, 3)
     machine = fast_stand_in(size(model) + 1_000_000)
     fast = autopar.compile(model, machine, measure=False)
     for rows in (64, 512, 700):
