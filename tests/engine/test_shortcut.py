@@ -33,6 +33,10 @@ def kernels(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+# Where a test is of the model or of its surroundings, both sorts of kernels take the same way.
+mostly_auto = pytest.mark.parametrize("kernels", ["auto", pytest.param("eager", marks=pytest.mark.release)])
+
+
 def warm(kernels: str, model: nn.Module, *args: Any) -> Compiled:
     """A compiled model after a few calls."""
     fast = autopar.compile(model, ["cpu"], kernels=kernels)  # type: ignore[arg-type]
@@ -83,6 +87,7 @@ def tagged(a: Tensor, b: Tensor) -> Tensor:
     return made
 
 
+@mostly_auto
 @pytest.mark.parametrize(
     ("form", "short"),
     [
@@ -132,6 +137,7 @@ class Marked(nn.Module):
         return self.layer(x).relu()
 
 
+@mostly_auto
 def test_an_attribute_that_is_set_already_is_no_reason_to_go_the_long_way(kernels: str) -> None:
     class Other:
         seen = False
@@ -213,7 +219,14 @@ def changes() -> dict[str, Callable[[Any, pytest.MonkeyPatch], None]]:
     )}  # fmt: skip
 
 
-@pytest.mark.parametrize("change", changes().values(), ids=list(changes()))
+@pytest.mark.parametrize(
+    ("kernels", "change"),
+    [
+        pytest.param(kernels, change, id=f"{kernels}-{name}", marks=() if often else pytest.mark.release)
+        for name, change in changes().items()
+        for kernels, often in (("auto", True), ("eager", name in ("dtype", "number", "value")))
+    ],
+)
 def test_what_changes_is_seen(
     kernels: str, change: Callable[[Any, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +243,7 @@ def test_what_changes_is_seen(
             pytest.handle.remove()
 
 
+@mostly_auto
 def test_other_calls_go_the_long_way(kernels: str) -> None:
     model, x, y = Many(lambda a, b: a + b), torch.randn(3, 8), torch.randn(3, 8)
     fast = warm(kernels, model, x, y)
@@ -254,6 +268,7 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@mostly_auto
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=list(CONTEXTS))
 def test_what_is_active_is_seen(kernels: str, context: Callable[[], Any]) -> None:
     model, x = mlp(), torch.randn(5, 8)
@@ -358,6 +373,7 @@ def test_a_model_goes_with_its_compiled_form(kernels: str) -> None:
 
 
 @pytest.mark.slow
+@mostly_auto
 def test_outputs_with_fields(kernels: str) -> None:
     pytest.importorskip("transformers")
     models = stacks.library("transformers")
