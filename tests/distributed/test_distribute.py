@@ -34,13 +34,16 @@ def _distributed(rank: int, name: str, options: dict) -> tuple[float, str, float
     return max(abs(a - b) for a, b in zip(losses, expected)), job.plan.digest, job.plan.step_s
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("count", "name", "options"),
     [
-        (2, "cnn", {}),
+        pytest.param(2, "cnn", {}, marks=pytest.mark.release),
         pytest.param(2, "gpt", {"stages": 2, "replicas": 1}, marks=pytest.mark.grid),
         (4, "mlp", {"stages": 2, "replicas": 2, "schedule": "1f1b"}),
-        (2, "mlp", {"stages": 4, "replicas": 1, "schedule": "interleaved"}),
+        pytest.param(
+            2, "mlp", {"stages": 4, "replicas": 1, "schedule": "interleaved"}, marks=pytest.mark.release
+        ),
         # The other process waits.
         (2, "mlp", {"hosts": "2 x cpu over ethernet-1", "stages": 1, "replicas": 1}),
     ],

@@ -142,7 +142,15 @@ def test_ranks_that_do_not_fail_end_well(tmp_path):
     assert all("is done" in said and "autopar" not in said for said in found.said)
 
 
-@pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)])
+@pytest.mark.parametrize(
+    ("count", "failing"),
+    [
+        (2, 1),
+        (4, 0),
+        (4, 2),
+        *(pytest.param(*case, marks=pytest.mark.release) for case in ((2, 0), (4, 1), (4, 3))),
+    ],
+)
 def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
     found = job(tmp_path, count, "kill", failing, 3)
     assert None not in found.codes and found.after < BOUND_S
@@ -154,7 +162,9 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
         )
 
 
-@pytest.mark.parametrize(("what", "failing"), [("kill", 0), ("kill", 1), ("stop", 1)])
+@pytest.mark.parametrize(
+    ("what", "failing"), [("kill", 0), ("stop", 1), pytest.param("kill", 1, marks=pytest.mark.release)]
+)
 def test_a_stage_of_a_pipeline_that_fails_is_named_on_the_other(tmp_path, what, failing):
     found = job(tmp_path, 2, what, failing, 3, "pipeline")
     assert found.codes[failing] == -9 and found.codes[1 - failing] == 1 and found.after < BOUND_S
@@ -162,7 +172,9 @@ def test_a_stage_of_a_pipeline_that_fails_is_named_on_the_other(tmp_path, what, 
     assert re.search(rf"RunError: rank {failing} \(.*, pid \d+\).* (has died|is stopped)", said), said
 
 
-@pytest.mark.parametrize(("count", "failing"), [(2, 0), (2, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("count", "failing"), [(2, 0), (4, 2), pytest.param(2, 1, marks=pytest.mark.release)]
+)
 def test_a_stopped_rank_is_named_and_ended(tmp_path, count, failing):
     found = job(tmp_path, count, "stop", failing, 3)
     assert None not in found.codes and found.after < BOUND_S
@@ -220,7 +232,10 @@ def test_torchrun_can_be_kept_from_listening():
     assert found.returncode == 0 and _all_on_loopback(found.stdout) == [True, True], found
 
 
-@pytest.mark.parametrize(("what", "failing", "code"), [("kill", 0, -9), ("kill", 1, -9), ("stop", 1, -9)])
+@pytest.mark.parametrize(
+    ("what", "failing", "code"),
+    [("kill", 0, -9), ("stop", 1, -9), pytest.param("kill", 1, -9, marks=pytest.mark.release)],
+)
 def test_torchrun_ends_with_the_rank_that_failed(what, failing, code):
     found = torchrun(2, Path(faulty.__file__), what, failing, 3)
     # A stopped process would hold up torchrun for 30 seconds after the others have ended.
@@ -256,7 +271,9 @@ def through(tmp_path_factory) -> dict[str, str]:
     return dict(losses)
 
 
-@pytest.mark.parametrize(("what", "rank"), [("kill", 0), ("kill", 1), ("stop", 1)])
+@pytest.mark.parametrize(
+    ("what", "rank"), [("kill", 0), ("stop", 1), pytest.param("kill", 1, marks=pytest.mark.release)]
+)
 def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path, through, what, rank):
     words = ("--timeout", 2, "--rank", rank, f"--{what}", FAILING)
     ((_, lost), (begin, kept)), said = _trained(tmp_path, *words)

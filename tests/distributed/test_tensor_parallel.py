@@ -114,11 +114,13 @@ def trained(rank: int, name: str, steps: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("count", "names", "steps"),
     [
-        (2, ["mlp"], 50),
-        (2, ["gpt", "gated", "cnn of 5", "cnn of 8"], FEWER),
+        pytest.param(2, ["mlp"], 50, marks=pytest.mark.release),
+        (2, ["gpt", "cnn of 5"], FEWER),
+        pytest.param(2, ["gated", "cnn of 8"], FEWER, marks=pytest.mark.release),
         (4, ["mlp"], FEWER),
         pytest.param(2, ["gated", "cnn of 8"], 50, marks=pytest.mark.grid),
         *grid("tensor split", lambda name, count: (count, ["cnn of 5" if name == "cnn" else name], 50)),
