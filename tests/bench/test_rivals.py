@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compilers import Folding, alone, using
 from torch import nn
-
 from autopar.bench.contest import wrong
 from autopar.bench.rivals import RIVALS, TRAINERS, Case, chosen
 from autopar.errors import AutoparError
-from autopar.pipeline import kernel_choice
-from autopar.runtime.kernels import STACKS
+
 
 
 @pytest.fixture
@@ -48,10 +47,10 @@ def built(case, name):
         if not rival.on_request
     ],
 )
-def test_each_gives_eagers_answer(case, name, monkeypatch):
-    # Others are held against eager in tests/engine/test_kernel_libraries.py.
-    monkeypatch.setattr(kernel_choice, "STACKS", tuple(s for s in STACKS if s.name == "onnxruntime"))
-    with torch.no_grad():
+def test_each_gives_eagers_answer(case, name, monkeypatch, tmp_path):
+    # What the libraries compile is held against eager in tests/engine/test_kernel_libraries.py.
+    with alone(tmp_path, monkeypatch), torch.no_grad():
+        using(monkeypatch, Folding(), fastest="folding")
         eager = RIVALS[0].build(case).answers()
         entrant = built(case, name)
         error, why = wrong(entrant.answers(), eager, lambda: [eager], False)
