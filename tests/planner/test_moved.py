@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 
 
-def layers(count: int = 6, width: int = 1024, dropout: float = 0.0) -> nn.Module:
+def layers(count: int = 4, width: int = 1024, dropout: float = 0.0) -> nn.Module:
     parts = ((nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout)) for _ in range(count))
     return nn.Sequential(*(part for group in parts for part in group))
 
@@ -24,9 +24,14 @@ def planned(model, x, training, devices=DECLARED, **options):
         return autopar.plan(model, devices, example_inputs=(x,), **options)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(
-    "options", [{}, {"pins": {"0": "cpu"}}, {"home": "cpu"}], ids=["plain", "pinned", "home"]
+    ("options", "training"),
+    [
+        pytest.param(options, training, id=f"{name}-{mode}", marks=() if often else pytest.mark.release)
+        for name, options in (("plain", {}), ("pinned", {"pins": {"0": "cpu"}}), ("home", {"home": "cpu"}))
+        for mode, training, often in (("inference", False, name == "home"), ("training", True, name == "pinned"))
+    ],
 )
 def test_neither_weights_nor_pins_nor_dropout_cost_the_model_that_is_moved(training: bool, options) -> None:
     """What it takes on an accelerator is its work there and one copy each of what goes in and comes out."""
