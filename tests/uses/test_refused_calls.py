@@ -37,7 +37,7 @@ class Service(nn.Module):
     ],
     ids=["refused", "other sizes", "another device", "nothing to compute"],
 )
-@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("before", [0, pytest.param(2, marks=pytest.mark.release)])
 def test_calls_after_it_are_placed(given: Any, kind: type[Exception] | None, before: int) -> None:
     model = Service()
     fast = compiled(model)
