@@ -183,7 +183,7 @@ def test_heft_sees_what_carrying_costs(policy: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @drawn(st.integers(0, 10**6))
 def test_planned_lowered_checked_and_right_in_every_order(seed: int) -> None:
     rng = random.Random(seed)

@@ -51,7 +51,7 @@ programs = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(programs)
 def test_any_names_survive(program: Program) -> None:
     """Names with spaces, quotes, arrows, line breaks or nothing at all."""

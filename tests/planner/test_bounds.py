@@ -39,7 +39,7 @@ def random_schedule(instance, draw):
     return Schedule("random", {lane: tuple(names) for lane, names in lanes.items()})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**6), share=st.floats(0.1, 1.5))
 def test_no_more_is_proven_than_is_enough(seed, share):
     costed = read(small(seed, tasks=12))

@@ -38,7 +38,7 @@ def test_every_plan_can_be_carried_out(costed, policy):
     assert plan.lower_bound <= min((c.makespan for c in plan.candidates if c.makespan), default=1) * SLACK
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(graphs)
 def test_auto_is_never_worse_than_anything_it_tried(costed):
     plan = place(costed)
@@ -53,7 +53,7 @@ def test_auto_is_never_worse_than_anything_it_tried(costed):
         )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.2, 1.5))
 def test_caps_hold_or_the_error_says_what_would_fit(seed, share):
     free = random_dag(seed, 16, 3, 1.0, on=machine(2))

@@ -109,6 +109,7 @@ def test_hulls_and_blocks():
     assert list(ones(reach.hull(1 << 6))) == [6]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("training", [False, True])
 def test_the_period_found_is_near_the_least_there_is(seed, training):

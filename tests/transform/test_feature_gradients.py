@@ -33,7 +33,7 @@ def rows(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans())
 def test_a_pair_is_trained_in_parts(parts: int, each: int, batch: int, bias: bool, deep: bool) -> None:
     wide = parts * each
@@ -56,6 +56,7 @@ def test_a_pair_is_trained_in_parts(parts: int, each: int, batch: int, bias: boo
     ],
     ids=["gated", "attention", "block", "gpt"],
 )
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("parts", [2, 4])
 def test_gates_and_heads_are_trained_in_parts(model: nn.Module, x: torch.Tensor, parts: int) -> None:
     graph, cut, off = halves(model, x, parts=parts)

@@ -46,7 +46,7 @@ def halves(model: nn.Module, *args: torch.Tensor, parts: int = 2):
     return graph, cut, off
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.booleans())
 def test_attention_is_cut_by_heads(parts: int, each: int, sizes: bool, more: bool) -> None:
     heads = parts * each
