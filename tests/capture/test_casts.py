@@ -36,6 +36,7 @@ def test_autocast_to_another_dtype_is_another_call(first):
     fast.close()
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("first", CASTS)
 def test_so_it_is_in_training(first):
     model, x = mlp(), torch.randn(4, 6)

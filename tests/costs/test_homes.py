@@ -32,8 +32,15 @@ def brought(plan) -> int:
     return sum(transfer.bytes for transfer in plan.transfers if transfer.value in plan.costed.graph.state)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("split", [None, 2])
+@pytest.mark.parametrize(
+    ("split", "training"),
+    [
+        pytest.param(2, False, id="2-inference"),
+        pytest.param(None, True, id="None-training"),
+        pytest.param(2, True, id="2-training", marks=pytest.mark.release),
+        pytest.param(None, False, id="None-inference", marks=pytest.mark.release),
+    ],
+)
 def test_weights_that_live_on_the_host_are_brought_in_each_call(training: bool, split: int | None) -> None:
     model, x = layers(4, 1024), torch.randn(2048, 1024)
     policy = "auto" if split else "single cuda:0"
@@ -71,6 +78,7 @@ def test_a_model_larger_than_the_device_runs_where_its_weights_come_and_go() -> 
     assert peaks["cuda:0"] <= weights // 2 and plan.peaks["cuda:0"] <= weights // 2
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("devices", [["cpu", "emulated:0"], ["cpu", "emulated:0", "emulated:1"]])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("home", ["cpu", "emulated:0", {"0": "emulated:0", "*": "cpu"}])

@@ -56,7 +56,9 @@ def test_each_keeps_its_weights(devices):
     fast.close()
 
 
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "emulated:0"]])
+@pytest.mark.parametrize(
+    "devices", [["cpu", "emulated:0"], pytest.param(["cpu"], marks=pytest.mark.release)]
+)
 def test_each_is_trained(devices):
     torch.manual_seed(0)
     model = Blocks()

@@ -14,7 +14,7 @@ import autopar
 from autopar.pipeline.batch_split import split_graph
 from autopar.runtime.interpreter import interpret
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(4)]
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import autopar
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
 
 
 class Own(nn.Module):

@@ -58,7 +58,9 @@ def test_a_loop_with_a_short_last_batch(autocast):
     assert fast.plan.transfers
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [None, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.release)]
+)
 def test_a_gradient_scaler_and_clipping(dtype):
     plain, fast = twins(network)
     for model in (plain, fast):
