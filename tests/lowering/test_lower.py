@@ -53,7 +53,7 @@ def test_samples(each) -> None:
     assert {fake.device.type for fake in fakes.values()} == {"cpu"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @drawn(st.integers(0, 10**6))
 def test_random_graphs_anywhere(seed: int) -> None:
     """Any graph on any devices with any caps: proved, nothing to spare, and right in bad orders."""
@@ -89,7 +89,7 @@ def test_random_graphs_anywhere(seed: int) -> None:
 def test_what_the_planner_says_fits_is_lowered(policy: str) -> None:
     """Plans of the real planner, with and without caps: what it takes to fit can be proved to fit."""
     planned = 0
-    for seed in range(6):
+    for seed in range(3):
         made = random_graph(random.Random(seed), 20)
         bare = plan(made, machine(2), ["cpu"]).costed
         program = lower(place(bare, policy))
@@ -115,16 +115,16 @@ def chain(tasks: int) -> Graph:
 
 @pytest.mark.slow
 def test_long_chain_is_neither_slow_nor_deep() -> None:
-    """10,000 tasks that change device each time; time is that of the processor, so that other load does not
+    """5,000 tasks that change device each time; time is that of the processor, so that other load does not
     count.
     """
-    made = chain(10_000)
+    made = chain(5_000)
     each = plan(made, machine(), ["cpu", "emulated:0", "emulated:1"])
     start = time.process_time()
     program = lower(each)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 2.5
     check(program, made)
-    assert count(program, Compute) == 10_000
+    assert count(program, Compute) == 5_000
 
 
 HASHED = """
@@ -154,7 +154,7 @@ def test_same_text_under_any_hash_seed_and_without_torch() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "2")
+        for seed in ("0", "1")
     }
     assert len(texts) == 1
     assert Program.parse(texts.pop()).lanes

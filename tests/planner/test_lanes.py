@@ -82,7 +82,7 @@ def test_another_machine_may_have_fewer_lanes():
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_a_plan_is_what_its_orders_simulate_to(seed):
     plan = schedule(randomly(random.Random(seed), 10))
@@ -114,7 +114,7 @@ def test_lanes_of_transfers_have_names_that_pictures_can_take_apart():
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_pictures_and_reports_of_any_plan(seed):
     from autopar.view import explain

@@ -296,7 +296,7 @@ def test_the_same_plan_under_any_hash_seed():
     )
     here = Path(__file__).parents[1] / "helpers"
     found = set()
-    for seed in ("0", "1", "2"):
+    for seed in ("0", "1"):
         env = {
             **os.environ,
             "PYTHONHASHSEED": seed,

@@ -87,8 +87,9 @@ def test_lanes_start_again_in_a_forked_child():
     assert out == "0 True\n"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_program_ends_with_lanes_open():
+    """So does the one whose lanes start again in a forked child."""
     out = python(
         """
         import torch
