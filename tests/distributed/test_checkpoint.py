@@ -216,6 +216,7 @@ def _pipelined(rank: int, root: str, name: str, stages: int, schedule: str) -> t
     return _steps(job, optimizer, x, y, 2), step
 
 
+@pytest.mark.release  # shards of this model go on in other stages, too
 def test_a_planned_pipeline_with_tied_weights_goes_on_in_other_stages_and_in_one_process(tmp_path):
     first = ranks(2, _pipelined, str(tmp_path), "gpt of 1", 2, "1f1b")
     again = ranks(2, _pipelined, str(tmp_path), "gpt of 1", 4, "interleaved")

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autopar
 
+STEPS = 3
 UNLIKE = ("lanes", "mixed")
 """What the two ranks plan for, so that their plans have no order in common."""
 
@@ -32,7 +33,7 @@ def _synced(rank: int) -> Any:
     network = _normed(SyncNorm)
     fast = autopar.compile(network, **SETS[UNLIKE[rank]])
     ddp = DistributedDataParallel(fast)
-    losses = trained(ddp, (own(batch, rank, 2) for batch in batches("normed", 6)), "normed")
+    losses = trained(ddp, (own(batch, rank, 2) for batch in batches("normed", STEPS)), "normed")
     notes, calls = fast._placement.backend.notes(), fast._placement.backend.calls
     fast.close()
     del kernels
@@ -41,12 +42,12 @@ def _synced(rank: int) -> Any:
 
 def test_sync_batch_norm_is_batch_norm_of_the_whole_batch():
     alone = _normed(nn.BatchNorm2d)
-    expected = trained(alone, batches("normed", 6), "normed")
+    expected = trained(alone, batches("normed", STEPS), "normed")
     answers = ranks(2, _synced)
     assert averaged([losses for losses, *_ in answers]) == pytest.approx(expected, abs=1e-9)
     for _, state, notes, calls in answers:
         same(state, values(alone))
-        assert calls > 6 and any("graph break" in note and "SyncBatchNorm" in note for note in notes)
+        assert calls > STEPS and any("graph break" in note and "SyncBatchNorm" in note for note in notes)
 
 
 class _Sum(torch.autograd.Function):
@@ -93,7 +94,7 @@ def _centred(rank: int, how: str) -> Any:
     network = Centred(how).double()
     fast = autopar.compile(network, **SETS[UNLIKE[rank]])
     ddp = DistributedDataParallel(fast)
-    losses = trained(ddp, (own(batch, rank, 2) for batch in batches("mlp", 4)), "mlp")
+    losses = trained(ddp, (own(batch, rank, 2) for batch in batches("mlp", STEPS)), "mlp")
     with torch.no_grad():
         x, _ = own(next(iter(batches("mlp", 1))), rank, 2)
         alike = torch.equal(fast(x), network(x))
@@ -105,7 +106,7 @@ def _centred(rank: int, how: str) -> Any:
 def test_a_graph_with_collectives_runs_as_written_and_says_where():
     torch.manual_seed(0)
     alone = Centred("alone").double()
-    expected = trained(alone, batches("mlp", 4), "mlp")
+    expected = trained(alone, batches("mlp", STEPS), "mlp")
     answers = ranks(2, _centred, "function")
     assert averaged([losses for losses, *_ in answers]) == pytest.approx(expected, abs=1e-9)
     for _, state, notes, alike in answers:

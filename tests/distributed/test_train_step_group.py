@@ -74,13 +74,14 @@ def _trained(rank: int, count: int, kind: str, optimizer: str, dtype: str, steps
     return losses, values(network), said
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("count", "kind", "optimizer", "dtype", "allowed", "steps"),
     [
-        (4, "mlp", "sgd", "float64", 1e-9, FEWER),
-        (2, "skips", "adam", "float64", 1e-8, FEWER),
         (2, "gpt", "sgd", "float64", 1e-9, FEWER),
-        (2, "mlp", "sgd", "float32", 1e-4, STEPS),
+        pytest.param(4, "mlp", "sgd", "float64", 1e-9, FEWER, marks=pytest.mark.release),
+        pytest.param(2, "skips", "adam", "float64", 1e-8, FEWER, marks=pytest.mark.release),
+        pytest.param(2, "mlp", "sgd", "float32", 1e-4, STEPS, marks=pytest.mark.release),
         pytest.param(2, "skips", "adam", "float64", 1e-8, STEPS, marks=pytest.mark.grid),
         *grid("train_step", lambda name, count: (count, KINDS[name], "sgd", "float64", 1e-9, STEPS)),
     ],
