@@ -29,8 +29,13 @@ def layers(count: int = 3, width: int = 256) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "criterion", "meta"),
     [
-        ("sgd", None, True), ("sgd", nn.MSELoss(), False), ("momentum", nn.MSELoss(), True),
-        ("adam", None, False), ("adam", nn.MSELoss(), True), ("adamw", None, True),
+        ("sgd", nn.MSELoss(), False), ("momentum", nn.MSELoss(), True), ("adamw", None, True),
+        *(
+            pytest.param(name, criterion, meta, marks=pytest.mark.release)
+            for name, criterion, meta in (
+                ("sgd", None, True), ("adam", None, False), ("adam", nn.MSELoss(), True)
+            )
+        ),
     ],
 )  # fmt: skip
 def test_the_update_and_its_state_are_in_the_plan(name: str, criterion, meta: bool) -> None:

@@ -231,14 +231,14 @@ def test_programs_of_sizes_are_dropped_with_one_warning_and_made_again(monkeypat
     # Each number of rows is cut in its own way.
     pair = Pair(mlp, MOMENTUM, ["cpu*2"], policy="auto", split=2, check="never")
     with caplog.at_level(logging.WARNING, "autopar"):
-        pair.same([batches(1, rows)[0] for rows in (*range(2, 10), 2)])
+        pair.same([batches(1, rows)[0] for rows in (*range(2, 8), 2)])
     assert len([record for record in caplog.records if "more than 4 sets of sizes" in record.message]) == 1
     assert all(len(kept) <= 4 for kept in pair.step._signatures.kept)
 
 
 def test_one_capture_serves_all_sizes():
     pair = Pair(mlp, MOMENTUM)
-    pair.same([batches(1, rows)[0] for rows in (8, 8, 6, 4, 12, 7, 9, 8, 6)])
+    pair.same([batches(1, rows)[0] for rows in (8, 6, 12, 7, 8, 6)])
     assert len(pair.step._signatures.kept) <= 2
 
 
@@ -280,6 +280,7 @@ def test_modes_are_followed():
         pair.same(data[start : start + 3])
 
 
+@pytest.mark.release  # dropout is compared with the plain loop from one seed
 def test_the_same_seed_gives_the_same_losses():
     clusters = []
     for _ in range(2):

@@ -43,6 +43,7 @@ def test_losses_are_the_plain_loops(name, devices):
     assert ("Adagrad.step()" in pair.step.explain()) == (name == "adagrad")
 
 
+@pytest.mark.release  # others here, and groups of updates, are in single precision too
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_losses_in_single_precision(name):
@@ -77,6 +78,7 @@ def test_clipping_by_the_global_norm():
     assert "norm" in pair.step.explain()
 
 
+@pytest.mark.release  # clipped gradients that share memory are so
 def test_clipping_before_an_optimizer_of_another_kind():
     Pair(mlp, OPTIMIZERS["adagrad"], clip_norm=0.05).same(batches(6), clip_norm=0.05)
 
@@ -179,6 +181,7 @@ def test_a_parameter_that_the_loss_does_not_reach():
     Pair(Spare, functools.partial(AdamW, lr=0.01, weight_decay=0.5)).same(batches(5))
 
 
+@pytest.mark.release  # a group added in mid-run begins so
 def test_a_parameter_that_the_optimizer_does_not_hold():
     pair = Pair(mlp, MOMENTUM)
     for model, optimizer in ((pair.plain, pair.theirs), (pair.model, pair.optimizer)):
@@ -189,6 +192,7 @@ def test_a_parameter_that_the_optimizer_does_not_hold():
     torch.testing.assert_close(pair.model[0].weight, pair.plain[0].weight)
 
 
+@pytest.mark.release  # what changes in groups of parameters includes rates
 def test_learning_rate_schedulers():
     pair = Pair(mlp, MOMENTUM)
     ours, theirs = (torch.optim.lr_scheduler.StepLR(o, 3, 0.5) for o in (pair.optimizer, pair.theirs))

@@ -22,7 +22,7 @@ from autopar.training.halves import Halves
 from autopar.transform.buckets import FEW
 from autopar.transform.divide import LOSS
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(4)]
 
 ACCELERATORS = ("emulated:0", "emulated:1")
 
