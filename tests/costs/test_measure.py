@@ -261,6 +261,7 @@ def planned(side, machine, policy="heft"):
     return place(cost(square(side, matmul(side), matmul(side, "u", "z")), machine, homes={}), policy)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("policy", ["heft", "round_robin"])
 @pytest.mark.parametrize("side", [64, 512, 4096])
 def test_a_slow_down_leaves_time_for_the_real_computation_and_makes_tasks_long_enough(side, policy):

@@ -89,7 +89,7 @@ def test_a_call_has_seconds_of_its_own_beside_the_makespan(model):
     assert "and a call's own" in fast.explain()
 
 
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu*2"], EMULATED])
+@pytest.mark.parametrize("devices", [["cpu*2"], EMULATED, pytest.param(["cpu"], marks=pytest.mark.release)])
 def test_tuning_ends_with_a_plan_that_is_proved_and_answers_alike(model, devices):
     fast = called(model, devices)
     with torch.no_grad():

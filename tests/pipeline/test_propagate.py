@@ -71,7 +71,9 @@ def made(captured, plan, target):
     return captured.graph.value[task.outputs[0]], plan.costed.graph.value[task.outputs[0]]
 
 
-@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+@pytest.mark.parametrize(
+    "kind", ["cuda", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("mps", "xpu"))]
+)
 def test_strides_are_taken_over(kind):
     captured, plan = placed(Calls(turned), policy=f"single {kind}:0", on=gpus(kind))
     before, now = made(captured, plan, "turned")

@@ -57,7 +57,7 @@ def test_four_threads_with_sizes_of_their_own(training):
     at_once(*map(work, inputs))
 
 
-@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("same", [True, pytest.param(False, marks=pytest.mark.release)])
 def test_the_plain_model_is_called_while_another_thread_captures(same):
     plain = network()
     fast = compiled(plain)
@@ -111,7 +111,7 @@ class Numbers(torch.utils.data.Dataset):
         return torch.full((16,), float(index)), torch.tensor(index)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.release)])
 def test_a_loader_with_workers_and_a_short_last_batch(workers):
     plain = network()
     fast = compiled(plain)
