@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from autopar.errors import CaptureError
 
-pytestmark = pytest.mark.thin(2)
+pytestmark = pytest.mark.thin(3)
 
 OWN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_|thnn|fused")
 

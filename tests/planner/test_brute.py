@@ -13,7 +13,7 @@ from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import schedule
 from autopar.planner.formats import described
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
 
 ABOVE = 1.01
 """Times the shortest that a plan may take."""

@@ -20,7 +20,7 @@ from autopar.planner.throughput import Loads, Net, balance
 from autopar.planner.throughput.loads import Standing, busiest, loads_of, share
 from autopar.planner.throughput.objective import apart, busy, throughput
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(4)]
 
 
 def told(plan, graph):

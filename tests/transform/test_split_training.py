@@ -19,7 +19,7 @@ from autopar.runtime.interpreter import interpret
 from autopar.transform.batch_axis import batch_of
 from autopar.transform.split import split
 
-pytestmark = pytest.mark.thin(2)
+pytestmark = pytest.mark.thin(4)
 
 CPU = torch.device("cpu")
 
@@ -263,7 +263,7 @@ def test_one_weight_used_twice_has_one_gradient() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_any_differentiable_program_is_the_same_in_parts(data: st.DataObject) -> None:
     """Random programs over a pool of values with a weight: views, products, norms, reductions, joins."""

@@ -18,7 +18,7 @@ from autopar.runtime.interpreter import interpret
 from autopar.transform.row_sums import single_valued, summed
 from autopar.transform.split import split
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 7, 5

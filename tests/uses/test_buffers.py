@@ -10,7 +10,7 @@ import torch
 from pairs import alike, gradients, twins
 from torch import nn
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
 
 
 class Cell(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from pairs import alike, compiled, gradients
 from torch import nn
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
 
 FACTOR = 2.0
 SHIFT = torch.tensor(0.5)
