@@ -6,10 +6,10 @@ import pytest
 import torch
 from compilers import Folding, alone, using
 from torch import nn
+
 from autopar.bench.contest import wrong
 from autopar.bench.rivals import RIVALS, TRAINERS, Case, chosen
 from autopar.errors import AutoparError
-
 
 
 @pytest.fixture
