@@ -38,6 +38,9 @@ logging.getLogger("torch.__trace").handlers = _NoHandlers()
 
 HOW = "on the stand-in for one they run by: python -m pytest -m gpu --accelerator strict"
 
+GPU = "gpu and not release"
+"""What `-m gpu` runs."""
+
 LONG = ("test_kernel_libraries", "test_faults", "test_dynamo_sizes", "test_language", "test_zoo")
 """Files that take longest, of which none is to be the last that one process of pytest-xdist has left."""
 
@@ -55,6 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # By the number of tests, short files would come first.
     config.option.loadscopereorder = False
+    if config.option.markexpr == "gpu":
+        # It replaces the default, which leaves these out.
+        config.option.markexpr = GPU
     wanted = config.getoption("accelerator")
     if wanted == strict.NAME:
         try:
@@ -73,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skip files that say nothing of the mark that alone is asked for: to load them all takes half a minute."""
-    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+    if config.option.markexpr != GPU or collection_path.suffix != ".py":
         return None
     return "gpu" not in collection_path.read_text() or None
 
@@ -120,7 +126,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
     if report.failed and _kind() == strict.NAME and item.get_closest_marker("gpu"):
-        again = f"{_settings()} python -m pytest -m gpu --accelerator strict '{item.nodeid}'"
+        mark = "'gpu and release'" if item.get_closest_marker("release") else "gpu"
+        again = f"{_settings()} python -m pytest -m {mark} --accelerator strict '{item.nodeid}'"
         report.sections.append(("with the same delays", again))
     return report
 

@@ -69,6 +69,7 @@ def slow(monkeypatch):
     monkeypatch.setattr(accelerator, "to_device", late_to_device)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("policy", ["auto", "heft", "round_robin", in_turn])
 @pytest.mark.parametrize("split", [None, 2])
 @torch.no_grad()

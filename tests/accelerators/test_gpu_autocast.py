@@ -47,6 +47,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("where", [FIRST, "cpu"], ids=["accelerator", "cpu"])
 @pytest.mark.parametrize("training", [False, True])
