@@ -72,7 +72,7 @@ def perform(m: Any, step: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.booleans())
 def test_gradients_are_eagers(chosen, returned, wanted):
     torch.manual_seed(0)

@@ -37,7 +37,7 @@ class Blocks(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "emulated:0"]])
+@pytest.mark.parametrize("devices", [["cpu", "emulated:0"], pytest.param(["cpu"], marks=pytest.mark.release)])
 def test_each_keeps_its_weights(devices):
     torch.manual_seed(0)
     model = Blocks()
@@ -56,9 +56,7 @@ def test_each_keeps_its_weights(devices):
     fast.close()
 
 
-@pytest.mark.parametrize(
-    "devices", [["cpu", "emulated:0"], pytest.param(["cpu"], marks=pytest.mark.release)]
-)
+@pytest.mark.parametrize("devices", [["cpu", "emulated:0"], pytest.param(["cpu"], marks=pytest.mark.release)])
 def test_each_is_trained(devices):
     torch.manual_seed(0)
     model = Blocks()

@@ -64,7 +64,7 @@ def stepped(model: Scaled) -> None:
     optimizer.step()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.sampled_from([replaced, swapped, in_place, by_numpy, loaded, buffered, stepped]), max_size=8)
 )

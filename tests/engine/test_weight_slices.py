@@ -164,7 +164,7 @@ def test_parts_that_are_all_at_home_run_in_the_callers_thread_or_in_a_lane() -> 
     assert {step.device for step in fast.plan.placed} == {"cpu"} and fast.plan.costed.graph.split
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 4), st.booleans())
 def test_any_pair_in_any_number_of_parts_is_the_pair(parts: int, each: int, rows: int, bias: bool) -> None:
     wide = 4 * parts * each

@@ -261,7 +261,7 @@ def test_unused_copies_are_redundant() -> None:
     assert redundant(spare) == (("emulated:0/in", len(lane.steps) - 2),)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @drawn(st.data())
 def test_footprint_is_exact_for_two_lanes_and_sound_for_more(data: st.DataObject) -> None:
     """Against all states that the lanes can be in together, found by walking through them."""

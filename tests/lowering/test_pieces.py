@@ -30,7 +30,7 @@ def nothing(_: Task) -> bool:
     return False
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @drawn(st.integers(0, 10**6))
 def test_any_program_in_pieces_is_right(seed: int) -> None:
     """Any graph on any lanes, any tasks held back: proved, right in bad orders, and no more memory than was."""

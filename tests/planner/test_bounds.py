@@ -52,7 +52,7 @@ def test_no_more_is_proven_than_is_enough(seed, share):
         place(costed, below=plan.lower_bound * (1 - 1e-9))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from([0.1, 1.0, 10.0]), st.integers(1, 4))
 def test_no_schedule_is_below_the_bound(seed, tasks, ratio, devices):
     instance = Instance(graphs.random_dag(seed, tasks, devices, ccr=ratio))
@@ -62,7 +62,7 @@ def test_no_schedule_is_below_the_bound(seed, tasks, ratio, devices):
         assert bound <= play.makespan * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 25), st.sampled_from([0.3, 3.0]), st.booleans())
 def test_no_schedule_of_a_graph_with_copies_is_below_the_bound(seed, tasks, ratio, even):
     draw = random.Random(seed)
@@ -279,7 +279,7 @@ def test_what_shares_the_machine_between_the_same_two_tasks_adds_up():
     assert stages * (4.5 + 2.0) + 2.0 <= lower_bound(Instance(read(graph))) <= stages * (6.0 + 2.0) + 2.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 7), st.integers(2, 3))
 def test_the_shortest_schedule_on_equal_lanes_is_not_below_the_bound(seed, tasks, lanes):
     draw = random.Random(seed)

@@ -36,7 +36,7 @@ def drawn(seed: int, changes: int = 6) -> Iterator[tuple[Instance, Listed]]:
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_times_are_those_of_the_simulation(seed):
     *_, (instance, kept) = drawn(seed)
     timed = timed_again(instance, kept)
@@ -48,7 +48,7 @@ def test_times_are_those_of_the_simulation(seed):
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_copy_is_read_where_its_run_is_not(seed):
     for instance, kept in drawn(seed, changes=9):
         clusters = instance.clusters

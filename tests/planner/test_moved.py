@@ -30,7 +30,10 @@ def planned(model, x, training, devices=DECLARED, **options):
     [
         pytest.param(options, training, id=f"{name}-{mode}", marks=() if often else pytest.mark.release)
         for name, options in (("plain", {}), ("pinned", {"pins": {"0": "cpu"}}), ("home", {"home": "cpu"}))
-        for mode, training, often in (("inference", False, name == "home"), ("training", True, name == "pinned"))
+        for mode, training, often in (
+            ("inference", False, name == "home"),
+            ("training", True, name == "pinned"),
+        )
     ],
 )
 def test_neither_weights_nor_pins_nor_dropout_cost_the_model_that_is_moved(training: bool, options) -> None:

@@ -125,7 +125,7 @@ def beyond_the_caps(seed: int) -> tuple[float, float] | None:
 
 
 @needs_native
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 @example(6009)
 def test_bytes_above_the_caps_are_those_of_the_simulation(seed):

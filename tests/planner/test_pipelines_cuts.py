@@ -30,7 +30,7 @@ def cuttings(draw) -> Cutting:
 
 
 @given(cuttings())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_cuts_have_a_smaller_bottleneck(cutting):
     units, stages = len(cutting.spent[0]) - 1, len(cutting.spent)
     all_cuts = [(0, *inner, units) for inner in combinations(range(1, units), stages - 1)]

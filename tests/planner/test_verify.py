@@ -28,7 +28,7 @@ def random_plan(seed: int, tight: bool, wired: bool) -> tuple[dict[str, Any], di
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9), st.booleans(), st.booleans())
 def test_plans_can_be_carried_out(seed, tight, wired):
     graph, plan = random_plan(seed, tight, wired)
@@ -278,7 +278,7 @@ def test_bytes_are_counted_to_the_last_one():
     assert planned(graph)["tasks"] == tasks
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_the_planner_counts_memory_as_the_judge_does(seed):
     graph = randomly(random.Random(seed), 8, wired=True)

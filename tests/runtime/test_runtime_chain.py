@@ -64,6 +64,7 @@ def placed(net: nn.Module, name: str):
     return autopar.compile(net, MACHINES[name], policy="round_robin", split=None, check="never")
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("train", [False, True])
 @torch.no_grad()

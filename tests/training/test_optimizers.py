@@ -43,7 +43,7 @@ decays = st.sampled_from([0.0, 0.01, 0.3])
 clips = st.sampled_from([None, 0.1, 1e6])
 sizes = st.sampled_from([0, 300, 1 << 20])
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
-quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.slow

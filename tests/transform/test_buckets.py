@@ -181,7 +181,7 @@ def test_fewer_transfers_and_no_longer() -> None:
     assert plans[1].makespan <= plans[0].makespan
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_any_readers_of_the_sums_move_behind_them(data: st.DataObject) -> None:
     """Random graphs of parts, sums over them, and tasks that read both: still in topological order."""

@@ -158,7 +158,7 @@ def test_gradients_of_a_shared_weight_are_added_in_a_tree() -> None:
         torch.testing.assert_close(live[0][name], live[1][name], rtol=1e-12, atol=1e-13)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_additions_keep_their_sum(data: st.DataObject) -> None:
     """Random graphs of additions of integers, which no order of additions changes."""

@@ -220,7 +220,7 @@ def test_a_deep_chain_keeps_about_the_square_root(flops: int) -> None:
     assert len(least.tasks) <= len(graph.tasks) + 2500
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_any_graph_stays_a_graph(data: st.DataObject) -> None:
     """Random forwards with views, several outputs and random tasks; a backward that reads anything."""

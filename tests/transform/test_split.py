@@ -22,7 +22,7 @@ from autopar.ops import resolve as bind
 from autopar.transform.batch_axis import batch_of
 from autopar.transform.split import allot, even, shares, split
 
-pytestmark = pytest.mark.thin(2)
+pytestmark = pytest.mark.thin(3)
 
 CPU = torch.device("cpu")
 
@@ -255,7 +255,7 @@ def test_even_parts_differ_by_one_at_most(batch: int, parts: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_any_program_of_cuttable_steps_is_the_same_in_parts(data: st.DataObject) -> None:
     """Random programs over a pool of values: views, products, norms, reductions, joins."""

@@ -48,7 +48,7 @@ def close(fast: nn.Module, plain: nn.Module, atol: float = 1e-5) -> bool:
     return list(ours) == list(theirs) and all(torch.allclose(ours[k], theirs[k], atol=atol) for k in ours)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [True, pytest.param(False, marks=pytest.mark.release)])
 def test_a_loop_with_a_short_last_batch(autocast):
     plain, fast = twins(network)
     assert trained(fast, autocast=autocast) == pytest.approx(
@@ -118,7 +118,7 @@ def test_a_moving_average_of_the_weights():
     assert close(averages[1], averages[0])
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("no", marks=pytest.mark.release)])
 def test_accelerate_prepares_a_compiled_model(precision):
     accelerate = pytest.importorskip("accelerate")
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -61,7 +61,10 @@ def fit(lightning: Any, module: Any, where: Path, count: int = 12, epochs: int =
     return trainer
 
 
-@pytest.mark.parametrize(("count", "precision"), [(11, "32-true"), (12, "bf16-mixed")])
+@pytest.mark.parametrize(
+    ("count", "precision"),
+    [(11, "32-true"), pytest.param(12, "bf16-mixed", marks=pytest.mark.release)],
+)
 def test_a_compiled_part_trains_as_the_plain_one(lightning, tmp_path, count, precision):
     torch.manual_seed(0)
     net = network()
