@@ -98,8 +98,8 @@ class Choice:
         self.proven = 0
         """Number of sets of sizes for which kernels were faster than eager in the caller's calls."""
         self._seen: Sequence[Any] | None = None
-        """Inputs of the last call of the program's own sizes, until there are enough calls to compile; if `open` for
-        good: calls may never have these sizes again."""
+        """Inputs of the last call of the program's own sizes, until there are enough calls to compile; if `open` as
+        long as the weights may change: calls may never have these sizes again."""
         _alive.add(self)
         ambient.reset_after_fork.add(self)
 
@@ -172,6 +172,9 @@ class Choice:
             self.proven = 0
             self.chosen = chosen
             self._stale = None
+            if chosen is None or chosen.watch is None:
+                # No change of the weights asks for others.
+                self._seen = None
         except Refusal:
             # Weights that kernels fold have changed, which is to be tried again, or the process ends.
             self.done = self.choose.ended

@@ -47,11 +47,11 @@ class TunedExecutor:
         self._begin()
 
     def _begin(self) -> None:
-        self._latest: Arrangement | None = None
-        """The arrangement that it used last, by `_executor`; those that were tried, and found slower than eager."""
+        self._latest: tuple[Arrangement, Executor] | None = None
+        """The arrangement that it used last and its executor, which other threads must not see apart."""
         self._judged: Arrangement | None = None
+        """The arrangement that was on trial, and the one that was slower than eager."""
         self._refuted: Arrangement | None = None
-        self._executor: Executor | None = None
         self._trial: trial.Trial | None = None
         self._tenure = trial.Tenure()
 
@@ -119,11 +119,12 @@ class TunedExecutor:
 
     def _of(self, chosen: Arrangement) -> Executor:
         """Return the executor of an arrangement for its sizes."""
-        if self._latest is not chosen or self._executor is None:
+        latest = self._latest
+        if latest is None or latest[0] is not chosen:
             executor = chosen.executor
-            self._executor = executor if self._sizes is None else executor.resized(self._sizes)
-            self._latest, self._trial, self._tenure = chosen, None, trial.Tenure()
-        return self._executor
+            latest = chosen, executor if self._sizes is None else executor.resized(self._sizes)
+            self._latest, self._trial, self._tenure = latest, None, trial.Tenure()
+        return latest[1]
 
     def _tried(self, chosen: Arrangement | None) -> trial.Trial | None:
         """Return the trial of an arrangement that is to prove itself in the caller's calls; None without one."""

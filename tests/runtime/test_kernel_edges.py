@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -50,6 +50,31 @@ def test_attention_whose_mask_excludes_every_key_is_zero(library: Stack, kind: s
         call = kernel(library, fx.symbolic_trace(attention), tmp_path, q, k, v, causal)
         for mask in (causal, padded):
             torch.testing.assert_close(call(q, k, v, mask)[0], attention(q, k, v, mask)[0])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_encoder_layer_is_eagers_with_masks(library: Stack, first: bool, tmp_path: Path) -> None:
+    """Of PyTorch's own operator for the whole layer ONNX has no form."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32)
+    attention, names = layer.self_attn, ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+    own = [attention.get_parameter(name) for name in names]
+    norms = [*layer.norm1.parameters(), *layer.norm2.parameters()]
+    fed = [*layer.linear1.parameters(), *layer.linear2.parameters()]
+    given = [weight.detach() for weight in (*own, *norms, *fed)]
+    x, padded = torch.randn(3, 5, 16), torch.zeros(3, 5, dtype=torch.bool)
+    padded[1, 3:] = True
+
+    def encoded(x: Any, padded: Any) -> Any:
+        encode = torch.ops.aten._transformer_encoder_layer_fwd.default
+        settings = (*given[:4], False, first, 1e-5, *given[4:])
+        return (encode(x, 16, 4, *settings, padded, 1), encode(x, 16, 4, *settings))
+
+    with torch.no_grad():
+        call = kernel(library, fx.symbolic_trace(encoded), tmp_path, x, padded)
+        padded[2] = True
+        for ours, right in zip(call(x, padded), encoded(x, padded), strict=True):
+            torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("bad", [-1, 10])

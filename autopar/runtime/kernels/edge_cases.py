@@ -1,5 +1,6 @@
 """Values on which libraries differ from PyTorch and that the comparison with eager seldom meets: rows of attention
-whose mask excludes every key, large numbers, empty tensors, and integers out of range."""
+whose mask excludes every key, large numbers, empty tensors, and integers out of range; and operators that one of them
+lacks."""
 
 from __future__ import annotations
 
@@ -51,7 +52,66 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors), dim)
 
 
-_EXACT: dict[Any, Callable[..., Tensor]] = {
+def _self_attention(
+    query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *rest: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """`nn.MultiheadAttention` without gradients, of which ONNX has no form, by operators that all libraries know."""
+    own = torch.ops.aten._native_multi_head_attention.default
+    names = [argument.name for argument in own._schema.arguments]
+    given = {**dict(zip(names[5:], rest)), **kwargs}
+    if given.get("need_weights", True):
+        return own(query, key, value, width, heads, *rest, **kwargs)  # type: ignore[no-any-return]
+    weights, biases = (given[f"qkv_{each}"].chunk(3) for each in ("weight", "bias"))
+    parts = [
+        functional.linear(one, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
+        for one, weight, bias in zip((query, key, value), weights, biases)
+    ]
+    mask = given.get("mask")
+    if mask is not None:
+        mask = ~mask.bool()
+        if given.get("mask_type") == _PADDING:
+            mask = mask[:, None, None, :]
+    made = _attention(*parts, mask)
+    if mask is not None:
+        # It is NaN where a mask excludes every key.
+        made = made.where(mask.any(-1, keepdim=True), torch.nan)
+    made = made.transpose(1, 2).flatten(-2)
+    return functional.linear(made, given["proj_weight"], given["proj_bias"]), made
+
+
+_PADDING = 1
+"""Type of a mask of the keys of each row of the batch."""
+
+
+def _encoder_layer(source: Tensor, width: int, heads: int, *rest: Any, **kwargs: Any) -> Tensor:
+    """`nn.TransformerEncoderLayer` without gradients, of which ONNX has no form."""
+    names = [each.name for each in torch.ops.aten._transformer_encoder_layer_fwd.default._schema.arguments]
+    given = {**dict(zip(names[3:], rest)), **kwargs}
+
+    def norm(tensor: Tensor, number: int) -> Tensor:
+        weight, bias = given[f"norm_weight_{number}"], given[f"norm_bias_{number}"]
+        return functional.layer_norm(tensor, (width,), weight, bias, given["eps"])
+
+    def attended(tensor: Tensor) -> Tensor:
+        own = [given[f"{part}_{kind}"] for part in ("qkv", "proj") for kind in ("weight", "bias")]
+        mask = {"mask": given.get("mask"), "mask_type": given.get("mask_type")}
+        return _self_attention(tensor, tensor, tensor, width, heads, *own, need_weights=False, **mask)[0]
+
+    def fed(tensor: Tensor) -> Tensor:
+        inner = functional.linear(tensor, given["ffn_weight_1"], given["ffn_bias_1"])
+        inner = functional.gelu(inner) if given["use_gelu"] else inner.relu()
+        return functional.linear(inner, given["ffn_weight_2"], given["ffn_bias_2"])
+
+    if given["norm_first"]:
+        source = source + attended(norm(source, 1))
+        return source + fed(norm(source, 2))
+    source = norm(source + attended(source), 1)
+    return norm(source + fed(source), 2)
+
+
+_EXACT: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._native_multi_head_attention.default: _self_attention,
+    torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
     torch.ops.aten.cat.default: _cat,
