@@ -64,8 +64,9 @@ class KernelChoice:
     def __init__(
         self, wanted: str, form: Form, pool: Replicas, on_lanes: Callable[[], Form] | None = None
     ) -> None:
-        self.wanted, self.form, self.pool, self.on_lanes = wanted, form, pool, on_lanes
+        self.wanted, self.pool, self.on_lanes = wanted, pool, on_lanes
         self.stacks = _stacks(wanted, set(form.types.values()))
+        self.form = form if any(stack.open for stack in self.stacks) else replace(form, symbols=())
         self.key = signature(form)
         self.verdict: Verdict | None = None
         self._race: _Race | None = None
@@ -81,7 +82,7 @@ class KernelChoice:
     @property
     def open(self) -> bool:
         """True if kernels for all sizes are to be compiled."""
-        return bool(self.form.symbols) and any(stack.open for stack in self.stacks)
+        return bool(self.form.symbols)
 
     @property
     def note(self) -> str:
