@@ -67,7 +67,7 @@ class KernelChoice:
         self.wanted, self.pool, self.on_lanes = wanted, pool, on_lanes
         self.stacks = _stacks(wanted, set(form.types.values()))
         self.form = form if any(stack.open for stack in self.stacks) else replace(form, symbols=())
-        self.key = signature(form)
+        self.key = signature(self.form)
         self.verdict: Verdict | None = None
         self._race: _Race | None = None
         self.ended = False
