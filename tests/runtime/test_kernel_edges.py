@@ -52,7 +52,7 @@ def test_attention_whose_mask_excludes_every_key_is_zero(library: Stack, kind: s
             torch.testing.assert_close(call(q, k, v, mask)[0], attention(q, k, v, mask)[0])
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.release)])
 def test_an_encoder_layer_is_eagers_with_masks(library: Stack, first: bool, tmp_path: Path) -> None:
     """Of PyTorch's own operator for the whole layer ONNX has no form."""
     torch.manual_seed(0)
