@@ -257,7 +257,8 @@ def test_training_with_one_kernel_for_all_sizes(door: str, monkeypatch: pytest.M
         with torch.enable_grad():
             found[kind] = _losses(door, kind, model, optimizer, criterion)
         if kind == "auto":
-            assert 0 < stack.built <= 6
+            # For each of the first four sets of sizes, forward and backward would be eight, beside the first capture's.
+            assert 0 < stack.built < 10
     torch.testing.assert_close(found["eager"], found["auto"])
 
 
