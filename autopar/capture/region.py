@@ -156,6 +156,20 @@ class Region:
         other._renamed = ".".join(ours), ".".join(theirs)
         return other
 
+    def widens(self, other: Region) -> bool:
+        """Return True if this is the graph of `other`, captured anew with sizes open that are fixed there."""
+        return len(self.places) > len(other.places) and self._kind == other._kind
+
+    @property
+    def _kind(self) -> tuple[Any, ...]:
+        """What two captures of one graph have in common: inputs and state by source, operators, and differentiation."""
+        calls = (node for node in self.module.graph.nodes if node.op in ("call_function", "call_method"))
+        operators = [
+            node.target for node in calls if isinstance(node.meta.get("example_value"), torch.Tensor)
+        ]
+        sources = [place.source for place in self.places if place.kind != "size"]
+        return sources, operators, bool(self.traced.tangents)
+
     def located(self, node: fx.Node) -> tuple[str, str, str]:
         """Return module path, `file:line` and code of a node of the functional graph."""
         module, source, code = self._origins.get(node) or located(node)

@@ -186,8 +186,13 @@ class Backend(Recorded):
         """Drop the programs of the graph that was called last."""
         if self.latest is not None:
             served, _ = self.latest
-            for key in list(served.programs):
-                served.forget(key)
+            served.forget(*served.programs)
+
+    def replaced_by(self, latest: Any) -> None:
+        """Drop the programs of graphs for fixed sizes that `latest` has replaced, as Dynamo tries the latest first."""
+        for served in self.served:
+            if served.programs and latest.region.widens(served.region):
+                served.forget(*served.programs)
 
     def close(self) -> None:
         """Stop the worker threads of every program; the next call starts them again."""

@@ -236,6 +236,7 @@ class Served:
                 if prepared is None:
                     prepared = self._planned(args)
                     self.programs.add(key, prepared)
+                    self.backend.replaced_by(self)
             except Untraceable as error:
                 self.as_written(str(error))
                 return None
@@ -251,12 +252,13 @@ class Served:
         self._shorts.clear()
         self.resized.clear()
 
-    def forget(self, key: Hashable) -> None:
-        """Drop a program."""
+    def forget(self, *keys: Hashable) -> None:
+        """Drop the programs for these sizes."""
         self._renew()
-        old = self.programs.pop(key, None)
-        if old is not None:
-            old.close()
+        for key in keys:
+            old = self.programs.pop(key, None)
+            if old is not None:
+                old.close()
 
     def exchange(self, prepared: Planned, other: Planned) -> None:
         """Replace a program by another one for the same sizes."""

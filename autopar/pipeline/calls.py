@@ -208,8 +208,10 @@ class Kept(OrderedDict[Hashable, Made]):
 
     def used(self, key: Hashable) -> Made | None:
         """Return the entry for these sizes and mark it as most recently used; None if there is none."""
-        if key in self:
+        try:
             self.move_to_end(key)
+        except KeyError:
+            return None
         return self.get(key)
 
     def add(self, key: Hashable, made: Made) -> None:

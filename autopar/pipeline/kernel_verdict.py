@@ -56,18 +56,20 @@ class Verdict:
 def signature(form: Form) -> str:
     """Return a hash of everything that the seconds of a program depend on, except the machine and library versions; of
     sizes that kernels leave open only the magnitude."""
-    graph, program = form.plan.costed.graph, form.program
+    graph = form.plan.costed.graph
     tasks = [(task.target, task.args, task.kwargs) for task in graph.tasks]
+    values = [
+        (value.name, (form.symbols and value.open) or value.shape, value.dtype) for value in graph.values
+    ]
+    magnitude = max(form.captured.sizes).bit_length() if form.symbols else 0
+    # Not their order: costs measured anew may change it, and on one lane it says nothing.
+    lanes = [
+        (lane.device, sorted((type(step).__name__, tasks_of(step)) for step in lane.steps))
+        for lane in form.program.lanes
+    ]
+    text = repr((tasks, values, lanes, magnitude, form.threads))
     if form.symbols:
-        values = [(value.name, value.open or value.shape, value.dtype) for value in graph.values]
-        magnitude = max(form.captured.sizes).bit_length()
-        lanes = [
-            (lane.device, [(type(step), tasks_of(step)) for step in lane.steps]) for lane in program.lanes
-        ]
-        text = _OPEN.sub("OpenSize(", repr((tasks, values, lanes, magnitude, form.threads)))
-    else:
-        values = [(value.name, value.shape, value.dtype) for value in graph.values]
-        text = repr((tasks, values, str(program), form.threads))
+        text = _OPEN.sub("OpenSize(", text)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -97,6 +97,23 @@ def test_one_kernel_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "which are compiled for all sizes" in fast.explain()
 
 
+def test_no_kernels_are_compiled_for_a_graph_that_one_for_all_sizes_has_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack = Open()
+    using(monkeypatch, stack, fastest="folding")
+    model = Attention().eval()
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    for sizes in SIZES[:2]:
+        alike(fast, model, sizes)
+    fast.wait()
+    fixed, open = fast._placement.backend.served
+    assert not fixed.programs and len(open.programs) == 1
+    for sizes in SIZES:
+        alike(fast, model, sizes)
+    assert not fixed.programs and fast.serving == "folding"
+
+
 def test_calls_of_any_size_let_it_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Open()
     using(monkeypatch, stack, fastest="folding")
