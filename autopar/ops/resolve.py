@@ -65,6 +65,35 @@ def _layer_norm_backward(
     return operator(gradient, given, shape, mean.contiguous(), rstd.contiguous(), *others)
 
 
+def _group_norm(given: torch.Tensor, *others: Any) -> Any:
+    return torch.ops.aten.native_group_norm.default(_regular(given), *others)
+
+
+def _group_norm_backward(gradient: torch.Tensor, given: torch.Tensor, *others: Any) -> Any:
+    given = _regular(given)
+    if gradient.stride() != given.stride():
+        gradient = torch.empty_like(given).copy_(gradient)
+    return torch.ops.aten.native_group_norm_backward.default(gradient, given, *others)
+
+
+def _regular(given: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in memory that kernels of group norm read as it is, as eager does before them.
+
+    The trace leaves that out where its fake has such memory: of a batch of one, `view` gives other strides than its
+    fake. The kernel for the backward reads wrong elements then.
+    """
+    if given.is_contiguous():
+        return given
+    if given.device.type == "cpu" and given.dim() in _LAST:
+        last = torch.empty(given.shape, device="meta", memory_format=_LAST[given.dim()])
+        if given.stride() == last.stride():
+            return given
+    return given.contiguous()
+
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def _recurrent(name: str) -> Callable[..., Any]:
     """Return a recurrent layer that takes states of any strides: cuDNN refuses those of a part of a batch."""
     operator = getattr(torch.ops.aten, name).input
@@ -114,6 +143,8 @@ _OWN: dict[str, Callable[..., Any]] = {
     "aten.native_dropout.default": _dropout,
     "aten.native_dropout_backward.default": _dropout_backward,
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
+    "aten.native_group_norm.default": _group_norm,
+    "aten.native_group_norm_backward.default": _group_norm_backward,
 }
 
 

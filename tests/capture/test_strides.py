@@ -287,3 +287,25 @@ def test_strides_that_are_traced_wrong_are_those_of_the_first_check() -> None:
     fast = autopar.compile(transformed, ["cpu"])
     assert [fast(x).stride() for _ in range(2)] == [transformed(x).stride()] * 2
     fast.close()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_group_norm_of_a_transposed_view_is_eagers(rows: int):
+    class Attended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.given, self.norm = nn.Linear(16, 16), nn.GroupNorm(4, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.given(x).transpose(1, 2).view(len(x), 16, 8, 8)
+            return self.norm(y + 1).tanh() + y
+
+    model = Attended()
+    plain, fast = copy.deepcopy(model), autopar.compile(model, ["cpu"], check="never")
+    x, weights = torch.randn(rows, 64, 16), torch.randn(rows, 16, 8, 8)
+    found, right = fast(x), plain(x)
+    assert torch.equal(found, right)
+    for made in (found, right):
+        (made * weights).sum().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
