@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import networkx
@@ -12,6 +13,12 @@ LONG = 80
 """Lines above which a function counts as long."""
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A file of Python, parsed once for all figures."""
+    return ast.parse(path.read_text())
+
+
 def imports() -> networkx.DiGraph:
     """Files and the files they import, within functions and for types too; a package is its `__init__`."""
     paths = {path.relative_to(PACKAGE.parent).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
@@ -19,7 +26,7 @@ def imports() -> networkx.DiGraph:
     graph = networkx.DiGraph()
     for name, path in files.items():
         package = name if path.name == "__init__.py" else name[:-1]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = package[: len(package) - node.level + 1]
                 base += tuple(node.module.split(".")) if node.module else ()
@@ -34,7 +41,7 @@ def figures() -> dict[str, int]:
     """Counts of the package's source, Python and C."""
     python = sorted(PACKAGE.rglob("*.py"))
     lines = {path: len(path.read_text().splitlines()) for path in (*python, *PACKAGE.rglob("*.[ch]"))}
-    nodes = [node for path in python for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [node for path in python for node in ast.walk(parsed(path))]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     spans = [(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions]
     classes = [node for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
