@@ -11,6 +11,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+FORK_S = 60.0
+"""Seconds after which a fork that has not answered is killed."""
+
 
 class RankError(AssertionError):
     """A process has raised; its traceback is the message."""
@@ -28,6 +31,45 @@ def served(work: Callable[..., Any], *args: Any) -> Any:
     if error is not None:
         raise RankError(error)
     return answer
+
+
+def forked(work: Callable[..., Any], *args: Any) -> Any:
+    """What `work(*args)` answers in a fork of the server: a process of its own, in which torch is loaded already.
+
+    It may have threads and signals, and change what it likes. Raises RankError as `served` does, or where it ends
+    without an answer.
+    """
+    return served(_in_a_fork, work, args)
+
+
+def _in_a_fork(work: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answers, args=(theirs, work, args))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(FORK_S):
+            raise RankError(f"no answer in {FORK_S:g} s")
+        answer, error = ours.recv()
+        process.join(5)
+    except EOFError:
+        process.join()
+        raise RankError(f"it ended without an answer, with code {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+    if error is not None:
+        raise RankError(error)
+    return answer
+
+
+def _answers(asked: Connection, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        answer = work(*args), None
+    except BaseException:
+        answer = None, traceback.format_exc()
+    asked.send(answer)
 
 
 @functools.cache
