@@ -122,7 +122,7 @@ def test_lanes_overlap_on_a_declared_clock():
 
 @torch.no_grad()
 def test_one_wire_carries_one_copy_at_a_time():
-    case = Case(outputs=("c",), clock="declared", slow_down=3000.0)
+    case = Case(outputs=("c",), clock="declared", slow_down=3000.0, seconds=1e-5)
     case.task("emulated:0/0", "a", "aten.neg.default", Ref("x")).task(
         "emulated:1/0", "b", "aten.neg.default", Ref("x")
     )
