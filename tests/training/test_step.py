@@ -6,13 +6,11 @@ import copy
 import functools
 import logging
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.forks import forked
 from plain_loop import FORCED, THREE, Pair, batches, far, mlp
 from torch import nn
 from torch.optim import SGD, Adam
@@ -291,18 +289,14 @@ def test_the_same_seed_gives_the_same_losses():
     assert clusters[0] == clusters[1]
 
 
-RESUME = """
-import sys, functools, torch
-sys.path.insert(0, {tests!r})
-from plain_loop import Pair, batches, mlp
-from torch.optim import Adam
-pair = Pair(functools.partial(mlp, 0.3), functools.partial(Adam, lr=0.01), policy="round_robin")
-saved = torch.load({path!r})
-pair.model.load_state_dict(saved["model"])
-pair.optimizer.load_state_dict(saved["optimizer"])
-torch.set_rng_state(saved["random"])
-print([pair.step(x, y).item().hex() for x, y in batches(10)[6:]])
-"""
+def _resumed(path: str) -> list[str]:
+    """The losses after those of a checkpoint."""
+    pair = Pair(functools.partial(mlp, 0.3), functools.partial(Adam, lr=0.01), policy="round_robin")
+    saved = torch.load(path)
+    pair.model.load_state_dict(saved["model"])
+    pair.optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["random"])
+    return [pair.step(x, y).item().hex() for x, y in batches(10)[6:]]
 
 
 def test_a_new_process_goes_on_where_this_one_stopped(tmp_path):
@@ -320,10 +314,7 @@ def test_a_new_process_goes_on_where_this_one_stopped(tmp_path):
         path,
     )
     expected = [pair.step(x, y).item().hex() for x, y in data[6:]]
-    code = RESUME.format(tests=str(Path(__file__).parents[1] / "helpers"), path=str(path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(expected)
+    assert forked(_resumed, str(path)) == expected
 
 
 class Annealed:
