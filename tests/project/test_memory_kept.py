@@ -19,9 +19,7 @@ import resource
 import torch, autopar
 from torch import nn
 
-model, x = nn.Linear(8, 8), torch.randn(2, 8)
-with torch.no_grad():
-    autopar.compile(model, ["cpu"])(x)
+autopar.compile(nn.Linear(8, 8), ["cpu"])
 
 def call():
     # More than glibc keeps by itself, in blocks that each come from its heap.
