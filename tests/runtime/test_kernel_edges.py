@@ -90,31 +90,23 @@ def test_ids_that_are_in_no_table_are_refused_as_in_eager(library: Stack, bad: i
         call(torch.tensor([[1, bad, 0]]))
 
 
-def test_integers_beyond_int32_are_not_wrapped(library: Stack, tmp_path: Path) -> None:
-    def hashed(ids: torch.Tensor) -> Any:
-        return (ids % 7, ids + 1)
+@pytest.mark.thin(1)
+def test_single_operators_are_eagers_beyond_their_examples(library: Stack, tmp_path: Path) -> None:
+    """Integers beyond int32 are not wrapped, a log sigmoid is finite far below zero, and an empty vector adds nothing
+    to a tensor of another rank: in one kernel, of which each takes seconds."""
 
-    small = torch.tensor([5, 20])
-    call = kernel(library, make_fx(hashed)(small), tmp_path, small)
-    for ids in (torch.tensor([8, 1]), torch.tensor([2**40 + 3, -(2**33)])):
-        for ours, right in zip(call(ids), hashed(ids), strict=True):
+    def all_three(ids: Any, gate: Any, grown: Any) -> Any:
+        aten = torch.ops.aten
+        hashed = aten.remainder.Scalar(ids, 7), aten.add.Tensor(ids, 1)
+        joined = aten.cat.default([torch.tensor([]), grown], -2)
+        return (*hashed, aten.log_sigmoid.default(gate), aten.mul.Tensor(joined, 2))
+
+    small, usual, grown = torch.tensor([5, 20]), torch.randn(4), torch.randn(2, 3, 4)
+    call = kernel(library, fx.symbolic_trace(all_three), tmp_path, small, usual, grown)
+    far = torch.tensor([2**40 + 3, -(2**33)]), torch.tensor([-1e4, -100.0, 0.0, 50.0])
+    for ids, gate in ((torch.tensor([8, 1]), usual), far):
+        found, expected = call(ids, gate, grown), all_three(ids, gate, grown)
+        for ours, right in zip(found[:2], expected[:2], strict=True):
             assert torch.equal(ours, right)
-
-
-def test_a_log_sigmoid_is_finite_far_below_zero(library: Stack, tmp_path: Path) -> None:
-    def gate(x: Any) -> Any:
-        return (torch.ops.aten.log_sigmoid.default(x),)
-
-    x = torch.randn(4)
-    call = kernel(library, fx.symbolic_trace(gate), tmp_path, x)
-    for given in (x, torch.tensor([-1e4, -100.0, 0.0, 50.0])):
-        torch.testing.assert_close(call(given)[0], gate(given)[0])
-
-
-def test_an_empty_vector_adds_nothing_to_a_tensor_of_another_rank(library: Stack, tmp_path: Path) -> None:
-    def grown(x: torch.Tensor) -> Any:
-        return (torch.cat([torch.tensor([]), x], -2) * 2,)
-
-    x = torch.randn(2, 3, 4)
-    call = kernel(library, make_fx(grown)(x), tmp_path, x)
-    torch.testing.assert_close(call(x)[0], grown(x)[0])
+        for ours, right in zip(found[2:], expected[2:], strict=True):
+            torch.testing.assert_close(ours, right)
