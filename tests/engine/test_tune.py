@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from compilers import apart
 from torch import nn
 
 import autopar
@@ -33,7 +34,7 @@ def model():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
+    apart(tmp_path, monkeypatch)
 
 
 def how(plan):

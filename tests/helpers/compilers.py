@@ -81,17 +81,22 @@ class Here:
         """Nothing: nobody waits for it."""
 
 
-@contextmanager
-def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without verdicts of other tests, without gradients, and with one thread: with more there are more contestants.
-    The rates of this machine are those that other tests have measured."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what other tests have measured of operations, in a folder of its own; the rates of this machine, which
+    take most of a second to measure, are those that other tests have found."""
     detect(["cpu"])
     for kind in ("machine", "scales"):
         for file in cache.folder().glob(f"{kind}-*.json"):
             shutil.copy(file, folder)
     monkeypatch.setenv("AUTOPAR_CACHE", str(folder))
+
+
+@contextmanager
+def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without verdicts of other tests, without gradients, and with one thread: with more there are more contestants."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    apart(folder, monkeypatch)
     with torch.no_grad():
         yield
     torch.set_num_threads(threads)
