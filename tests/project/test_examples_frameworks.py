@@ -48,7 +48,7 @@ def test_a_framework_runs_a_compiled_model_as_the_plain_one(name, needs, says, m
     if name == "hf_trainer":
         monkeypatch.setattr(module, "bert", functools.partial(module.bert, layers=1))
         # Of so many rows all batches are whole; short ones are those of tests/uses/test_language.py.
-        monkeypatch.setattr(module, "compare", functools.partial(module.compare, count=32))
+        monkeypatch.setattr(module, "compare", functools.partial(module.compare, count=16))
     assert says in main(module, monkeypatch, capsys, *DEVICES)
 
 

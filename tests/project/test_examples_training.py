@@ -266,12 +266,16 @@ def test_the_two_layer_mlp_hides_its_reduction_behind_the_backward():
 
 
 @pytest.mark.slow
-def test_lengths_and_tokens_are_eagers(monkeypatch):
+# `generate` with both kinds of cache is in tests/uses/test_language.py.
+@pytest.mark.parametrize("part", ["lengths", pytest.param("generation", marks=pytest.mark.release)])
+def test_lengths_and_tokens_are_eagers(part, monkeypatch):
     from zoo.entry import library
 
     library("transformers")
     models = example("language_models")
     monkeypatch.setattr(models, "ROUNDS", 1)
     with torch.no_grad():
-        assert models.lengths(["cpu"], hidden=16, layers=1)["equal"]
+        if part == "lengths":
+            assert models.lengths(["cpu"], hidden=16, layers=1)["equal"]
+            return
         assert models.generation(["cpu", "emulated:0"], hidden=16, layers=1, cache="static")["equal"]
