@@ -1,5 +1,6 @@
 """Lower bounds: never above a schedule that can be carried out, and tight where that is known."""
 
+import importlib
 import random
 
 import graphs
@@ -50,6 +51,29 @@ def test_no_more_is_proven_than_is_enough(seed, share):
     assert place(costed, below=plan.makespan * 1.1).makespan == plan.makespan
     with pytest.raises(TooLongError, match="no plan takes less"):
         place(costed, below=plan.lower_bound * (1 - 1e-9))
+
+
+def test_a_search_that_ends_early_loses_a_thousandth(monkeypatch):
+    load = importlib.import_module("autopar.planner.bounds.load")
+    taken, most = [], 0
+
+    class Counted(load._Mean):
+        def add(self, *given):
+            taken.append(given)
+            return super().add(*given)
+
+    for seed in range(4):
+        instance = Instance(read(small(seed, tasks=40)))
+        way = ways(instance)
+        with monkeypatch.context() as patch:
+            patch.setattr(load, "NEAR", -1.0)
+            whole, _ = load.load(instance, way)
+        with monkeypatch.context() as patch:
+            patch.setattr(load, "_Mean", Counted)
+            early, _ = load.load(instance, way)
+        most += load.ROUNDS
+        assert early >= whole * (1 - 1.5 * load.NEAR)
+    assert len(taken) < 0.8 * most
 
 
 @settings(max_examples=30, deadline=None)

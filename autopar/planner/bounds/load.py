@@ -14,6 +14,10 @@ ROUNDS = 200
 """Rounds of the search for prices, fewer on large graphs: any prices give a valid bound."""
 STEPS = 20_000_000
 """Limit on (cluster, device) costs computed, which limits the rounds."""
+NEAR = 1e-3
+"""Relative gap of the bound to the largest load of a division of the work at which the search ends."""
+ANEW = (8, 24, 56, 120)
+"""Rounds from which divisions are averaged anew: those of the first prices weigh most, and are far off."""
 HOPELESS = 1_000.0
 """Factor on the sequential time of all work and transfers above which nothing fits: the price of memory then grows
 until it overflows."""
@@ -26,7 +30,8 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
     Returns a lower bound in seconds, inf if nothing fits in memory, and the device prices that prove it: weighted by
     lanes, and with those of the wires, they sum to 1.
     A device in use is idle for the least of its heads and the least of its tails. Prices are found by multiplicative
-    weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995), until the bound is `enough`.
+    weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995), until the bound is `enough`
+    or `NEAR` the load of the mean division, which no bound exceeds.
     """
     work = areas(instance, ways)
     clusters, devices = work.shape
@@ -40,7 +45,6 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
     every = np.arange(clusters)
     most = _one_by_one(instance, work, idle)
     bound, best = 0.0, np.zeros(devices)
-
     memory, given = bool(capped.any()), lanes * idle
 
     def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
@@ -63,7 +67,7 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
     prices /= prices @ shares
     rent = np.zeros(devices)
     mean, mean_rent, weight = np.zeros_like(prices), np.zeros(devices), 0.0
-    usual = 0.0
+    usual, mean_division = 0.0, _Mean(len(prices) + devices)
     rounds = max(10, min(ROUNDS, STEPS // work.size)) if used.sum() + wires.busy.sum() > 1 else 1
     for step in range(rounds):
         total, at = weigh(prices[:devices], prices[devices:], rent)
@@ -80,12 +84,15 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
             break
         rate = 0.5 * 3e-3 ** (step / rounds)
         mean, mean_rent, weight = mean + rate * prices, mean_rent + rate * rent, weight + rate
+        taken = np.bincount(at, weights=held[every, at], minlength=devices) if memory else rent
+        division = mean_division.add(step, rate, np.concatenate([finish, taken]))
+        if division[:-devices].max() <= bound * (1 + NEAR) and (division[-devices:] <= room).all():
+            break
         # What is usual is the measure, so that a rare overload counts for more than a common one.
         usual += 0.1 * (longest - usual) if step else longest
         prices = prices * np.exp(rate * (np.minimum(finish / usual, 3.0) - 0.5))
         prices /= prices @ shares
         if memory:
-            taken = np.bincount(at, weights=held[every, at], minlength=devices)
             with np.errstate(over="ignore"):
                 # What is clipped below may be as much too large as there are numbers.
                 over = np.divide(taken - room, room, out=np.zeros(devices), where=capped & (room > 0))
@@ -96,6 +103,20 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
         if total > bound:
             bound, best = total, mean[:devices] / weight
     return bound, best
+
+
+class _Mean:
+    """A mean with weights, begun anew in some rounds."""
+
+    def __init__(self, size: int) -> None:
+        self.total, self.weight = np.zeros(size), 0.0
+
+    def add(self, step: int, weight: float, values: Floats) -> Floats:
+        """Return the mean with these values."""
+        if step in ANEW:
+            self.total, self.weight = np.zeros_like(self.total), 0.0
+        self.total, self.weight = self.total + weight * values, self.weight + weight
+        return self.total / self.weight
 
 
 def areas(instance: Instance, ways: Ways) -> Floats:
