@@ -193,7 +193,7 @@ class Blocks(nn.Module):
         return self.out(y)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(sizes=st.tuples(st.integers(2, 40), st.integers(2, 40)))
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_any_sizes_are_eagers(shared, grad, sizes):
@@ -372,7 +372,7 @@ def test_one_program_takes_steps_of_all_sizes(optimizer, devices):
     model = copy.deepcopy(plain)
     ours, theirs = (optimizer(each.parameters(), 1e-3) for each in (model, plain))
     step = autopar.train_step(model, nn.CrossEntropyLoss(), ours, devices)
-    for sizes in (*SIZES, *SIZES[:3]):
+    for sizes in (*SIZES[:6], *SIZES[:3]):
         x, y = torch.randn(*sizes, 16, dtype=torch.double), torch.randint(16, sizes[:1])
         loss = nn.functional.cross_entropy(plain(x), y)
         theirs.zero_grad()
