@@ -173,7 +173,8 @@ def test_a_stage_of_a_pipeline_that_fails_is_named_on_the_other(tmp_path, what, 
 
 
 @pytest.mark.parametrize(
-    ("count", "failing"), [(2, 0), (4, 2), pytest.param(2, 1, marks=pytest.mark.release)]
+    ("count", "failing"),
+    [(2, 0), *(pytest.param(*case, marks=pytest.mark.release) for case in ((2, 1), (4, 2)))],
 )
 def test_a_stopped_rank_is_named_and_ended(tmp_path, count, failing):
     found = job(tmp_path, count, "stop", failing, 3)
@@ -234,7 +235,8 @@ def test_torchrun_can_be_kept_from_listening():
 
 @pytest.mark.parametrize(
     ("what", "failing", "code"),
-    [("kill", 0, -9), ("stop", 1, -9), pytest.param("kill", 1, -9, marks=pytest.mark.release)],
+    # One that is killed is what torchrun restarts below.
+    [("stop", 1, -9), *(pytest.param("kill", rank, -9, marks=pytest.mark.release) for rank in (0, 1))],
 )
 def test_torchrun_ends_with_the_rank_that_failed(what, failing, code):
     found = torchrun(2, Path(faulty.__file__), what, failing, 3)

@@ -43,7 +43,7 @@ def fails(what: str) -> None:
     if what == "hang":
         time.sleep(600)
     if what == "slow":
-        time.sleep(4)
+        time.sleep(3)
 
 
 def stepped(kind: str) -> Callable[[], object]:
