@@ -89,12 +89,12 @@ class Centred(nn.Module):
         return self.head(torch.cat([left, right - self.everywhere(right.mean(0))], 1))
 
 
-def _centred(rank: int, how: str) -> Any:
+def _centred(rank: int, how: str, steps: int) -> Any:
     torch.manual_seed(0)
     network = Centred(how).double()
     fast = autopar.compile(network, **SETS[UNLIKE[rank]])
     ddp = DistributedDataParallel(fast)
-    losses = trained(ddp, (own(batch, rank, 2) for batch in batches("mlp", STEPS)), "mlp")
+    losses = trained(ddp, (own(batch, rank, 2) for batch in batches("mlp", steps)), "mlp")
     with torch.no_grad():
         x, _ = own(next(iter(batches("mlp", 1))), rank, 2)
         alike = torch.equal(fast(x), network(x))
@@ -107,13 +107,13 @@ def test_a_graph_with_collectives_runs_as_written_and_says_where():
     torch.manual_seed(0)
     alone = Centred("alone").double()
     expected = trained(alone, batches("mlp", STEPS), "mlp")
-    answers = ranks(2, _centred, "function")
+    answers = ranks(2, _centred, "function", STEPS)
     assert averaged([losses for losses, *_ in answers]) == pytest.approx(expected, abs=1e-9)
     for _, state, notes, alike in answers:
         same(state, values(alone))
         assert alike
         assert any("all_reduce" in note and "test_collectives.py" in note for note in notes)
-    for _, _, notes, alike in ranks(2, _centred, "gather"):
+    for _, _, notes, alike in ranks(2, _centred, "gather", 0):
         assert alike and any("all_gather" in note for note in notes)
 
 
