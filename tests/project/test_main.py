@@ -75,11 +75,17 @@ def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
     assert "h100" in capsys.readouterr().err
 
 
-def test_doctor_says_what_there_is():
-    done = run("doctor")
-    assert done.returncode == 0, done.stderr
-    for words in ("cpu", "h100-sxm", native.TOLD):
-        assert words in done.stdout
+def test_doctor_says_what_there_is(capsys):
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(words in out for words in ("cpu", "h100-sxm", native.TOLD))
+
+
+def test_the_package_is_a_command():
+    # Neither loads torch, which takes seconds.
+    done = run("--version")
+    assert done.returncode == 0 and autopar.__version__ in done.stdout, done.stderr
+    assert run("dance").returncode == 2
 
 
 def test_without_a_command_it_says_what_it_can_do(capsys):
