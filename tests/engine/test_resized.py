@@ -96,11 +96,11 @@ def alike(plain, fast, sizes, grad):
 @pytest.mark.parametrize(
     "model, devices, grad",
     [
-        # Of one device, and of lanes, other tests here call attention with many sizes.
+        # Of two devices, and of lanes, other tests here call attention with many sizes.
         pytest.param(Attention, ["cpu"], True, marks=pytest.mark.release),
         pytest.param(Normed, ["cpu"], False, marks=pytest.mark.release),
         pytest.param(Attention, ["cpu*2"], False, marks=pytest.mark.release),
-        (Attention, ["cpu", "emulated:0"], True),
+        pytest.param(Attention, ["cpu", "emulated:0"], True, marks=pytest.mark.release),
         (Normed, ["cpu"], True),
         (Normed, ["cpu*2"], False),
     ],
@@ -198,11 +198,12 @@ class Blocks(nn.Module):
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_any_sizes_are_eagers(shared, grad, sizes):
     alike(*shared, sizes, grad)
+    assert all(len(each.programs) == 1 for each in shared[1]._placement.backend.served if not each.written)
 
 
 @pytest.fixture(scope="module")
 def shared():
-    plain, fast = pair(Attention, ["cpu"])
+    plain, fast = pair(Attention, ["cpu", "emulated:0"], split=None)
     for grad in (False, True):
         for sizes in SIZES[:3]:
             alike(plain, fast, sizes, grad)
