@@ -127,7 +127,7 @@ def test_the_command_prints_a_row_for_each_of_the_hosts(capsys, tmp_path):
     file = tmp_path / "plans.json"
     one, many = "1 x (cpu + 2 h100) over ib-400", "2 x (cpu + 2 h100) over ib-400"
     words = ["--hosts", one, "--hosts", many, "--batch", "8", "--dtype", "bfloat16", "--json", str(file)]
-    assert main(["whatif", "layered_models:tied", *words, "--stages-shown"]) == 0
+    assert main(["whatif", "layered_models:numbered", *words, "--stages-shown"]) == 0
     out = capsys.readouterr().out
     assert "declared hosts, not run" in out and " of 2 " in out and " of 4 " in out and "stage" in out
     rows = json.loads(file.read_text())["rows"]
