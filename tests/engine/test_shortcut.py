@@ -108,6 +108,7 @@ def test_what_a_model_returns(kernels: str, form: Callable[..., Any], short: boo
     assert getattr(fast(*args), "tag", 0) == getattr(form(*args), "tag", 0)
 
 
+@mostly_auto
 def test_arguments_by_keyword(kernels: str) -> None:
     model, x, y = Many(lambda a, b: a - b), torch.randn(3, 8), torch.randn(3, 8)
     fast = autopar.compile(model, ["cpu"], kernels=kernels)  # type: ignore[arg-type]
@@ -176,6 +177,7 @@ class Boxed(nn.Module):
         return self.layer(x).relu()
 
 
+@mostly_auto
 def test_other_side_effects_go_the_long_way(kernels: str) -> None:
     model, x = Boxed(), torch.randn(3, 8)
     fast = warm(kernels, model, x)
@@ -355,6 +357,7 @@ def test_hooks_that_were_there_are_seen_to_go() -> None:
     torch.testing.assert_close(fast(x), model(x))
 
 
+@mostly_auto
 def test_dynamo_forgets(kernels: str) -> None:
     model, x = mlp(), torch.randn(5, 8)
     fast = warm(kernels, model, x)
@@ -363,6 +366,7 @@ def test_dynamo_forgets(kernels: str) -> None:
     assert long_calls(fast, x) == 2
 
 
+@mostly_auto
 def test_a_model_goes_with_its_compiled_form(kernels: str) -> None:
     model, x = mlp(), torch.randn(5, 8)
     fast, gone = warm(kernels, model, x), weakref.ref(model)
