@@ -6,6 +6,8 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ try:
     from torch._dynamo import guards as _guards
     from torch._export.utils import _is_preservable_cia_op
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
+    from torch._subclasses import fake_impls as _fakes
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -44,6 +47,8 @@ CONTEXT_FN = "_checkpoint_context_fn"
 """Under this name Dynamo keeps the `context_fn` of a checkpoint, in the `meta` of its region."""
 
 
+_KERNELS: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Any]] = {}
+"""Of each operator that `overridden` overrides: its kernels in Python without that and with it, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _TIMED = _guards.profile_guard_manager
 
@@ -127,6 +132,44 @@ def kept_whole(operator: Any) -> bool | None:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
         return None
     return bool(_is_preservable_cia_op(operator))
+
+
+@contextmanager
+def overridden(
+    override: Callable[[dict[Any, Any]], AbstractContextManager[None]], operators: dict[Any, Any]
+) -> Iterator[None]:
+    """Within the block, do what torch's `override(operators)` does: give other kernels to the same operators each time.
+
+    The kernels are made once, and again where others have changed those of an operator: torch makes some thousand of
+    them anew, which takes longer than many a graph.
+    """
+    if _KERNELS.keys() != operators.keys() or any(each.py_kernels != _KERNELS[each][0] for each in operators):
+        before = {each: dict(each.py_kernels) for each in operators}
+        with override(operators):
+            _KERNELS.clear()
+            _KERNELS.update(
+                (each, (before[each], dict(each.py_kernels), _fakes.op_implementations_dict.get(each)))
+                for each in operators
+            )
+            yield
+        return
+    kernels = {**_KERNELS}
+    try:
+        for each, (_, within, fake) in kernels.items():
+            _set_kernels(each, within)
+            if fake is not None and each not in _fakes.op_implementations_dict:
+                _fakes.register_op_impl(each)(fake)
+        yield
+    finally:
+        for each, (before, _, _) in kernels.items():
+            _set_kernels(each, before)
+            _fakes._deregister_op_impl(each)
+
+
+def _set_kernels(operator: Any, kernels: dict[Any, Any]) -> None:
+    operator.py_kernels.clear()
+    operator.py_kernels.update(kernels)
+    operator._dispatch_cache.clear()
 
 
 def packs_saved() -> bool:
