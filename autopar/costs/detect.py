@@ -26,7 +26,7 @@ from . import calibrate as probe
 from . import scales
 from .measure import chip
 from .probes import scaled
-from .work import main_dtype, touched
+from .roofline import main_dtype, touched
 
 log = logging.getLogger("autopar")
 

@@ -25,8 +25,7 @@ from ..transform.divide import LOSS
 from . import calibrate as probe
 from . import scales
 from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
-from .roofline import CALL, Ratios, checks, estimate, signature
-from .work import work
+from .roofline import CALL, Ratios, checks, estimate, signature, work
 
 log = logging.getLogger("autopar")
 

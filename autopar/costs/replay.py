@@ -15,7 +15,7 @@ import torch
 
 from ..ir.graph import Graph, Task, Value
 from ..ops import resolve as bind
-from .work import ROWS
+from .roofline import ROWS
 
 with contextlib.suppress(ImportError):
     import resource

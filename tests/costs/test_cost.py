@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.costs.roofline import cost, signature
-from autopar.costs.work import main_dtype, touched
+from autopar.costs.roofline import cost, main_dtype, signature, touched
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 

@@ -14,8 +14,7 @@ from torch import nn
 from ...capture import Captured
 from ...capture.ahead import ahead
 from ...costs.measure import measured
-from ...costs.roofline import Ratios, estimate
-from ...costs.work import Work, work
+from ...costs.roofline import Ratios, Work, estimate, work
 from ...errors import PlanError
 from ...ir.device import Device, Link
 from ...ir.graph import Graph, Task
