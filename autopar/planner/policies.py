@@ -9,10 +9,9 @@ from typing import TypeAlias
 from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from .candidates import Entry, Race
-from .lists.heft import heft, list_schedule, lookahead
+from .lists.heft import heft, list_schedule, lookahead, urgent_first
 from .lists.identical import is_single
 from .lists.memory_first import fill, follow
-from .lists.ranking import urgent_first
 from .model.instance import Instance
 from .model.simulator import Schedule, in_order
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.planner.formats import read
-from autopar.planner.lists.heft import heft
-from autopar.planner.lists.ranking import cost_to_go, mean_first
+from autopar.planner.lists.heft import cost_to_go, heft, mean_first
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search.large import variants

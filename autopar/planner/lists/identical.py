@@ -23,8 +23,7 @@ from ..candidates import Race
 from ..model.instance import Instance
 from ..model.simulator import Schedule, in_order
 from ..model.toposort import inverse
-from .heft import list_schedule
-from .ranking import urgent_first
+from .heft import list_schedule, urgent_first
 
 LARGE = 6_000
 """Limit on clusters for the transitive reduction."""

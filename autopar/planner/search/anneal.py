@@ -14,8 +14,7 @@ from itertools import product
 
 from ...system.process import cores
 from ..candidates import Race
-from ..lists.heft import list_schedule, placed
-from ..lists.ranking import cost_to_go, mean_first, urgent_first
+from ..lists.heft import cost_to_go, list_schedule, mean_first, placed, urgent_first
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..model.toposort import late

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...ir.costed import repeatable
 from .. import native
-from ..lists.ranking import cost_to_go
+from ..lists.heft import cost_to_go
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule, in_order
 from ..model.toposort import inverse

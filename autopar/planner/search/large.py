@@ -16,8 +16,7 @@ import numpy as np
 
 from ..bounds import worth
 from ..candidates import SHORTER
-from ..lists.heft import heft, list_schedule, placed
-from ..lists.ranking import cost_to_go, mean_first
+from ..lists.heft import cost_to_go, heft, list_schedule, mean_first, placed
 from ..model.instance import Instance
 from ..model.simulator import Schedule
 from ..native import searches
