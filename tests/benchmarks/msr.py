@@ -12,7 +12,7 @@ from typing import Any
 from autopar.errors import PlanError
 from autopar.ir.plan import Plan
 from autopar.planner import schedule
-from autopar.planner.formats.graph_sets import is_dnn_partitioning
+from autopar.planner.formats.read import is_dnn_partitioning
 from autopar.system.text import table
 
 from .judging import Asked

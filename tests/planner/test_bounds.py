@@ -15,7 +15,7 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.ancestors import local
 from autopar.planner.bounds.critical_path import ways
 from autopar.planner.formats import read
-from autopar.planner.formats.graph_sets import stg
+from autopar.planner.formats.read import stg
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 

@@ -16,7 +16,7 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
-from autopar.planner.formats.graph_sets import stg
+from autopar.planner.formats.read import stg
 from autopar.planner.lists.identical import identical
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play

@@ -23,7 +23,7 @@ from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
 from autopar.planner.formats.graph_file import costed
-from autopar.planner.formats.graph_sets import dnn_partitioning
+from autopar.planner.formats.read import dnn_partitioning
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.timing import memory

@@ -15,7 +15,7 @@ from partitionings import data, graph, placements
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import schedule
 from autopar.planner.formats import described as written
-from autopar.planner.formats.graph_sets import dnn_partitioning
+from autopar.planner.formats.read import dnn_partitioning
 
 
 def allowed(check, graph, at):

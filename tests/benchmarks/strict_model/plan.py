@@ -13,7 +13,7 @@ from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
 from autopar.ir.timeline import Memory, Placed, Transfer
 from autopar.planner.formats.graph_file import costed
-from autopar.planner.formats.graph_sets import dnn_partitioning
+from autopar.planner.formats.read import dnn_partitioning
 from autopar.planner.model.simulator import Schedule
 from autopar.planner.model.timing import simulate
 from autopar.planner.model.toposort import topological
