@@ -28,7 +28,7 @@ Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str,
 WAY = "write a graph as a JSON object of four lists"
 """Advice in error messages."""
 BYTES_PER_S = 1e-3
-"""Bytes per second of a link in the graph file: the set gives transfer costs in time, and these bytes must be
+"""Bytes per second of a link of the dnn-partitioning set, which gives transfer costs in time: these bytes must be
 negligible against the sizes of nodes in an accelerator's memory."""
 
 
