@@ -23,8 +23,7 @@ from ..ir.graph import Argument, Const, Task
 from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Piece, Program
 from ..lowering.check import check
-from ..lowering.in_place import overwriting
-from ..lowering.pieces import pieced
+from ..lowering.rewrites import overwriting, pieced
 from ..runtime.choice import Arrangement
 from ..runtime.executor import Executor
 from ..runtime.interpreter import interpret

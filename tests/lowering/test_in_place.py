@@ -18,8 +18,8 @@ from autopar.errors import ProgramError
 from autopar.ir.graph import Graph, Task
 from autopar.ir.program import Compute, Free, Program, tasks_of
 from autopar.lowering.check import check
-from autopar.lowering.in_place import overwriting
 from autopar.lowering.lower import lower
+from autopar.lowering.rewrites import overwriting
 
 
 def updates(task: Task) -> bool:

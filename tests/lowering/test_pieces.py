@@ -19,7 +19,7 @@ from autopar.ir.graph import Graph, Task
 from autopar.ir.program import Compute, Piece, Program, Record, Wait, tasks_of
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.lowering.pieces import pieced
+from autopar.lowering.rewrites import pieced
 
 
 def pieces(program: Program) -> list[Piece]:
