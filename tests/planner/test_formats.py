@@ -205,7 +205,7 @@ WRONG = [
     (broken(tasks__1__pin="gpu"), r"task 'b' is pinned to 'gpu', which cannot run it"),
     (
         broken(tasks__1__colocate="g", tasks__2__colocate="g"),
-        r"group 'g'.*'b' leaves cpu and 'c' can only run on gpu",
+        r"'b' and 'c' must share a device \(group 'g'\) but can only run on cpu and gpu",
     ),
     (broken(devices__0__lanes=0), r"'lanes' of device 'cpu' is 0; it must be a whole number"),
     (broken(devices__0__lanes=1.5), r"it must be a whole number from 1 to"),
@@ -220,7 +220,7 @@ WRONG = [
     (broken(links__0__latency_s=-1), r"'latency_s' of the link cpu → gpu is -1"),
     (broken(links__0__wire=5), r"'wire' of the link cpu → gpu is 5"),
     (broken(links__1__src="cpu", links__1__dst="gpu"), r"two links lead from 'cpu' to 'gpu'"),
-    (broken(links=[]), r"no link, nor two in a row, brings value 'w' from cpu to gpu for task 'c'"),
+    (broken(links=[]), r"no link, nor two in a row, brings 'w' to or from 'c' on gpu"),
     (broken(tasks=...), r'no "tasks"'),
     (broken(values=...), r'no "values"'),
     (broken(devices=...), r'no "devices"'),

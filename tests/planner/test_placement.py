@@ -154,7 +154,7 @@ def test_runs_of_one_group_share_a_device():
         plan = place(build(tasks, machine(), colocate={"a": "g", "b": "g"}), policy)
         assert plan.place["a"].device == plan.place["b"].device
     apart = {"a": (["x"], (MS, None)), "b": (["x"], (None, MS))}
-    with pytest.raises(PlanError, match=r"'a' and 'b' must share a device .* pinned to cpu and emulated:0"):
+    with pytest.raises(PlanError, match=r"'a' and 'b' must share a device .* only run on cpu and emulated:0"):
         place(build(apart, machine(1), colocate={"a": "g", "b": "g"}))
 
 

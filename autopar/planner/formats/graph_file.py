@@ -18,7 +18,7 @@ from typing import Any
 
 import networkx
 
-from ...errors import DeviceError, PlanError
+from ...errors import PlanError
 from ...ir.costed import Cluster, CostedGraph, TaskCost
 from ...ir.device import Device, Link
 from ...ir.graph import Graph, Ref, Task, Value
@@ -79,10 +79,8 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
             raise PlanError(f"two tasks have the id {task.name!r}; give each an id of its own")
         tasks[task.name] = len(rows)
         rows.append(task)
-    _share(rows, [*position])
     values, deliver, homes = _values(_listed(whole, "values"), rows, tasks, position)
     order = _in_order(rows)
-    _check_reach(on, rows, deliver, homes)
     return _assemble(name, _used(on, rows), [rows[t] for t in order], values, deliver, homes)
 
 
@@ -147,23 +145,6 @@ def _ways(cost: Mapping[str, Any], name: str, device: str, lanes: int) -> list[t
     return sorted(way for way in ways.items() if way[0] <= lanes)
 
 
-def _share(rows: Sequence[_Row], devices: Sequence[str]) -> None:
-    """Raise PlanError for colocate groups that fit on no device."""
-    groups: dict[str, tuple[str, set[int]]] = {}
-    for task in rows:
-        if task.colocate is None:
-            continue
-        able = {d for d, s in enumerate(task.seconds) if s is not None}
-        other, shared = groups.get(task.colocate, (task.name, able))
-        if not shared & able:
-            ways = [" or ".join(devices[d] for d in sorted(on)) for on in (shared, able)]
-            raise PlanError(
-                f"tasks of the group {task.colocate!r} must share a device, but {other!r} leaves {ways[0]} and "
-                f"{task.name!r} can only run on {ways[1]}; pin them to one device, or part the group"
-            )
-        groups[task.colocate] = (task.name, shared & able) if not shared <= able else (other, shared)
-
-
 def _values(
     entries: Sequence[JsonObject], rows: Sequence[_Row], tasks: Mapping[str, int], position: Mapping[str, int]
 ) -> tuple[list[Value], Ends, Ends]:
@@ -221,34 +202,6 @@ def _in_order(rows: Sequence[_Row]) -> list[int]:
     raise PlanError(
         f"the tasks wait for each other in a circle: {' → '.join(map(repr, shown))}; take one of these values out"
     )
-
-
-def _check_reach(on: Machine, rows: Sequence[_Row], deliver: Ends, homes: Ends) -> None:
-    """Raise PlanError for a value without a route, of at most two links, from any device of its producer to any of a
-    reader."""
-    names = [device.name for device in on.devices]
-    reach = [[_leads(on, src, dst) for dst in names] for src in names]
-    if all(map(all, reach)):
-        return
-    able = {row.name: tuple(d for d, s in enumerate(row.seconds) if s is not None) for row in rows}
-    whereabouts = {value: able[row.name] for row in rows for value in row.makes}
-    whereabouts |= {value: (names.index(device),) for value, device in homes}
-    wanted = [(value, able[row.name], f"task {row.name!r}") for row in rows for value in row.reads]
-    wanted += [(value, (names.index(device),), "its delivery") for value, device in deliver]
-    for value, targets, what in wanted:
-        if not any(reach[s][d] for s in whereabouts[value] for d in targets):
-            there, here = (" or ".join(names[d] for d in side) for side in (whereabouts[value], targets))
-            raise PlanError(
-                f"no link, nor two in a row, brings value {value!r} from {there} to {here} for {what}; add a link"
-            )
-
-
-def _leads(on: Machine, src: str, dst: str) -> bool:
-    try:
-        on.route(src, dst)
-    except DeviceError:
-        return False
-    return True
 
 
 def _assemble(

@@ -201,7 +201,7 @@ class Instance:
                     where = " or ".join(self.devices[d] for d in shared)
                     raise PlanError(
                         f"{self.names[narrowest]!r} and {self.names[r]!r} must share a device (group {name!r}) "
-                        f"but are pinned to {where} and {self.where(r)}; pin both to one device"
+                        f"but can only run on {where} and {self.where(r)}; pin both to one device, or part the group"
                     )
                 shared, narrowest = left, narrowest if left == shared else r
             for r in members:
@@ -318,8 +318,8 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
             return False
         if not left[own] & devices:
             raise PlanError(
-                f"no placement brings {instance.values[v]!r} to all that read it: over the links that there are, it "
-                f"comes from or to {instance.names[r]!r} on none of {instance.where(r)}; add a link"
+                f"no link, nor two in a row, brings {instance.values[v]!r} to or from {instance.names[r]!r} on "
+                f"{instance.where(r)}, wherever else it is made or read; add a link"
             )
         left[own] &= devices
         return True
