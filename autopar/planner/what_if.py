@@ -29,7 +29,8 @@ from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
 from .search.climb import climb
 from .search.large import LARGE, crowded, quickest, variants
-from .throughput import Standing, balance, loads_of
+from .throughput.balance import balance
+from .throughput.loads import Standing, loads_of
 from .throughput.objective import POLICY as THROUGHPUT
 from .throughput.objective import shared
 

@@ -16,8 +16,8 @@ from autopar.planner import place, schedule
 from autopar.planner.formats import described, plain, read, text
 from autopar.planner.model.instance import Hop, Instance
 from autopar.planner.model.toposort import late
-from autopar.planner.throughput import Loads, Net, balance
-from autopar.planner.throughput.loads import Standing, busiest, loads_of, share
+from autopar.planner.throughput.balance import balance
+from autopar.planner.throughput.loads import Loads, Net, Standing, busiest, loads_of, share
 from autopar.planner.throughput.objective import apart, busy, throughput
 
 pytestmark = [pytest.mark.slow, pytest.mark.thin(4)]

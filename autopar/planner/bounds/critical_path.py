@@ -43,7 +43,7 @@ def ways(instance: Instance, *, once: bool = False) -> Ways:
     reads. Unless clusters run only `once`, a tail is that of the copy that ends first, and each reader may read
     another copy, on the device best for that reader.
     """
-    net, seconds = _Network(instance), _seconds(instance)
+    net, seconds = _Network(instance), durations(instance)
     head, delivered = _heads(instance, net, seconds)
     if not instance.clusters:
         return Ways(seconds, seconds, seconds, delivered)
@@ -56,10 +56,11 @@ def ways(instance: Instance, *, once: bool = False) -> Ways:
 
 def tails(instance: Instance) -> Floats:
     """Return the `tail` of `ways` without duplicates, for any number of clusters."""
-    return _tails(instance, _Network(instance), _seconds(instance), once=True)
+    return _tails(instance, _Network(instance), durations(instance), once=True)
 
 
-def _seconds(instance: Instance) -> Floats:
+def durations(instance: Instance) -> Floats:
+    """Return the seconds of each cluster on each device (R, D); inf where its colocate group cannot run."""
     found = np.array(instance.seconds, dtype=float).reshape(instance.clusters, len(instance.devices))
     for members in instance.members:
         for r in members:

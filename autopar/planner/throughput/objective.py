@@ -15,7 +15,7 @@ from ...ir.costed import Cluster, CostedGraph
 from ...ir.plan import Plan, Reason
 from ...ir.timeline import Placed
 from ...system.text import seconds
-from ..bounds.critical_path import Ways
+from ..bounds.critical_path import Ways, durations
 from ..bounds.load import evenly, load
 from ..bounds.traffic import traffic
 from ..exact import left
@@ -248,11 +248,9 @@ def shared(instance: Instance) -> float:
     """Return the lower bound in seconds from the load of devices, wires and memory, without precedence constraints."""
     if not instance.clusters:
         return 0.0
-    seconds = np.array(instance.seconds).reshape(instance.clusters, len(instance.devices))
-    for r, allowed in enumerate(instance.able):
-        seconds[r, [d for d in range(len(instance.devices)) if d not in allowed]] = np.inf
-    none = np.zeros_like(seconds)
-    ways = Ways(none, none, seconds, 0.0)
+    lasting = durations(instance)
+    none = np.zeros_like(lasting)
+    ways = Ways(none, none, lasting, 0.0)
     shared = load(instance, ways)
     return traffic(instance, ways, shared, shared[0])
 

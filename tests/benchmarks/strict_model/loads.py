@@ -7,7 +7,7 @@ from collections import deque
 
 from autopar.planner.model.instance import Hop
 from autopar.planner.model.toposort import late
-from autopar.planner.throughput import Loads, Net
+from autopar.planner.throughput.loads import Loads, Net
 
 from .graph import classes, outputs
 from .partitioning import Partitioning

@@ -17,7 +17,7 @@ from autopar.planner.formats.read import dnn_partitioning
 from autopar.planner.model.simulator import Schedule
 from autopar.planner.model.timing import simulate
 from autopar.planner.model.toposort import topological
-from autopar.planner.throughput import balance
+from autopar.planner.throughput.balance import balance
 from autopar.planner.throughput.loads import Standing
 
 from .bound import bound

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autopar.ir.plan import Reason
 from autopar.planner.reasons import LazyReasons
-from autopar.planner.throughput import balance
+from autopar.planner.throughput.balance import balance
 from autopar.planner.throughput.loads import Standing
 from autopar.planner.throughput.objective import listed, reason_by_period
 from autopar.system.text import seconds

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.planner.throughput import Loads
+from autopar.planner.throughput.loads import Loads
 
 from .contiguous import Floats, crossing, spread
 
