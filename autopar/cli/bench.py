@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..bench import machine
 from ..errors import AutoparError
@@ -118,17 +118,13 @@ def _contests(chosen: argparse.Namespace) -> int:
                 skipped[name] = reason
             if chosen.json:
                 data = {"machine": machine(), "rows": [row.data() for row in rows], "skipped": skipped}
-                write(chosen.json, partial(_dump, data))
+                write(chosen.json, partial(Path.write_text, data=json.dumps(data, indent=1) + "\n"))
     finally:
         if rows:
             print(f"\n{results.summary(rows)}")
         if rows and chosen.plot:
             write(chosen.plot, lambda beside: results.save(rows, beside, machine()))
     return 0
-
-
-def _dump(data: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]:

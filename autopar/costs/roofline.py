@@ -145,19 +145,14 @@ def cost(
         deliver += [(name, home[target]) for name, target in graph.updates]
     delivered = tuple((name, to if to in machine.device or not to else machine.host) for name, to in deliver)
     caller = home[graph.inputs[0]] if graph.inputs else machine.host
-    allowed = _allowed(graph, pins or {}, caller)
+    # A home task ignores pins: pins of a module do not move the random draws in it.
+    only = {task.name: caller if task.home else (pins or {}).get(task.name) for task in graph.tasks}
     estimates = {device.name: estimate(machine, device) for device in machine.devices}
-    costs = tuple(_cost(graph, task, estimates, allowed.get(task.name), ratios or {}) for task in graph.tasks)
+    costs = tuple(_cost(graph, task, estimates, only[task.name], ratios or {}) for task in graph.tasks)
     clusters = fuse(graph, machine, costs)
-    return CostedGraph(
-        graph, machine, costs, clusters, tuple(home.items()), delivered, call_s=call_seconds(graph, machine)
-    )
-
-
-def call_seconds(graph: Graph, machine: Machine) -> float:
-    """Return the seconds of a call outside its tasks, on a host where calls were timed; else 0."""
-    host = machine.device[machine.host]
-    return next((base + factor * checks(graph) for name, base, factor in host.scales if name == CALL), 0.0)
+    scales = machine.device[machine.host].scales
+    call_s = next((base + factor * checks(graph) for name, base, factor in scales if name == CALL), 0.0)
+    return CostedGraph(graph, machine, costs, clusters, tuple(home.items()), delivered, call_s=call_s)
 
 
 def checks(graph: Graph) -> float:
@@ -238,16 +233,6 @@ def _cost(
         seconds.append(estimated(todo) * (1.0 if ratio is None else ratio))
     workspace = touched(graph, task) if task.target.startswith(_SCRATCH) else 0
     return TaskCost(task.name, tuple(seconds), workspace, how)
-
-
-def _allowed(graph: Graph, pins: Mapping[str, str], caller: str) -> dict[str, str]:
-    """Return the only device of each task that is bound: home tasks to the caller's, pinned tasks to their own.
-
-    A home task ignores pins: pins of a module do not move the random draws in it.
-    """
-    return {
-        task.name: device for task in graph.tasks if (device := caller if task.home else pins.get(task.name))
-    }
 
 
 def row_cost(

@@ -23,7 +23,9 @@ def device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, str
     """
     graph = costed.graph
     paths = dict(graph.paths) or {path: path for path in (graph.value[name].path for name in graph.state)}
-    unit = _units(paths)
+    # Modules that share tensors, by a representative.
+    tied = networkx.Graph((_owner(path), _owner(same)) for path, same in paths.items())
+    unit = {module: min(group) for group in networkx.connected_components(tied) for module in group}
     found = _devices(costed, devices, unit)
     where = {path: found.get(unit[_owner(path)], "") for path in paths}
     for path, device in where.items():
@@ -34,12 +36,6 @@ def device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, str
 def _owner(path: str) -> str:
     """Return the module that owns a tensor; the tensor itself if that is the whole model."""
     return path.rpartition(".")[0] or path
-
-
-def _units(paths: dict[str, str]) -> dict[str, str]:
-    """Return, by module, a representative of the modules that share tensors with it."""
-    tied = networkx.Graph((_owner(path), _owner(same)) for path, same in paths.items())
-    return {module: min(group) for group in networkx.connected_components(tied) for module in group}
 
 
 def _devices(costed: CostedGraph, devices: Mapping[str, str], unit: dict[str, str]) -> dict[str, str]:

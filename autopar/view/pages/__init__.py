@@ -30,12 +30,8 @@ _LEAST = 0.55
 """Smallest scale to which a picture shrinks with the window, for legible labels; below it, it scrolls."""
 
 
-def _source(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")
-
-
 _TEMPLATES = Environment(
-    loader=FunctionLoader(_source),
+    loader=FunctionLoader(lambda name: (files(__package__) / name).read_text(encoding="utf-8")),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
