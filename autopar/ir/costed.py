@@ -117,17 +117,6 @@ class CostedGraph:
         """State that stays, from call to call, on each device that reads it."""
         return self.graph.resident
 
-    @cached_property
-    def before(self) -> dict[str, tuple[str, ...]]:
-        """Names of the clusters that each cluster waits for, through values or order, each once."""
-        found = {}
-        for cluster in self.clusters:
-            names = dict.fromkeys(self.producer[value] for value in cluster.reads if value in self.producer)
-            names.update(dict.fromkeys(cluster.after))
-            names.pop(cluster.name, None)
-            found[cluster.name] = tuple(names)
-        return found
-
     def seconds(self, cluster: str, device: str) -> float | None:
         """Return the seconds of a cluster on a device; None if it cannot run there."""
         return self.cluster[cluster].seconds[self.index[device]]

@@ -25,7 +25,7 @@ def test_a_file_means_what_it_says():
     assert costed.cluster["b"].seconds == (0.6, None)
     assert costed.cluster["b"].modes == ((0, 1, 1.0), (0, 2, 0.6))
     assert costed.cluster["c"].seconds == (None, 0.5)
-    assert costed.before == {"a": (), "b": ("a",), "c": ("a", "b")}
+    assert Instance(costed).before == [(), (0,), (0, 1)]
     assert costed.home["x"] == "cpu"
     assert costed.deliver == (("y", "cpu"),)
     assert [(d.name, d.lanes, d.memory_bytes) for d in costed.machine.devices] == [
