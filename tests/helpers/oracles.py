@@ -9,16 +9,23 @@ from typing import Any
 import pytest
 from benchmarks.verify import infeasibilities
 
+from autopar.ir.costed import CostedGraph
+from autopar.ir.plan import Plan
 from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
 from autopar.planner.duplication import scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play
+from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.model.timing import timing
 from autopar.planner.search.core import Listed, evaluate
 
 needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.TOLD)
+
+
+def simulate(costed: CostedGraph, schedule: Schedule) -> Plan:
+    """The plan by the simulator of a schedule."""
+    return timing(Play(Instance(costed), schedule))
 
 
 def shown(entry: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles import simulate
 from taskfiles import link, randomly, small
 
 from autopar.errors import PlanError
@@ -15,7 +16,6 @@ from autopar.planner import replan, schedule
 from autopar.planner.formats import read, text
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule, kept
-from autopar.planner.model.timing import simulate
 
 
 def wide(**seconds: float):

@@ -6,13 +6,13 @@ from feasible import problems
 from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, random_dag, two_towers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import simulate
 
 from autopar.errors import PlanError
 from autopar.ir.device import Device, Link
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
 from autopar.planner.model.simulator import Schedule
-from autopar.planner.model.timing import simulate
 
 US = 1e-6
 CPU, E0, E1 = "cpu/0", "emulated:0/0", "emulated:1/0"

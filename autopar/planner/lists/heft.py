@@ -47,8 +47,8 @@ def list_schedule(
     """Place clusters in topological `order`, each on the `allowed` device with the least finish + `ahead` × `to_go` +
     `stay` × seconds of the copies it needs there.
 
-    Memory caps, times `room`, are respected as far as the order of placement can tell; `simulate` decides. Near linear
-    in clusters, reads and devices.
+    Memory caps, times `room`, are respected as far as the order of placement can tell; the simulator decides. Near
+    linear in clusters, reads and devices.
     """
     work = _Work(instance, room, ahead, stay)
     for r in order:

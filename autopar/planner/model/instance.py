@@ -1,6 +1,6 @@
 """The instance: a costed graph as index arrays, on which planning and simulation work.
 
-Clusters, values and devices are numbers here; `simulate` returns names.
+Clusters, values and devices are numbers here; a plan (`timing`) has names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A schedule with its times and the bytes in use on each device: `simulate`."""
+"""A simulated schedule as a plan, with the bytes in use on each device."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from ...ir.costed import CostedGraph
 from ...ir.plan import Plan
 from ...ir.timeline import Memory, Placed, Transfer
 from .instance import Instance
-from .simulator import Play, Schedule
-
-
-def simulate(costed: CostedGraph, schedule: Schedule, instance: Instance | None = None) -> Plan:
-    """Simulate a schedule: start everything as early as the orders allow.
-
-    `instance` avoids building it again. Raises PlanError for a cluster that is missing, listed twice, unknown or on a
-    device where it cannot run, for a transfer without a route, and for a deadlock.
-    """
-    return timing(Play(instance or Instance(costed), schedule))
+from .simulator import Play
 
 
 def timing(play: Play) -> Plan:

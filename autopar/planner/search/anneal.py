@@ -77,8 +77,8 @@ def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = 
     Starts from the best list schedule, or from the `CHAINS` best if there are enough steps. About `FASTER`
     (`TOGETHER`) × `steps` clusters are placed, fewer for a small or large graph, or until `until` of the monotonic
     clock. The model has devices, queues and wires, but not memory caps, dispatch, or copy orders other than FIFO:
-    `simulate` decides. Returns nothing if the first lists alone would use half of the steps, for clusters with several
-    lanes, and without the native search. Deterministic.
+    the simulator decides. Returns nothing if the first lists alone would use half of the steps, for clusters with
+    several lanes, and without the native search. Deterministic.
     """
     clusters = instance.clusters
     most = max(min(LEAST, SQUARE * clusters * clusters), EACH * clusters)

@@ -14,8 +14,9 @@ from autopar.ir.plan import Plan
 from autopar.ir.timeline import Memory, Placed, Transfer
 from autopar.planner.formats.graph_file import costed
 from autopar.planner.formats.read import dnn_partitioning
-from autopar.planner.model.simulator import Schedule
-from autopar.planner.model.timing import simulate
+from autopar.planner.model.instance import Instance
+from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.timing import timing
 from autopar.planner.model.toposort import topological
 from autopar.planner.throughput.balance import balance
 from autopar.planner.throughput.loads import Standing
@@ -84,7 +85,8 @@ def strict_throughput(graph: Partitioning, name: str = "graph", budget_s: float 
         lanes.setdefault(lane, []).append(graph.nodes[v].name)
     cores = built.machine.devices[0].compute_lanes[: graph.cpus]
     called = [*cores, *(device.name for device in built.machine.devices[1:])]
-    found = simulate(built, Schedule(STRICT, {lane: tuple(names) for lane, names in lanes.items()}))
+    orders = {lane: tuple(names) for lane, names in lanes.items()}
+    found = timing(Play(Instance(built), Schedule(STRICT, orders)))
     return Plan(
         costed=built,
         policy=STRICT,
