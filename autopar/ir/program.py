@@ -258,16 +258,18 @@ class _Reader:
             f"line {self.number} of the program: {text}: {self.lines[self.number - 1].strip()!r}"
         )
 
-    def rows(self) -> Iterator[tuple[list[str], list[bool]]]:
-        """Yield the words of each non-empty line, and which of them were quoted."""
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the words of each non-empty line, quoted names in their quotes, so that none is taken for a mark."""
         for number, line in enumerate(self.lines, 1):
-            self.number = number
-            raw = _TOKEN.findall(line)
-            if raw and not raw[0].startswith("#"):
-                try:
-                    yield [json.loads(w) if w[0] == '"' else w for w in raw], [w[0] == '"' for w in raw]
-                except json.JSONDecodeError:
-                    raise self.wrong("a quoted name that does not end, or is not JSON") from None
+            self.number, words = number, _TOKEN.findall(line)
+            if words and not words[0].startswith("#"):
+                yield words
+
+    def name(self, word: str) -> str:
+        try:
+            return str(json.loads(word)) if word[0] == '"' else word
+        except json.JSONDecodeError:
+            raise self.wrong("a quoted name that does not end, or is not JSON") from None
 
     def count(self, text: str) -> int:
         if not text.isascii() or not text.isdigit():
@@ -281,32 +283,33 @@ class _Reader:
         outputs: list[str] = []
         pairs: dict[str, list[tuple[str, str]]] = {"update": [], "keep": []}
         counts: dict[str, list[tuple[str, int]]] = {"workspace": [], "cap": []}
-        for words, quoted in self.rows():
+        for words in self.rows():
             if name is None:
                 if " ".join(words[:3]) != FORMAT or len(words) != 4:
                     raise self.wrong(f"expected {FORMAT!r} and a name")
-                name = words[3]
+                name = self.name(words[3])
                 continue
             match words:
                 case ["cap" | "workspace" as what, of, count]:
-                    counts[what].append((of, self.count(count)))
+                    counts[what].append((self.name(of), self.count(count)))
                 case ["output", buffer]:
-                    outputs.append(buffer)
+                    outputs.append(self.name(buffer))
                 case ["update" | "keep" as what, buffer, "->", target]:
-                    pairs[what].append((buffer, target))
+                    pairs[what].append((self.name(buffer), self.name(target)))
                 case ["buffer", buffer, value, device, kind, count, *rest] if len(rest) in (0, 2):
                     if kind not in get_args(Kind):
                         raise self.wrong(f"{kind!r} is none of {', '.join(get_args(Kind))}")
                     if rest and rest[0] != "in":
                         raise self.wrong("expected 'in' and the buffer whose storage it shares")
-                    storage = rest[1] if rest else buffer
+                    name_of, value, device = map(self.name, (buffer, value, device))
+                    storage = self.name(rest[1]) if rest else name_of
                     buffers.append(
-                        Buffer(buffer, value, device, self.count(count), storage, cast(Kind, kind))
+                        Buffer(name_of, value, device, self.count(count), storage, cast(Kind, kind))
                     )
                 case ["lane", lane, device]:
-                    lanes.append((lane, device, []))
+                    lanes.append((self.name(lane), self.name(device), []))
                 case _ if lanes:
-                    lanes[-1][2].append(self.step(words, quoted))
+                    lanes[-1][2].append(self.step(words))
                 case _:
                     raise self.wrong("expected cap, output, update, keep, workspace, buffer or lane")
         if name is None:
@@ -322,28 +325,24 @@ class _Reader:
             keeps=tuple(pairs["keep"]),
         )
 
-    def step(self, words: list[str], quoted: list[bool]) -> Step:
-        if words[0].isdigit():
-            words, quoted = words[1:], quoted[1:]
-        match words:
-            case ["compute" | "piece" as kind, *rest]:
-                marks = {mark: [i for i, word in enumerate(rest) if word == mark and not quoted[1 + i]]
-                         for mark in (":", "->")}  # fmt: skip
-                if all(len(places) == 1 for places in marks.values()):
-                    colon, arrow = marks[":"][0], marks["->"][0]
-                    tasks, read, made = rest[:colon], rest[colon + 1 : arrow], rest[arrow + 1 :]
-                    if tasks and kind == "piece":
-                        return Piece(tuple(tasks), tuple(read), tuple(made))
-                    if len(tasks) == 1:
-                        return Compute(tasks[0], tuple(read), tuple(made))
+    def step(self, words: list[str]) -> Step:
+        match words[1:] if words[0].isdigit() else words:
+            case ["compute" | "piece" as kind, *rest] if rest.count(":") == rest.count("->") == 1:
+                colon, arrow = rest.index(":"), rest.index("->")
+                parts = rest[:colon], rest[colon + 1 : arrow], rest[arrow + 1 :]
+                tasks, read, made = (tuple(map(self.name, part)) for part in parts)
+                if tasks and kind == "piece":
+                    return Piece(tasks, read, made)
+                if len(tasks) == 1:
+                    return Compute(tasks[0], read, made)
             case ["copy", src, "->", dst]:
-                return Copy(src, dst)
+                return Copy(self.name(src), self.name(dst))
             case ["record", event]:
-                return Record(event)
+                return Record(self.name(event))
             case ["wait", event]:
-                return Wait(event)
+                return Wait(self.name(event))
             case ["free", buffer]:
-                return Free(buffer)
+                return Free(self.name(buffer))
         raise self.wrong(
             "expected 'compute TASK : READS -> WRITES', 'piece TASKS : READS -> WRITES', 'copy SRC -> DST', "
             "'record EVENT', 'wait EVENT' or 'free BUFFER'"
