@@ -65,11 +65,8 @@ class JsonObject:
 
     def text(self, key: str, default: Any = _NEEDED) -> Any:
         """Read a name."""
-        value = self.data.get(key, default)
-        if value is default and default is not _NEEDED:
+        if default is not _NEEDED and self.data.get(key, default) is default:
             return default
-        if type(value) is str and value and value.isascii():
-            return value
         return text(self.need(key), f"{key!r} of {self.called}")
 
     def seconds(self, key: str) -> float:
@@ -82,9 +79,8 @@ class JsonObject:
 
     def nbytes(self, key: str, default: Any = _NEEDED) -> Any:
         """Read a finite number of bytes ≥ 0. Fractions are kept, since graphs with random weights have them."""
-        value = self.data.get(key, default)
-        if (type(value) is int and 0 <= value <= LARGEST) or (value is default and default is not _NEEDED):
-            return value
+        if default is not _NEEDED and self.data.get(key, default) is default:
+            return default
         found = number(self.need(key), "bytes", f"{key!r} of {self.called}")
         return int(found) if found == int(found) else found
 
@@ -99,9 +95,7 @@ class JsonObject:
 
     def among(self, key: str, names: Mapping[str, int], kind: str) -> int:
         """Read a name among `names`; return its number."""
-        value = self.data.get(key)
-        found = names.get(value, -1) if type(value) is str else -1
-        return found if found >= 0 else known(self.need(key), names, kind, f"{key!r} of {self.called}")
+        return known(self.need(key), names, kind, f"{key!r} of {self.called}")
 
     def items(self, key: str) -> Sequence[Any]:
         """Read a list."""
