@@ -84,11 +84,10 @@ class _Elsewhere:
         for r, step in enumerate(self.own):
             for v in instance.makes[r]:
                 self.there[self.root[v]][self.device[r]] = step.end
-        hops = {(hop.src, hop.dst): hop for row in instance.route for way in row for hop in way or ()}
         self.busy: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
         self.came: dict[tuple[int, int], tuple[Hop, tuple[float, float]]] = {}
         for t in timing.transfers:
-            hop = hops[index[t.src], index[t.dst]]
+            hop = instance.hops[index[t.src], index[t.dst]]
             known = self.there[self.root[value[t.value]]]
             known[hop.dst] = min(t.end, known.get(hop.dst, math.inf))
             self.came[value[t.value], hop.dst] = hop, (t.start, t.end)

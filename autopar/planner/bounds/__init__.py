@@ -85,8 +85,7 @@ def _unit(instance: Instance) -> float:
     if not all(s.is_integer() for s in lasting):
         return 0.0
     lasting += [s for modes in instance.modes.values() for _, s in modes]
-    hops = {hop for row in instance.route for hops in row for hop in hops or ()}
-    lasting += [hop.seconds(nbytes) for hop in hops for nbytes in set(instance.bytes)]
+    lasting += [hop.seconds(nbytes) for hop in instance.hops.values() for nbytes in set(instance.bytes)]
     if not all(float(s).is_integer() for s in lasting):
         return 0.0
     return float(math.gcd(*map(int, lasting)) or 1)

@@ -43,7 +43,10 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
     capped = np.isfinite(room) if held.any() else np.zeros(devices, dtype=bool)
     used = np.isfinite(work).any(axis=0)
     every = np.arange(clusters)
-    most = _one_by_one(instance, work, idle)
+    # One device busy at a time, and each value sent over each wire.
+    most = float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max())
+    count, nbytes = len(instance.bytes), sum(instance.bytes)
+    most += sum(hop.latency_s * count + hop.s_per_byte * nbytes for hop in instance.hops.values())
     bound, best = 0.0, np.zeros(devices)
     memory, given = bool(capped.any()), lanes * idle
 
@@ -128,13 +131,6 @@ def areas(instance: Instance, ways: Ways) -> Floats:
             if found[r, d] < np.inf:
                 found[r, d] = min(lanes * seconds for lanes, seconds in modes)
     return found
-
-
-def _one_by_one(instance: Instance, work: Floats, idle: Floats) -> float:
-    """Return an upper bound in seconds: one device busy at a time, and each value sent over each wire."""
-    hops = {hop for row in instance.route for hops in row for hop in hops or ()}
-    sent = sum(hop.latency_s * len(instance.bytes) + hop.s_per_byte * sum(instance.bytes) for hop in hops)
-    return float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max() + sent)
 
 
 def _state(instance: Instance) -> Floats:
@@ -256,7 +252,7 @@ def crossings(instance: Instance) -> Crossings:
 
 def _entrances(instance: Instance, d: int) -> list[tuple[int, float, float]]:
     """Return the wires and queues shared by all links into a device, with the least latency and seconds per byte."""
-    into = [link for row in instance.route for link in row[d] or () if link.dst == d]
+    into = [link for link in instance.hops.values() if link.dst == d]
     latency = min((link.latency_s for link in into), default=0.0)
     s_per_byte = min((link.s_per_byte for link in into), default=0.0)
     wires, queues = {link.wire for link in into}, {link.lane for link in into}

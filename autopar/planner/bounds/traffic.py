@@ -55,12 +55,11 @@ class _Trips:
         self.reader = np.array([r for v in values for r in instance.readers[v]], dtype=np.int64)
         self.first = np.cumsum([0, *counts[:-1]]) if counts else np.zeros(0, dtype=np.int64)
         nbytes = np.array([instance.bytes[v] for v in values], dtype=float)
-        links = [hops[0] for row in instance.route for hops in row if hops is not None and len(hops) == 1]
         self.seconds = np.zeros((len(values), self.devices))
         self.entered: list[list[list[int]]] = []
         """Wires and queues of each link into each device."""
         for d in range(self.devices):
-            into = [link for link in links if link.dst == d]
+            into = [link for link in instance.hops.values() if link.dst == d]
             taken = [[link.wire] * (link.wire >= 0) for link in into]
             taken = [own + [instance.wires + link.lane] * (link.lane >= 0) for own, link in zip(taken, into)]
             self.entered.append(taken)

@@ -170,7 +170,6 @@ def _read(model: Model, solver: cp_model.CpSolver) -> Schedule:
         placed.append((r, d, tuple(own)))
         for lane in own:
             lanes[lane] = end[r]
-    hops = {(hop.src, hop.dst): hop for row in instance.route for way in row for hop in way or ()}
     moves = []
     for (v, target), brings in model.brings.items():
         for when, via, queue, size in brings:
@@ -178,7 +177,7 @@ def _read(model: Model, solver: cp_model.CpSolver) -> Schedule:
                 maker = instance.maker[v]
                 source = via if via >= 0 else device[maker] if maker >= 0 else instance.home[v]
                 begin = solver.value(model.sent[v, target])
-                moves.append(((begin, begin + size, maker), (v, hops[source, target])))
+                moves.append(((begin, begin + size, maker), (v, instance.hops[source, target])))
     moves.sort(key=lambda move: move[0])
     return in_order(instance, "exact", placed, [move for _, move in moves])
 

@@ -111,7 +111,7 @@ def _around(
     tail = 0.0
     if readers and not last:
         tail = min(instance.seconds[r][target] + ways.tail[r][target] for r in readers)
-    passes = any(hop.src == target for row in instance.route for hops in row for hop in hops or ())
+    passes = any(hop.src == target for hop in instance.hops.values())
     indirect = any(len(hops or ()) > 1 for row in instance.route for hops in row)
     return model.units.floor(head), 0 if passes and indirect else model.units.floor(tail)
 

@@ -226,6 +226,11 @@ class Instance:
                 return []
         return found
 
+    @cached_property
+    def hops(self) -> dict[tuple[int, int], Hop]:
+        """Return all links that routes use, by their ends: each is a route of its own."""
+        return {(hop.src, hop.dst): hop for row in self.route for way in row for hop in way or ()}
+
     @property
     def room(self) -> list[float]:
         """Return the bytes that each device has for values made in the call, and for inputs if these are consumed;
