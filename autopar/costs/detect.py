@@ -24,9 +24,8 @@ from ..system import cache
 from ..system.process import cores
 from . import calibrate as probe
 from . import scales
-from .measure import chip
-from .probes import scaled
-from .roofline import main_dtype, touched
+from .measure import chip, measure
+from .roofline import CALL, main_dtype, touched
 
 log = logging.getLogger("autopar")
 
@@ -46,6 +45,11 @@ _TIMES = "times"
 """Name among stored figures of the number of processes that have measured them."""
 _fresh: set[tuple[Path, str]] = set()
 """Measurements made by this process: cache file and name of each."""
+BUDGET_S = 0.3
+"""Seconds in which the operations of `scales` are measured on a new CPU."""
+CALL_SCALE = (2e-5, 1.3)
+"""Launch in seconds and factor of calls if none was recorded: the median of the models of
+`tests/benchmarks/timed/zoo.py`."""
 NOTICEABLE = 0.001
 """Share of the makespan below which clusters and copies do not affect the slow-down."""
 
@@ -241,7 +245,19 @@ def _on_cores(device: Device, lanes: int, measured: Measured) -> Device:
         shared = {name: min(rate, whole.get(name, rate) / lanes) for name, rate in figures.items()}
         figures = {**shared, "launch_s": figures["launch_s"]}
     rated = replace(_rated(device, figures), threads=count, chip=cache.processor())
-    return replace(rated, scales=scaled(rated))
+    return replace(rated, scales=_scaled(rated))
+
+
+def _scaled(device: Device) -> scales.Scales:
+    """Return the scales of a CPU: the stored ones, else those of some operations, which take some tenths of a
+    second."""
+    found = scales.kept(chip(device))
+    if not found:
+        measure(scales.operations(), Machine((device,)), {}, budget_s=BUDGET_S)
+        found = scales.kept(chip(device))
+    if all(name != CALL for name, _, _ in found):
+        found += ((CALL, *CALL_SCALE),)
+    return found
 
 
 def _title(name: str) -> str:

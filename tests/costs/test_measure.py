@@ -12,9 +12,9 @@ import torch
 from autopar.costs import measure as measuring
 from autopar.costs.detect import MARGIN, SHORTEST_S, detect, slow_down_for, with_slow_down
 from autopar.costs.measure import measure, measured, note
-from autopar.costs.probes import operations
 from autopar.costs.replay import made_up
 from autopar.costs.roofline import cost, signature
+from autopar.costs.scales import operations
 from autopar.ir.graph import Const, Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.planner import place

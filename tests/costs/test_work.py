@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.costs.probes import operations
 from autopar.costs.roofline import cost, family, work
+from autopar.costs.scales import operations
 from autopar.ir.device import Device
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
