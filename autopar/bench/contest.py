@@ -18,6 +18,7 @@ from warnings import catch_warnings
 import torch
 
 from ..costs.blocks import timed
+from ..costs.calibrate import threads
 from ..errors import AutoparError
 from ..pipeline import compare
 from ..system.text import bar, seconds
@@ -96,10 +97,9 @@ def _built(rival: Rival, case: Case, limit_s: float) -> tuple[Outcome, Entrant |
     outcome = Outcome(rival.name, rival.versions(), rival.missing())
     if outcome.reason:
         return outcome, None, []
-    began, threads = time.perf_counter(), torch.get_num_threads()
-    torch.set_num_threads(_threads(rival))
+    began = time.perf_counter()
     try:
-        with _limited(limit_s):
+        with threads(_threads(rival)), _limited(limit_s):
             entrant = rival.build(case)
             answers = entrant.answers()
     except _LateError:
@@ -108,8 +108,6 @@ def _built(rival: Rival, case: Case, limit_s: float) -> tuple[Outcome, Entrant |
         reason = f"failed: {_sentence(error)}"
     else:
         return replace(outcome, built_s=time.perf_counter() - began), entrant, answers
-    finally:
-        torch.set_num_threads(threads)
     return replace(outcome, reason=reason), None, []
 
 

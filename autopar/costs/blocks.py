@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..system.process import uncollected
+from .calibrate import threads
 
 BLOCK_S = 0.1
 """Seconds of a block; one call if that takes longer."""
@@ -72,20 +73,17 @@ def timed(
     """
     found: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
-    threads, began = torch.get_num_threads(), time.perf_counter()
-    try:
-        for turn in range(LEAST * rounds):
-            shuffle(order)
-            for name in order:
-                if sum(not block.disturbed for block in found[name]) < rounds:
-                    _asleep()
-                    with guard:
-                        torch.set_num_threads(turns[name][1])
-                        found[name].append(_block(turns[name][0], block_s or BLOCK_S))
-            if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
-                break
-    finally:
-        torch.set_num_threads(threads)
+    began = time.perf_counter()
+    for turn in range(LEAST * rounds):
+        shuffle(order)
+        for name in order:
+            if sum(not block.disturbed for block in found[name]) < rounds:
+                _asleep()
+                call, count = turns[name]
+                with guard, threads(count):
+                    found[name].append(_block(call, block_s or BLOCK_S))
+        if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
+            break
     return found
 
 
