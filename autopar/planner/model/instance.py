@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
+from operator import or_
 
 from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph
@@ -306,11 +307,7 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
 
     @cache
     def reached(devices: int) -> int:
-        found = 0
-        for d in every:
-            if devices >> d & 1:
-                found |= leads[d]
-        return found
+        return reduce(or_, (leads[d] for d in every if devices >> d & 1), 0)
 
     @cache
     def reaching(devices: int) -> int:
@@ -329,8 +326,15 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
         left[own] &= devices
         return True
 
-    found = True
     values = range(len(instance.values))
+    for v, home in enumerate(instance.home):
+        for d in instance.deliver[v] if home >= 0 else ():
+            if not leads[home] >> d & 1:
+                raise PlanError(
+                    f"no link, nor two in a row, brings {instance.values[v]!r} from {instance.devices[home]} to "
+                    f"{instance.devices[d]} for its delivery; add a link"
+                )
+    found = True
     while found:
         found = False
         for v in values:
