@@ -21,7 +21,7 @@ from ..costs.blocks import timed
 from ..costs.calibrate import threads
 from ..errors import AutoparError
 from ..pipeline import compare
-from ..system.text import bar, seconds
+from ..system.text import bar, brief, seconds
 from .rivals import Case, Entrant, Rival
 from .row import Outcome, Row
 
@@ -83,7 +83,7 @@ def _eager(title: str, case: Case, eager: Rival) -> list[torch.Tensor]:
     try:
         first, second = (eager.build(case).answers() for _ in range(2))
     except Exception as error:
-        raise AutoparError(f"{title} fails as it is: {_sentence(error)}") from error
+        raise AutoparError(f"{title} fails as it is: {brief(error)}") from error
     if any(compare.error(a, b) > compare.limit(b) for a, b in zip(first, second)):
         raise AutoparError(
             f"the answers of {title} differ from call to call and cannot be compared; where it draws random numbers, "
@@ -105,7 +105,7 @@ def _built(rival: Rival, case: Case, limit_s: float) -> tuple[Outcome, Entrant |
     except _LateError:
         reason = f"not built within {seconds(limit_s)}"
     except Exception as error:
-        reason = f"failed: {_sentence(error)}"
+        reason = f"failed: {brief(error)}"
     else:
         return replace(outcome, built_s=time.perf_counter() - began), entrant, answers
     return replace(outcome, reason=reason), None, []
@@ -136,12 +136,6 @@ def _limited(limit_s: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _sentence(error: Exception) -> str:
-    """Return the first line of an error, with its class."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
 
 
 def wrong(

@@ -10,6 +10,7 @@ from traceback import FrameSummary
 from torch import fx
 
 from ..errors import CaptureError
+from ..system.text import brief
 from .dynamo_private import TorchDynamoException, first_line
 from .operators import collective
 from .source_locations import foreign, located, short
@@ -78,7 +79,7 @@ def explain(name: str, error: BaseException) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     what, change = known(text) or ("torch cannot trace it", "write it with torch operators on tensors")
-    return f"{name}{place(error)}: {what} ({_first(error)}); {change}"
+    return f"{name}{place(error)}: {what} ({brief(error)}); {change}"
 
 
 def known(text: str) -> tuple[str, str] | None:
@@ -108,11 +109,6 @@ def _at(frames: Sequence[FrameSummary]) -> str:
         if foreign(frame.filename):
             return f" at {short(frame.filename)}:{frame.lineno}" + (f": `{frame.line}`" if frame.line else "")
     return ""
-
-
-def _first(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 # Calls that Dynamo cannot take as one graph

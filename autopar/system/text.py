@@ -89,6 +89,12 @@ def free(share: float) -> str:
     return "> 99 %" if 0.995 <= share < 1 else percent(share)
 
 
+def brief(error: BaseException) -> str:
+    """Return the class of an error, with the first line of its text if it has one."""
+    lines = str(error).strip().splitlines()
+    return ": ".join((type(error).__name__, *lines[:1])).rstrip()
+
+
 def counted(number: int, noun: str) -> str:
     """Format a number with its noun: `1 task`, `3 tasks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -220,12 +220,7 @@ class _Flow:
 
     def rowwise(self, task: Task, cut: Cut) -> bool:
         """Return True if a cut treats rows independently, so that a part may be any rows."""
-        return len({self.graph.value[name].shape[axis] for name, axis in self.cut_axes(task, cut)}) == 1
-
-    def cut_axes(self, task: Task, cut: Cut) -> Iterator[tuple[str, int]]:
-        """Yield the values that a cut reads or makes in parts, with the axis."""
-        pairs = (*zip(task.inputs, cut.inputs), *zip(task.outputs, cut.outputs))
-        return ((name, axis) for name, axis in pairs if axis is not None and axis >= 0)
+        return len({self.graph.value[name].shape[axis] for name, axis in cut_axes(task, cut)}) == 1
 
     def merged(self, task: Task) -> tuple[Cut | None, int]:
         """Return the cut of a reshape that merges the batch with preceding axes, or separates them.
@@ -249,7 +244,7 @@ class _Flow:
 
     def right(self, task: Task, cut: Cut) -> bool:
         """Return True if parts have whole numbers of rows everywhere."""
-        for name, axis in self.cut_axes(task, cut):
+        for name, axis in cut_axes(task, cut):
             if self.graph.value[name].shape[axis] % self.rows:
                 return False
         for name, made in zip(task.outputs, cut.outputs):
@@ -350,3 +345,9 @@ class _Flow:
         kept = [task for task in cut if SUMMED not in self.cuts[task.name].outputs]
         rejoined = sum(self.rejoined(("forward",)).values())
         return sum(task.flops + self.touched(task) for task in kept) - _FLOPS_A_BYTE * rejoined
+
+
+def cut_axes(task: Task, cut: Cut) -> Iterator[tuple[str, int]]:
+    """Yield the values that a cut of a task reads or makes in parts, with the axis."""
+    pairs = (*zip(task.inputs, cut.inputs), *zip(task.outputs, cut.outputs))
+    return ((name, axis) for name, axis in pairs if axis is not None and axis >= 0)

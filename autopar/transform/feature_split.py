@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ..ir.costed import CostedGraph
 from ..ir.graph import PART, SUMMED, UPDATES, Cut, Graph, Ref, Task, Value
 from ..ir.slices import WORDS, Slice
-from .batch_axis import batch_of
+from .batch_axis import batch_of, cut_axes
 from .features import Stretch, stretches
 from .row_sums import drawn
 from .split import cut_up
@@ -151,8 +151,7 @@ def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, C
         if cut is None:
             continue
         found[task.name] = cut
-        pairs = (*zip(task.inputs, cut.inputs), *zip(task.outputs, cut.outputs))
-        axis.update((name, place) for name, place in pairs if place is not None and place >= 0)
+        axis.update(cut_axes(task, cut))
     return found
 
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from ...errors import RunError
 from ...system import process
+from ...system.text import brief
 from ...training.messages import Group, rank_of, size_of
 
 log = logging.getLogger("autopar")
@@ -137,9 +138,8 @@ class _Guard:
                 time.sleep(self._interval / 4)
         self._left.set()
         if not self.fault:
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
             with contextlib.suppress(RuntimeError):
-                self._accuse(self._record(), f"raised {said}")
+                self._accuse(self._record(), f"raised {brief(error)}")
         # The store, which this rank may hold, stays until the others have read the fault.
         others = self.size - (self._failed.get("by") != self._failed.get("rank"))
         until = self._awake + 3 * self._interval

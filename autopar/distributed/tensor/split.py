@@ -22,6 +22,7 @@ from ...ir.hosts import Hosts
 from ...ir.machine import Machine
 from ...ir.serialize import decode, encode
 from ...pipeline.compare import apart, difference, error, limit
+from ...system.text import brief
 from ...training.messages import gather, made_by_first, share_weights
 from .channels import CONVOLUTIONS
 from .plan import TensorGroup, TensorPlan, in_mode, tensor_plan
@@ -211,7 +212,7 @@ class _Answers:
         try:
             why = self._first(self._ask())
         except Exception as error:
-            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            why = brief(error)
         return next(filter(None, gather(why, self.group)), "")
 
     def _first(self, found: dict[str, Any]) -> str:
