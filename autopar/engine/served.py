@@ -102,7 +102,7 @@ class Served:
         backend = self.backend
         backend.calls += 1
         short = self._shorts.get(self.arguments.sizes(args)) if self._shorts else None
-        if short is not None and backend.recording is None:
+        if short is not None and backend.recording is None and (short.own or short.prepared.open):
             found = short(args)
             if found is not None:
                 backend.latest = self, short.prepared
@@ -148,16 +148,21 @@ class Served:
         if prepared.captured.stateful:
             with self.backend.lock:
                 return self.run(prepared, args)
-        own = backend.options.kernels == "eager" or key in self.programs or prepared.open
-        if own and isinstance(prepared, Prepared) and key not in self._shorts and not self.arguments.moved:
-            if len(self._shorts) >= RESIZED:
-                self._shorts.clear()
-            if Short.fits(backend.options, prepared):
-                self._shorts[key] = Short(self.arguments, prepared, args)
+        self._shorten(key, prepared, args)
         found = self.run(prepared, args)
         if backend.returned is not None and isinstance(prepared, Training):
             backend.returned.append((self, found))
         return found
+
+    def _shorten(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> None:
+        """Let later calls of these sizes take the short path, if they can."""
+        own, known = self.backend.options.kernels == "eager" or key in self.programs, self._shorts.get(key)
+        if not (own or prepared.open) or self.arguments.moved or (known and known.prepared is prepared):
+            return
+        if isinstance(prepared, Prepared) and Short.fits(self.backend.options, prepared):
+            if len(self._shorts) >= RESIZED:
+                self._shorts.clear()
+            self._shorts[key] = Short(self.arguments, prepared, args, own)
 
     def results(self, prepared: Planned) -> Callable[[Sequence[Any]], list[Any] | None] | None:
         """Return the function from the inputs of a program to the results of the graph, which is None where its kernels

@@ -107,10 +107,12 @@ class Short:
     A Python call costs some 0.1 µs more inside `torch.compile` than outside. A program of one lane in the caller's
     thread computes with the state that Dynamo passes, whoever owns it, so that only the first tensor is checked to
     find the owner.
+
+    own: it does so whatever becomes of the kernels; else only while these are for calls of all sizes.
     """
 
-    def __init__(self, arguments: Arguments, prepared: Prepared, args: Sequence[Any]) -> None:
-        self.prepared = prepared
+    def __init__(self, arguments: Arguments, prepared: Prepared, args: Sequence[Any], own: bool) -> None:
+        self.prepared, self.own = prepared, own
         captured, executor = prepared.captured, prepared.executor
         inline = executor.inline
         if inline is not None and not inline.fits(arguments.inputs(args)):

@@ -17,7 +17,7 @@ import autopar
 from autopar.engine.compiled import Compiled
 from autopar.pipeline import kernel_calls, kernel_choice
 from autopar.pipeline.kernel_verdict import signature
-from autopar.runtime import trial
+from autopar.runtime import choice, trial
 from autopar.runtime.kernels import STACKS, Compilation, Stack
 
 SIZES = [(3, 4), (4, 6), (5, 5), (3, 9), (7, 4), (2, 20), (6, 6), (4, 8), (8, 30)]
@@ -200,6 +200,27 @@ def test_kernels_that_cannot_be_compiled_for_all_sizes_are_for_each(monkeypatch:
     fast.wait()
     assert stack.built == 5
     alike(fast, model, SIZES[-1])
+
+
+def test_sizes_called_before_it_is_known_that_kernels_are_for_each_get_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack = PerSize()
+    using(monkeypatch, stack, fastest="folding")
+    monkeypatch.setattr(choice, "AFTER", 1000)
+    model = Attention().eval()
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    for sizes in (*SIZES[:5], *SIZES[:5]):
+        alike(fast, model, sizes)
+    fast.wait()
+    assert stack.built == 2
+    for _ in range(12):
+        for sizes in SIZES[2:5]:
+            alike(fast, model, sizes)
+    fast.wait()
+    assert stack.built == 5
+    for sizes in SIZES[2:5]:
+        alike(fast, model, sizes)
 
 
 class Gaps(nn.Module):
