@@ -105,9 +105,10 @@ def arranged(
     if missing := stack.missing():
         raise Refusal(missing)
     lacking: frozenset[str] = frozenset()
+    limits: list[str] = []
     for left in reversed(range(RETRIES + 1)):
         try:
-            program, kernels = _compiled(stack, form, pool, samples[0][0], worker, lacking)
+            program, kernels = _compiled(stack, form, pool, samples[0][0], worker, lacking, limits)
             break
         except Refusal as refusal:
             known, lacking = lacking, lacking | refusal.lacking
@@ -133,7 +134,9 @@ def arranged(
         if device.type == "cuda"
         for buffer in map(program.buffer.__getitem__, piece.reads)
     )
-    return Arrangement(name, made, watch if stack.frozen or copied else None, trial, bool(form.symbols))
+    return Arrangement(
+        name, made, watch if stack.frozen or copied else None, trial, bool(form.symbols), limits
+    )
 
 
 def _pieces(form: Form, program: Program) -> list[tuple[Piece, torch.device]]:
@@ -154,9 +157,10 @@ def _compiled(
     inputs: Sequence[Any],
     worker: CompilerProcess,
     lacking: frozenset[str],
+    limits: list[str],
 ) -> tuple[Program, dict[str, Kernel]]:
     """Return the program of a form in pieces, and the kernel of each, by its first task. Operators in `lacking` stay
-    eager. Raises Refusal and the stack's errors."""
+    eager; `limits` as in `fitting_all`. Raises Refusal and the stack's errors."""
     captured, graph = form.captured, form.plan.costed.graph
     program = pieced(form.program, graph, lambda task: task.target in lacking or _eager(form, stack, task))
     pieces = _pieces(form, program)
@@ -181,8 +185,8 @@ def _compiled(
             work = Compilation(module, read, device, form.threads, form.lanes, Path(folder), weights, axes)
             if stack.compile is not None:
                 worker.compile(stack.name, piece, program, graph, folded[first], form.symbols, work)
-            fitted = fitting_all if form.symbols else fitting
-            call = fitted(stack.load(work), work, wanted)
+            call = stack.load(work)
+            call = fitting_all(call, work, wanted, limits) if form.symbols else fitting(call, work, wanted)
         kernels[first] = Kernel(stack.name, call, takes)
     return program, kernels
 

@@ -53,12 +53,12 @@ def _unlike(made: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> str
     return ""
 
 
-def fitting_all(call: Call, work: Compilation, wanted: Sequence[torch.Tensor]) -> Call:
+def fitting_all(call: Call, work: Compilation, wanted: Sequence[torch.Tensor], limits: list[str]) -> Call:
     """Return a kernel for calls of all sizes with eager's output layout. Raises Refusal if its outputs are not such
     tensors, or eager's have gaps.
 
-    The first `COMPARED` sets of sizes are compared with eager: if one differs, eager answers for all sizes that were
-    not. It also does for sizes for which the kernel does not hold.
+    The first `COMPARED` sets of sizes are compared with eager: if one differs, the reason is added to `limits`, and
+    eager answers for all sizes that were not. It also does for sizes for which the kernel does not hold.
     """
     made = call(*work.examples)
     if why := _unlike(made, wanted):
@@ -66,18 +66,19 @@ def fitting_all(call: Call, work: Compilation, wanted: Sequence[torch.Tensor]) -
     orders = [memory_order(tensor) for tensor in wanted]
     if not all(map(_dense, wanted, orders)):
         raise Refusal("eager's results have gaps, which depend on the sizes of a call")
-    return _AnySize(
-        call, work, [_Layout(order) if order else _contiguous for order in orders], _off(made, wanted)
-    )
+    layouts = [_Layout(order) if order else _contiguous for order in orders]
+    return _AnySize(call, work, layouts, _off(made, wanted), limits)
 
 
 class _AnySize:
-    def __init__(self, call: Call, work: Compilation, layouts: Sequence[Call], allowed: float) -> None:
-        self._call, self._work, self._layouts = call, work, layouts
+    def __init__(
+        self, call: Call, work: Compilation, layouts: Sequence[Call], allowed: float, limits: list[str]
+    ) -> None:
+        self._call, self._work, self._layouts, self._limits = call, work, layouts, limits
         self._allowed = max(1.0, 2 * allowed)
         self._bounds = bounds(work)
         self._known = {_shapes(work.examples)}
-        self._left, self._wrong = COMPARED, ""
+        self._left = COMPARED
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Return the results of a call."""
@@ -96,16 +97,17 @@ class _AnySize:
         return [layout(own) for layout, own in zip(self._layouts, self._call(*tensors))]
 
     def _held(self, shapes: Sequence[torch.Size]) -> bool:
-        return not self._wrong and fits(shapes, self._work.examples, self._work.axes, self._bounds)
+        return not self._limits and fits(shapes, self._work.examples, self._work.axes, self._bounds)
 
     def _compared(self, shapes: Any, tensors: Sequence[torch.Tensor], made: list[torch.Tensor]) -> Any:
         """Return eager's results; note whether the kernel's are equal."""
         eager = self._work.module(*tensors)
-        self._wrong = _unlike(made, eager)
-        if not self._wrong and (off := _off(made, eager)) > self._allowed:
-            self._wrong = f"its answer is {off:.1g} times as far from eager's as is allowed"
-        if self._wrong:
-            log.warning("a kernel is right for some sizes alone, eager serves others: %s", self._wrong)
+        why = _unlike(made, eager)
+        if not why and (off := _off(made, eager)) > self._allowed:
+            why = f"its answer is {off:.1g} times as far from eager's as is allowed"
+        if why:
+            self._limits.append(why)
+            log.warning("a kernel is right for some sizes alone, and serves no others: %s", why)
             return eager
         self._left -= 1
         self._known.add(shapes)

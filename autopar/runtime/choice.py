@@ -31,13 +31,22 @@ ENDING_S = 10.0
 @dataclass(frozen=True, eq=False)
 class Arrangement:
     """One way to run a program: its executor, a `watch` on folded weights, and the same without side effects
-    (`trial`). `open`: its kernels serve calls of all sizes that the program serves."""
+    (`trial`).
+
+    sized: its kernels are compiled for calls of all sizes. limits: what was wrong with their answers for some.
+    """
 
     name: str
     executor: Executor
     watch: Watch | None
     trial: Executor
-    open: bool = False
+    sized: bool = False
+    limits: Sequence[str] = ()
+
+    @property
+    def open(self) -> bool:
+        """True if its kernels serve calls of all sizes that the program serves."""
+        return self.sized and not self.limits
 
     @property
     def fresh(self) -> bool:

@@ -59,7 +59,7 @@ class TunedExecutor:
         """Return an executor for calls with other sizes; without kernels if they are compiled for each set of sizes,
         or an axis is too short for them."""
         plain = self.plain.resized(sizes)
-        if not self._choice.open or min(sizes) < LEAST:
+        if not self.open or min(sizes) < LEAST:
             return plain
         made = copy.copy(self)
         made.plain, made._sizes = plain, sizes
@@ -69,7 +69,8 @@ class TunedExecutor:
     @property
     def open(self) -> bool:
         """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
-        return self._choice.open
+        choice, chosen = self._choice, self._choice.chosen
+        return choice.open and (chosen is None or chosen.open)
 
     @property
     def chosen(self) -> Arrangement | None:
@@ -82,7 +83,8 @@ class TunedExecutor:
     @property
     def note(self) -> str:
         """The arrangement that serves and the seconds of the others as text; "" before that is known."""
-        return self._choice.choose.note
+        note, chosen = self._choice.choose.note, self._choice.chosen
+        return f"{note}; of other sizes: {chosen.limits[0]}" if chosen is not None and chosen.limits else note
 
     @property
     def serving(self) -> str:

@@ -174,6 +174,25 @@ def test_a_kernel_that_is_wrong_for_other_sizes_serves_none_of_them(
         for sizes in SIZES[1:]:
             alike(fast, model, sizes)
     assert sum("right for some sizes alone" in line.message for line in caplog.records) == 1
+    assert "of other sizes: its answer is" in fast.explain()
+
+
+def test_sizes_that_a_kernel_is_wrong_for_get_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = Short()
+    using(monkeypatch, stack, fastest="folding")
+    model = Attention().eval()
+    fast = ready(model)
+    for sizes in (*SIZES[1:], *SIZES[1:]):
+        alike(fast, model, sizes)
+    built = stack.built
+    for _ in range(12):
+        alike(fast, model, SIZES[-1])
+        alike(fast, model, SIZES[1])
+    fast.wait()
+    assert stack.built > built
+    assert fast._placement.backend.served[-1].programs[SIZES[-1]].executor.serving == "folding"
+    for sizes in (*SIZES[1:], *SIZES[1:]):
+        alike(fast, model, sizes)
 
 
 class PerSize(Open):
