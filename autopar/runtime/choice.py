@@ -88,6 +88,13 @@ class Chooser(Protocol):
 _alive: weakref.WeakSet[Choice] = weakref.WeakSet()
 
 
+class User(Protocol):
+    """What runs calls by the arrangement that a `Choice` has chosen (`tuned.TunedExecutor`)."""
+
+    def forget(self) -> None:
+        """Drop what it knows of arrangements that no longer serve: their kernels hold copies of the weights."""
+
+
 class Choice:
     """The choice of an arrangement for the calls of one program, of all sizes.
 
@@ -101,6 +108,8 @@ class Choice:
         self.tried: Arrangement | None = None
         self.done = False
         self.builder: threading.Thread | None = None
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._adding = threading.Lock()
         self._stale: Watch | None = None
         """The watch of an arrangement whose weights have changed."""
         self._calls = 0
@@ -111,6 +120,21 @@ class Choice:
         long as the weights may change: calls may never have these sizes again."""
         _alive.add(self)
         ambient.reset_after_fork.add(self)
+
+    def add(self, user: User) -> None:
+        """Note a user, for as long as it exists."""
+        with self._adding:
+            self._users.add(user)
+
+    def replace(self, chosen: Arrangement | None) -> None:
+        """Let another arrangement serve, or eager, and let go of others: calls of some sizes may never come again."""
+        self.chosen = chosen
+        if self.tried is not chosen:
+            self.tried = None
+        with self._adding:
+            users = list(self._users)
+        for user in users:
+            user.forget()
 
     def serve(self, arrangement: Arrangement) -> None:
         """Let an arrangement serve while others are compiled and timed."""
@@ -154,7 +178,7 @@ class Choice:
         """Count an eager call, with its inputs if it has the sizes that the program was made for; compile after enough
         calls without a change. `old`: the arrangement that it stands for, whose weights have changed."""
         if old is not None and self.chosen is old:
-            self.chosen = None
+            self.replace(None)
             log.info("%s: weights have changed, eager serves", old.name)
             self._stale, self.done, self._calls = old.watch, False, 0
         if self.done or self.builder is not None:
@@ -177,9 +201,9 @@ class Choice:
                 chosen = self.choose(examples, self)
             tried = chosen is not None and trial.CALLS and self.choose.wanted == "auto"
             self.tried = chosen if tried else None
-            self.open = self.open and chosen is not None and chosen.open
+            self.open = self.open and chosen is not None and chosen.sized
             self.proven = 0
-            self.chosen = chosen
+            self.replace(chosen)
             self._stale = None
             if chosen is None or chosen.watch is None:
                 # No change of the weights asks for others.
@@ -195,7 +219,7 @@ class Choice:
         """Let eager serve in a forked child, which has no threads of the libraries."""
         self.chosen = self.tried = self.builder = None
         self.done = True
-        self.turn = threading.RLock()
+        self.turn, self._adding = threading.RLock(), threading.Lock()
 
 
 def _at_exit() -> None:

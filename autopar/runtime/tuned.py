@@ -54,6 +54,17 @@ class TunedExecutor:
         self._refuted: Arrangement | None = None
         self._trial: trial.Trial | None = None
         self._tenure = trial.Tenure()
+        self._choice.add(self)
+
+    def forget(self) -> None:
+        """Drop what it knows of arrangements that no longer serve: their kernels hold copies of the weights."""
+        chosen = self._choice.chosen
+        if self._latest is not None and self._latest[0] is not chosen:
+            self._latest = self._trial = None
+        if self._judged is not chosen:
+            self._judged = None
+        if self._refuted is not chosen:
+            self._refuted = None
 
     def resized(self, sizes: tuple[int, ...]) -> TunedExecutor | Executor:
         """Return an executor for calls with other sizes; without kernels if they are compiled for each set of sizes,
@@ -182,7 +193,8 @@ class TunedExecutor:
         were compiled for these all others too."""
         self._refuted = chosen
         if self._sizes is None:
-            self._choice.chosen, self._choice.open = None, False
+            self._choice.open = False
+            self._choice.replace(None)
             self._choice.choose.refute(chosen.name, ratio)
         log.info("%s: %.2f of eager's time in the caller's own calls, eager serves", chosen.name, ratio)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,24 @@ def test_weights_that_change_are_seen_in_all_sizes(monkeypatch: pytest.MonkeyPat
     # The calls that were to be replaced had other sizes than the one compiled for.
     assert {each.serving for each in executors(fast)} == {"folding"}
     alike(fast, model, SIZES[7])
+
+
+def test_kernels_of_weights_that_have_changed_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of sizes that are not called again."""
+    using(monkeypatch, Open(), fastest="folding")
+    model = Attention().eval()
+    fast = ready(model)
+    (executor,) = executors(fast)
+    old = weakref.ref(executor.chosen)
+    assert old() is not None
+    for sizes in SIZES[2:5]:
+        alike(fast, model, sizes)
+    model.out.weight.mul_(1.5)
+    for sizes in SIZES[5:9]:
+        alike(fast, model, sizes)
+    fast.wait()
+    gc.collect()
+    assert old() is None and executor.serving == "folding"
 
 
 class Short(Open):
