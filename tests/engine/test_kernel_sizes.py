@@ -172,10 +172,10 @@ def test_kernels_of_weights_that_have_changed_are_gone(monkeypatch: pytest.Monke
 
 
 class Short(Open):
-    """Right for the examples, wrong for longer inputs."""
+    """Right for the examples and somewhat longer inputs, wrong for others."""
 
     def load(self, work: Compilation) -> Callable[..., Any]:
-        call, most = super().load(work), max(tensor.numel() for tensor in work.examples)
+        call, most = super().load(work), 1.5 * max(tensor.numel() for tensor in work.examples)
 
         def short(*tensors: torch.Tensor) -> Any:
             off = 1 if work.axes and max(tensor.numel() for tensor in tensors) > most else 0
@@ -187,31 +187,49 @@ class Short(Open):
 def test_a_kernel_that_is_wrong_for_other_sizes_serves_none_of_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    using(monkeypatch, Short(), fastest="folding")
-    model = Attention().eval()
-    fast = ready(model)
-    with caplog.at_level(logging.WARNING, "autopar"):
-        for sizes in SIZES[1:]:
-            alike(fast, model, sizes)
-    assert sum("right for some sizes alone" in line.message for line in caplog.records) == 1
-    assert "of other sizes: its answer is" in fast.explain()
-
-
-def test_sizes_that_a_kernel_is_wrong_for_get_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Short()
     using(monkeypatch, stack, fastest="folding")
     model = Attention().eval()
     fast = ready(model)
-    for sizes in (*SIZES[1:], *SIZES[1:]):
-        alike(fast, model, sizes)
+    with caplog.at_level(logging.INFO, "autopar"):
+        for sizes in SIZES[1:]:
+            alike(fast, model, sizes)
+    assert sum("right for some sizes alone" in line.message for line in caplog.records) == 1
+    assert "of other sizes: its answer is" in fast.explain()
     built = stack.built
-    for _ in range(12):
-        alike(fast, model, SIZES[-1])
-        alike(fast, model, SIZES[1])
+    for sizes in (SIZES[1], *[SIZES[-1]] * 12):
+        alike(fast, model, sizes)
     fast.wait()
     assert stack.built > built
     assert fast._placement.backend.served[-1].programs[SIZES[-1]].executor.serving == "folding"
-    for sizes in (*SIZES[1:], *SIZES[1:]):
+    for sizes in SIZES[1:]:
+        alike(fast, model, sizes)
+
+
+class Even(Open):
+    """Right for even lengths alone."""
+
+    def load(self, work: Compilation) -> Callable[..., Any]:
+        call = super().load(work)
+
+        def even(*tensors: torch.Tensor) -> Any:
+            odd = any(length % 2 for tensor in tensors for length in tensor.shape)
+            return tuple(made + 1 if work.axes and odd else made for made in call(*tensors))
+
+        return even
+
+
+def test_kernels_that_are_wrong_for_lengths_that_come_late_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    using(monkeypatch, Even(), fastest="folding")
+    model = Attention().eval()
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    for sizes in ((2, 4), (4, 6)):
+        alike(fast, model, sizes)
+        fast.wait()
+    assert "right for some sizes alone" in fast.explain()
+    for sizes in ((4, 8), (6, 10), (8, 12), (2, 16), (4, 7), (5, 9), (3, 4)):
         alike(fast, model, sizes)
 
 
