@@ -269,6 +269,8 @@ class _Autocast(TorchFunctionMode):
             first = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)][:1]
             kind = first[0].device.type if first else ""
             # On a CPU only the products within a GRU are lowered, not what it hands on.
+            if name == "lstm" and kind == "cpu" and enabled(kind) and recurrent.projected(given[0]):
+                return recurrent.projecting(function, kind, given[0])
             if kind and enabled(kind) and not (name == "gru" and kind == "cpu"):
                 goal = (recurrent.layers if name in _RECURRENT else recurrent.products)(kind, (*first,))
                 given = pytree.tree_map_only(torch.Tensor, lambda tensor: lowered(tensor, kind, goal), given)

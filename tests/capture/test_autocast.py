@@ -74,3 +74,19 @@ def test_casts_are_those_of_the_graph_not_of_its_reader() -> None:
     assert graph.value[graph.outputs[0]].dtype == "bfloat16"
     made = [value for value in graph.values if value.kind == "made" and value.name.startswith("lstm")]
     assert len(made) == 3 and all(value.storage == value.name for value in made)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("states", [None, torch.float32, torch.bfloat16])
+def test_the_cells_of_an_lstm_with_projections_stay_as_wide_as_in_eager(states, grad) -> None:
+    """A CPU computes it by operators of which autocast lowers the products alone."""
+    model, x = nn.LSTM(8, 6, num_layers=2, proj_size=3), torch.randn(5, 4, 8)
+    given = (torch.randn(2, 4, size, dtype=states) for size in (3, 6)) if states else ()
+    fast = autopar.compile(model, ["cpu"], check="always")
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+        args = (x, tuple(given)) if states else (x,)
+        (output, ended), (wanted, right) = fast(*args), model(*args)
+    for ours, theirs in zip((output, *ended), (wanted, *right), strict=True):
+        assert ours.dtype is theirs.dtype
+        assert equal.error(ours, theirs) <= equal.LIMIT[torch.bfloat16]
+    fast.close()

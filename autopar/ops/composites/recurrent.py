@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import contiguous
-from .define import whole
+from ..arguments import contiguous, replace
+from .define import lowered, whole
 
 _aten = torch.ops.aten
 
@@ -54,6 +54,23 @@ def layers(kind: str, args: tuple[Any, ...]) -> torch.dtype:
 
 def _cast_gru_layer(kind: str, args: tuple[Any, ...]) -> torch.dtype:
     return _cast_gru(kind, args) if kind == "cpu" else layers(kind, args)
+
+
+def projected(args: tuple[Any, ...]) -> bool:
+    """Return True for the arguments of an LSTM with projections, whose hidden states are shorter than its cells."""
+    states = next((item for item in args if isinstance(item, (tuple, list))), ())
+    return len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
+
+
+def projecting(layer: Callable[..., Any], kind: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Return the results of an LSTM with projections under autocast on a CPU, which lowers its products alone: the
+    cells stay as wide as they are given. It is computed in float32 and then rounded."""
+    states = next(item for item in args if isinstance(item, (tuple, list)))
+    goal = products(kind, args)
+    with torch.autocast(kind, enabled=False):
+        output, hidden, cells = layer(*replace(args, lambda tensor: lowered(tensor, kind, torch.float32)))
+    wide = torch.promote_types(goal, states[1].dtype)
+    return lowered(output, kind, goal), lowered(hidden, kind, goal), lowered(cells, kind, wide)
 
 
 def _states_first(layer: Callable[..., Any]) -> Callable[..., Any]:

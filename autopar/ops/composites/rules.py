@@ -58,6 +58,9 @@ def _attention(*given: Any) -> Any:
 
 def _recurrent(layer: Rule) -> Rule:
     def rule(*given: Any) -> Any:
+        kind = given[0].device.type
+        if kind == "cpu" and torch.is_autocast_enabled(kind) and recurrent.projected(given):
+            return recurrent.projecting(rule, kind, given)
         sequence, hx, params, biases, layers, dropout, train, *rest = given
         if train and dropout and layers > 1:
             return recurrent.layered(layer, *given)
