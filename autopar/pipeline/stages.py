@@ -20,7 +20,7 @@ from ..costs.detect import detect, slowed, with_slow_down
 from ..costs.measure import measured
 from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
 from ..costs.roofline import Ratios, cost
-from ..errors import MemoryCapError, PlanError
+from ..errors import MemoryCapError
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
 from ..ir.machine import Machine
@@ -37,11 +37,10 @@ from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..system.text import seconds, ticking
 from ..transform.buckets import grouped
-from ..transform.feature_split import LABEL, split_features
 from ..transform.rewrites import local
-from ..transform.split import rows_of
-from .batch_split import best_plan, passed_over, split_graph
+from .batch_split import best_plan, passed_over
 from .compare import present
+from .given_plan import as_given
 from .kernel_build import Form, in_place, symbols_of
 from .kernel_room import tunable
 from .options import Options
@@ -295,17 +294,7 @@ def plan_captured(
         fine = partial(best_plan, price=lambda candidate: unfused(price(candidate)), options=options)
         return finished(shortest(graph, machine, homes, plan, fine) if free else plan(graph))
     graph = streamed(graph, {*graph.streamed, *given.costed.graph.streamed})
-    then, now = _shapes(given.costed.graph), _shapes(graph)
-    try:
-        return finished(_as_given(graph, price, given, options.batch_norm))
-    except MemoryCapError:
-        raise
-    except PlanError as error:
-        if then == now:
-            raise
-        raise PlanError(
-            f"plan= was made for inputs of {then}, this call has {now}; plan again with autopar.plan"
-        ) from error
+    return finished(as_given(graph, price, given, options.batch_norm))
 
 
 def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:
@@ -319,28 +308,6 @@ def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machi
         moved = planned(replace(options, home=best[0]))
         return min(plan, moved, key=lambda each: each.makespan)
     return plan
-
-
-def _as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:
-    """Return the given plan with new times."""
-    label = given.costed.graph.split
-    if label.startswith(LABEL):
-        begun = {task.origin for task in given.costed.graph.tasks if task.part}
-        cut = split_features(graph, len(rows_of(label)), begun)
-    else:
-        cut = split_graph(graph, rows_of(label), forced=True, batch_norm=batch_norm) if label else graph
-    if [task.name for task in cut.tasks] != [task.name for task in given.costed.graph.tasks]:
-        raise PlanError(
-            f"plan= was made for another graph: it has {len(given.costed.graph.tasks)} tasks of "
-            f"{given.costed.graph.name!r}, this call {len(cut.tasks)} of {cut.name!r}; plan again with autopar.plan"
-        )
-    single = all(len(run.tasks) == 1 for run in given.costed.clusters)
-    return replan(unfused(price(cut)) if single else price(cut), given)
-
-
-def _shapes(graph: Graph) -> str:
-    """Return the shapes of the inputs as text."""
-    return ", ".join(str(list(graph.value[name].shape)) for name in graph.inputs)
 
 
 def homes_of(
