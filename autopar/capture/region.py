@@ -310,10 +310,20 @@ def in_eager(module: fx.GraphModule) -> fx.GraphModule:
     return made
 
 
+def unprinted(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that calls a model: if a call of an `fx.GraphModule` fails, torch prints the generated code,
+    and takes from the error where in it that was."""
+    if not isinstance(model, fx.GraphModule):
+        return model
+    # Where that is done at the first use, `forward` is such a call itself.
+    _ = model.code
+    return model.forward
+
+
 def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:
     """Run a region of a graph under a checkpoint with the user's options. As everywhere under `torch.compile`, none is
     reentrant, and all draw the same numbers again."""
     options.update(use_reentrant=False, preserve_rng_state=True)
     if CONTEXT_FN in body.meta:
         options["context_fn"] = body.meta[CONTEXT_FN]
-    return checkpoint(body, *args, **options)
+    return checkpoint(unprinted(body), *args, **options)

@@ -19,7 +19,7 @@ from ..capture.captured import settle
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, effects, outermost
 from ..capture.refusals import explain
-from ..capture.region import Region, in_eager
+from ..capture.region import Region, in_eager, unprinted
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, RESIZED, Arguments, Done, Kept, Resized, Short, again
@@ -193,7 +193,7 @@ class Served:
     def _plain(self, args: Sequence[Any]) -> Any:
         if self.backend.preparing:
             raise Done
-        return self.module(*args)
+        return unprinted(self.module)(*args)
 
     def _rebound(self, args: Sequence[Any]) -> Any:
         """Run a call whose state is not the state that the graph reads."""
@@ -338,7 +338,7 @@ class Served:
 
         def written() -> list[torch.Tensor]:
             unplaced[TWICE] = unplaced.get(TWICE, 0) + 1
-            return [item for item in self.module(*args) if isinstance(item, torch.Tensor)]
+            return [item for item in unprinted(self.module)(*args) if isinstance(item, torch.Tensor)]
 
         return written
 

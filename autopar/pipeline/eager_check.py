@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from ..capture import Captured, fails_alone
 from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
+from ..capture.region import unprinted
 from ..errors import DifferenceError
 from ..ir.graph import LOCAL, Graph
 from ..ir.machine import Machine
@@ -112,7 +113,7 @@ class Eager(Snapshot):
         leaves = {path: cut.get(id(leaf), leaf) for path, leaf in leaves.items()}
         with torch.set_grad_enabled(self.differentiated):
             try:
-                flat = pytree.tree_leaves(model(*args))
+                flat = pytree.tree_leaves(unprinted(model)(*args))
             except Exception as failure:
                 raise fails_alone(self.captured.graph.name, failure) from failure
         if not self.differentiated:

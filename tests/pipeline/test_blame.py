@@ -169,3 +169,27 @@ def test_auto_passes_over_parts_that_torch_refuses():
     assert step(*data(3)).isfinite()
     notes = [candidate.note for candidate in step.plan.candidates]
     assert any("Expected more than 1 value" in note for note in notes)
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(10, 4))
+
+    def forward(self, ids):
+        return self.rows[ids]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_generated_code_is_printed_when_a_call_fails(grad, capfd):
+    """What a user sees is the error of the operator, not that of a graph he has not written."""
+    net = nn.Sequential(Table(), nn.Linear(4, 4))
+    fast = autopar.compile(net, ["cpu"])
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):
+            with pytest.raises(CaptureError, match=r"without autopar too: IndexError: index 12 is") as caught:
+                fast(torch.tensor([1, 12]))
+            assert isinstance(caught.value.__cause__, IndexError)
+    with pytest.raises(CaptureError):
+        stepping(net, nn.CrossEntropyLoss())(torch.tensor([1, 12]), torch.tensor([0, 1]))
+    assert "generated" not in capfd.readouterr().err
