@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from autopar.runtime.kernels import STACKS, Compilation, Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 LIBRARIES = [stack for stack in STACKS if stack.name in ("onnxruntime", "openvino")]
-TABLE = torch.arange(40.0).view(10, 4)
+TABLE, SHORT = torch.arange(40.0).view(10, 4), torch.arange(8.0).view(2, 4)
 
 
 @pytest.fixture(params=LIBRARIES, ids=lambda stack: stack.name)
@@ -88,6 +89,39 @@ def test_ids_that_are_in_no_table_are_refused_as_in_eager(library: Stack, bad: i
     torch.testing.assert_close(call(good)[0], looked_up(good)[0])
     with pytest.raises(IndexError, match="out of range"):
         call(torch.tensor([[1, bad, 0]]))
+
+
+LOOKED_UP: dict[str, Any] = {
+    "ids of another type": lambda ids, own: functional.embedding(ids.int().long().view(-1), TABLE),
+    "rows of a weight": lambda ids, own: TABLE.index_select(0, ids[0]),
+    "columns of a weight": lambda ids, own: TABLE.index_select(1, ids[0]),
+    "entries of a weight": lambda ids, own: TABLE.gather(0, ids.expand(TABLE.shape[1], -1).t()),
+    "rows by index": lambda ids, own: TABLE[ids],
+    "rows of an argument": lambda ids, own: own.index_select(0, ids.view(-1)),
+    "entries of an argument": lambda ids, own: own.gather(1, ids.expand(own.shape[0], -1)),
+    "the shorter of two": lambda ids, own: (
+        functional.embedding(ids, TABLE) + functional.embedding(ids, SHORT)
+    ),
+}
+
+
+@pytest.mark.parametrize("looked_up", LOOKED_UP.values(), ids=LOOKED_UP)
+def test_what_is_looked_up_nowhere_ends_as_in_eager(
+    library: Stack, looked_up: Callable[..., Any], tmp_path: Path
+) -> None:
+    ids, own = torch.tensor([[1, 0, 1]]), torch.randn(2, 2)
+    call = kernel(library, make_fx(lambda *given: (looked_up(*given) * 2,))(ids, own), tmp_path, ids, own)
+    torch.testing.assert_close(call(ids.flip(1), own)[0], looked_up(ids.flip(1), own) * 2)
+    for bad in (-1, -30, 2, 30):
+        wrong = torch.tensor([[1, bad, 0]])
+        try:
+            wanted = looked_up(wrong, own) * 2
+        except (IndexError, RuntimeError) as error:
+            with pytest.raises(type(error)) as caught:
+                call(wrong, own)
+            assert str(caught.value) == str(error)
+        else:
+            torch.testing.assert_close(call(wrong, own)[0], wanted)
 
 
 @pytest.mark.thin(1)

@@ -5,7 +5,7 @@ lacks."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from torch.nn import functional
 from ...ops.composites import LOOKUPS
 from .stack import Compilation
 
-_EMBEDDINGS = (torch.ops.aten.embedding.default, *LOOKUPS)
+_aten = torch.ops.aten
+_EMBEDDINGS = (_aten.embedding.default, *LOOKUPS)
 _NARROW = torch.iinfo(torch.int32)
 
 
@@ -122,30 +123,35 @@ def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) 
     """Return a kernel that computes calls with integers out of range by PyTorch's operators, whose result or error is
     eager's.
 
-    Out of range is an id that is in no table that the piece looks it up in, where a library may read the last row or
-    zeros; and for a `narrow` library, which computes in int32, an int64 beyond that.
+    Out of range is an id that is not in the weight or argument that the piece looks it up in, where a library may read
+    the last row or zeros; and for a `narrow` library, which computes in int32, an int64 beyond that.
     """
     module = work.module
-    given = zip(module.graph.find_nodes(op="placeholder"), work.examples)
+    given = list(zip(module.graph.find_nodes(op="placeholder"), work.examples))
+    places = {node: at for at, (node, _) in enumerate(given)}
     integers = {
-        node: at
-        for at, (node, tensor) in enumerate(given)
+        node: places[node]
+        for node, tensor in given
         if tensor.dtype in (torch.int32, torch.int64) and tensor.numel()
     }
     limits = dict.fromkeys(integers.values(), (_NARROW.min, _NARROW.max)) if narrow else {}
-    last: dict[int, int] = {}
-    for target in _EMBEDDINGS:
-        for node in module.graph.find_nodes(op="call_function", target=target):
-            table: Any = node.args[0]
-            at = integers.get(_viewed(node.args[1]))
-            if at is not None and table.op == "get_attr":
-                last[at] = max(last.get(at, 0), len(getattr(module, table.target)) - 1)
-    limits |= {at: (0, most) for at, most in last.items()}
-    if not limits:
+    limits |= _fixed(module, integers)
+    tables = [
+        (integers[source], places[table], axis, signed)
+        for table, axis, ids, signed in _lookups(module)
+        for source, partly in (_viewed(ids),)
+        if source in integers and not partly and table in places and work.examples[places[table]].dim()
+    ]
+    if not limits and not tables:
         return call
 
     def checked(*tensors: Tensor) -> Any:
-        for at, (least, most) in limits.items():
+        held = dict(limits)
+        for at, table, axis, signed in tables:
+            size = tensors[table].shape[axis]
+            least, most = held.get(at, (-size, size - 1))
+            held[at] = max(least, -size if signed else 0), min(most, size - 1)
+        for at, (least, most) in held.items():
             low, high = tensors[at].aminmax()
             if int(low) < least or int(high) > most:
                 # Of a module whose call fails torch prints the code.
@@ -155,8 +161,63 @@ def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) 
     return checked
 
 
-def _viewed(node: Any) -> Any:
-    """Return the tensor that a node is a view of."""
-    while node.target is operator.getitem or getattr(node.target, "is_view", False):
+def _lookups(module: fx.GraphModule) -> Iterator[tuple[fx.Node, int, fx.Node, bool]]:
+    """Yield each look-up in a piece: the table, the axis along which ids count, the ids, and whether negative ones
+    count from the end."""
+    for node in module.graph.find_nodes(op="call_function", target=_aten.index.Tensor):
+        for axis, ids in enumerate(node.args[1]):
+            if isinstance(ids, fx.Node):
+                yield node.args[0], axis, ids, True
+    for target in (*_EMBEDDINGS, _aten.index_select.default, _aten.gather.default):
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            table, *axis, ids = node.args[: 2 if target in _EMBEDDINGS else 3]
+            if isinstance(ids, fx.Node):
+                yield table, (axis or [0])[0], ids, False
+
+
+def _fixed(module: fx.GraphModule, integers: Mapping[fx.Node, int]) -> dict[int, tuple[int, int]]:
+    """Return the least and the greatest value of each argument whose values are ids in weights.
+
+    Where all of it is looked up in several, those that are in each; where parts of it are, those that are in one.
+    """
+    whole: dict[int, tuple[int, int]] = {}
+    parts: dict[int, tuple[int, int]] = {}
+    for table, axis, ids, signed in _lookups(module):
+        source, partly = _viewed(ids)
+        at = integers.get(source)
+        weight = getattr(module, str(table.target)) if table.op == "get_attr" else None
+        if at is None or weight is None or not weight.dim():
+            continue
+        size = weight.shape[axis]
+        least, most = -size if signed else 0, size - 1
+        if partly:
+            low, high = parts.get(at, (least, most))
+            parts[at] = min(low, least), max(high, most)
+        else:
+            low, high = whole.get(at, (least, most))
+            whole[at] = max(low, least), min(high, most)
+    return {
+        at: (max(low, parts.get(at, (low, high))[0]), min(high, parts.get(at, (low, high))[1]))
+        for at, (low, high) in {**parts, **whole}.items()
+    }
+
+
+def _viewed(node: Any) -> tuple[Any, bool]:
+    """Return the tensor that a node is a view of, or the same integers of another type, and whether it is a part of
+    it."""
+    partly = False
+    while node.target is operator.getitem or getattr(node.target, "is_view", False) or _cast(node.target):
+        partly |= getattr(node.target, "_opname", "") not in _WHOLE and not _cast(node.target)
         node = node.args[0]
-    return node
+    return node, partly
+
+
+def _cast(target: Any) -> bool:
+    return getattr(target, "overloadpacket", None) in (_aten.to, _aten._to_copy, _aten.clone)
+
+
+_WHOLE = frozenset({
+    "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand", "flatten",
+    "alias", "detach", "contiguous",
+})  # fmt: skip
+"""Views of all elements of a tensor."""
