@@ -292,7 +292,7 @@ def plan_captured(
         free = (options.home, options.policy, options.split in (None, "auto")) == ("auto", "auto", True)
         plan = partial(best_plan, price=price, options=options)
         fine = partial(best_plan, price=lambda candidate: unfused(price(candidate)), options=options)
-        return finished(shortest(graph, machine, homes, plan, fine) if free else plan(graph))
+        return finished(shortest(graph, machine, homes, plan, fine, weights) if free else plan(graph))
     graph = streamed(graph, {*graph.streamed, *given.costed.graph.streamed})
     return finished(as_given(graph, price, given, options.batch_norm))
 

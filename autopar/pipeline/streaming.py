@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
@@ -21,15 +21,22 @@ log = logging.getLogger("autopar")
 Planned: TypeAlias = Callable[[Graph], Plan]
 KEPT = (0.0, 0.25, 0.5)
 """Shares of an accelerator's memory for weights that stay there; each is planned."""
+LEAST = 0.05
+"""Share of the bytes of all state below which what may be streamed is not worth a plan."""
 
 
 def shortest(
-    graph: Graph, machine: Machine, homes: Mapping[str, str], planned: Planned, finely: Planned
+    graph: Graph,
+    machine: Machine,
+    homes: Mapping[str, str],
+    planned: Planned,
+    finely: Planned,
+    trained: Collection[str] = (),
 ) -> Plan:
     """Return the plan of a graph, or a shorter one that streams weights, if these do not fit on any accelerator.
 
-    planned: plans a graph; `finely`: without clusters, whose weights are needed at once. Raises MemoryCapError if no
-    plan fits.
+    planned: plans a graph; `finely`: without clusters, whose weights are needed at once. trained: state that stays, as
+    does all that changes. Raises MemoryCapError if no plan fits.
     """
     plans: list[tuple[str, Plan]] = []
     refusal = None
@@ -38,7 +45,7 @@ def shortest(
     except MemoryCapError as error:
         refusal = error
     if not plans or _too_large(plans[0][1]):
-        for label, names in _sets(graph, machine, homes):
+        for label, names in _sets(graph, machine, homes, {*trained, *graph.changing, *graph.mutated}):
             sent = streamed(graph, {*graph.streamed, *names})
             with suppress(MemoryCapError):
                 plans.append((label, planned(sent)))
@@ -66,14 +73,20 @@ def _too_large(plan: Plan) -> bool:
     return bool(alone) and all(seconds is None for seconds in alone)
 
 
-def _sets(graph: Graph, machine: Machine, homes: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield sets of state on the host to stream, each with its share of the bytes as text; those that stay are spread
-    evenly, so that transfers have something to hide behind."""
+def _sets(
+    graph: Graph, machine: Machine, homes: Mapping[str, str], fixed: Collection[str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield sets of state on the host to stream, each with its share of the bytes as text, without what is `fixed` or
+    shares its memory; those that stay are spread evenly, so that transfers have something to hide behind."""
     host = machine.device[machine.host]
     rooms = [device.memory_bytes for device in machine.devices if not device.traits.host]
-    size = {name: graph.value[name].bytes for name in graph.state if homes[name] == host.name}
+    value = graph.value
+    tied = {value[name].storage for name in fixed if name in value}
+    here = (name for name in graph.state if homes[name] == host.name and value[name].storage not in tied)
+    size = {name: value[name].bytes for name in here}
     total = sum(size.values())
-    if not host.traits.host or graph.updates or graph.changing or not rooms or None in rooms or not total:
+    least = LEAST * sum(value[name].bytes for name in graph.state)
+    if not host.traits.host or not rooms or None in rooms or total <= least:
         return
     for share in KEPT:
         kept = share * max(room or 0 for room in rooms) / total

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -73,6 +75,40 @@ def test_weights_that_train_are_not_streamed() -> None:
     machine = autopar.Machine.declare("cpu-16", "h100-sxm", memory={"cuda:0": size(model)})
     plan = autopar.plan(model, machine, example_inputs=(x,))
     assert not plan.costed.graph.streamed
+
+
+@pytest.mark.parametrize("loop", ["planned", pytest.param("step", marks=pytest.mark.slow), "own"])
+def test_frozen_weights_of_a_training_step_are_streamed(loop: str) -> None:
+    """The backward does not come to a backbone without gradients; what trains stays on its devices."""
+    backbone = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.ReLU())))
+    model = nn.Sequential(backbone.requires_grad_(False), nn.Linear(128, 4))
+    x, y = torch.randn(64, 128), torch.randint(0, 4, (64,))
+    machine, criterion = fast_stand_in(size(model) // 2 + 100_000), nn.functional.cross_entropy
+    twin = copy.deepcopy(model)
+    trained, own = (torch.optim.SGD(each[1].parameters(), 0.1) for each in (model, twin))
+    if loop == "planned":
+        inputs = {"example_inputs": (x, y), "criterion": criterion, "optimizer": trained}
+        plan = autopar.plan(model, machine, measure=False, **inputs)
+    else:
+        step = autopar.train_step(model, criterion, trained, machine, measure=False)
+        fast = autopar.compile(model, machine, measure=False)
+        for _ in range(3):
+            loss = step(x, y) if loop == "step" else criterion(fast(x), y)
+            wanted = criterion(twin(x), y)
+            torch.testing.assert_close(loss, wanted)
+            for optimizer, made in ((trained, loss), (own, wanted)):
+                if made.requires_grad:
+                    made.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        plan = step.plan if loop == "step" else fast.plan
+        torch.testing.assert_close(model.state_dict(), twin.state_dict())
+        step.close()
+        fast.close()
+    value = plan.costed.graph.value
+    streamed = {value[name].path for name in plan.costed.graph.streamed}
+    assert streamed and all(path.startswith("0.") for path in streamed)
+    assert dict(plan.peaks)["emulated:0"] <= machine.device["emulated:0"].memory_bytes
 
 
 @torch.no_grad()
