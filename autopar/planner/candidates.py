@@ -9,6 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from ..errors import MemoryCapError, PlanError
+from ..ir.graph import Graph
 from ..ir.plan import Candidate
 from ..system.text import size
 from .model.instance import Instance
@@ -178,7 +179,7 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
             for name in graph.task[task].outputs
         }
         largest = heapq.nlargest(3, (held | made).items(), key=lambda pair: pair[1])
-        names = ", ".join(f"{graph.value[name].path or name} {size(nbytes)}" for name, nbytes in largest)
+        names = ", ".join(f"{_named(graph, name, nbytes)} {size(nbytes)}" for name, nbytes in largest)
         parts.append(
             f"{device} would need {size(peak)} but is capped at {size(cap)} "
             f"({size(sum(held.values()))} of it inputs and state; largest: {names})"
@@ -193,3 +194,15 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
         f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}",
         way,
     )
+
+
+def _named(graph: Graph, name: str, nbytes: int) -> str:
+    """Return the name of a storage of this many bytes: the path of a weight, or how many weights it holds (`flat`)."""
+    made, held = {target: made for made, target in graph.updates}, graph.value[name].path or name
+    flat = name if name in graph.flat else made.get(name, "")
+    # The copies of all weights of a bucket lie in one storage, which has the name of the first.
+    if flat not in graph.flat or (flat != name and nbytes <= graph.value[name].bytes):
+        return held
+    first, *others = (target for target in made if made[target] == flat)
+    what = "the new values of " if flat == name else ""
+    return f"{what}{graph.value[first].path or first} and {len(others)} more in one buffer"
