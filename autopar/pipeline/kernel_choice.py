@@ -18,6 +18,7 @@ from ..errors import AutoparError, RunError
 from ..runtime.choice import Arrangement, Choice
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal, Stack, named
+from ..runtime.kernels.sizes import LEAST
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.replicas import Replicas, Watch
 from ..system.text import ticking
@@ -34,6 +35,8 @@ BUILD_S = 60.0
 """CPU seconds of compilation after which no other is started."""
 ROUNDS, RACE_S, BLOCK_S = 5, 8.0, 0.04
 """Undisturbed blocks of each contestant, seconds after which fewer suffice, seconds of a block."""
+SHOWN = 3
+"""Limit on the inputs whose shapes are shown."""
 FIRST = 3
 """Rounds of the race between stacks; the fastest is then tried with other numbers of threads and lanes."""
 KEPT = 2
@@ -70,6 +73,8 @@ class KernelChoice:
         self.key = signature(self.form)
         self.verdict: Verdict | None = None
         self._race: _Race | None = None
+        self._open = False
+        """True if the kernels that won serve calls of all sizes."""
         self.ended = False
         self._lost = 0
         """Processes before this one in which eager won."""
@@ -86,9 +91,15 @@ class KernelChoice:
 
     @property
     def note(self) -> str:
-        """The verdict; "" before there is one."""
-        name = self.form.plan.costed.graph.name
-        return f"{name}: {self.verdict}" if self.verdict is not None else ""
+        """The verdict and the sizes that it holds for; "" before there is one."""
+        graph = self.form.plan.costed.graph
+        if self.verdict is None:
+            return ""
+        inputs = [graph.value[name] for name in graph.inputs]
+        shapes = ", ".join(f"{value.path or value.name} {list(value.shape)}" for value in inputs[:SHOWN])
+        shapes += f" and {len(inputs) - SHOWN} more inputs" if len(inputs) > SHOWN else ""
+        sizes = f"; for all sizes from {LEAST} on, chosen with {shapes}" if self._open else f"; for {shapes}"
+        return f"{graph.name}: {self.verdict}{sizes if inputs else ''}"
 
     def refute(self, name: str, ratio: float) -> None:
         """Let eager win, also in other processes: an arrangement took `ratio` of its time in the caller's own
@@ -119,7 +130,9 @@ class KernelChoice:
             if self.ended:
                 raise Refusal("the process ends")
             try:
-                return self._chosen(inputs, to)
+                found = self._chosen(inputs, to)
+                self._open = found is not None and found.open
+                return found
             finally:
                 self._race = None
 

@@ -115,6 +115,8 @@ class Choice:
         self._calls = 0
         self.proven = 0
         """Number of sets of sizes for which kernels were faster than eager in the caller's calls."""
+        self.slower: list[float] = []
+        """The ratio of kernels to eager for each other set of sizes that eager serves for that reason."""
         self._seen: Sequence[Any] | None = None
         """Inputs of the last call of the program's own sizes, until there are enough calls to compile; if `open` as
         long as the weights may change: calls may never have these sizes again."""
@@ -202,7 +204,7 @@ class Choice:
             tried = chosen is not None and trial.CALLS and self.choose.wanted == "auto"
             self.tried = chosen if tried else None
             self.open = self.open and chosen is not None and chosen.sized
-            self.proven = 0
+            self.proven, self.slower = 0, []
             self.replace(chosen)
             self._stale = None
             if chosen is None or chosen.watch is None:

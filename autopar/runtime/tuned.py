@@ -93,9 +93,17 @@ class TunedExecutor:
 
     @property
     def note(self) -> str:
-        """The arrangement that serves and the seconds of the others as text; "" before that is known."""
-        note, chosen = self._choice.choose.note, self._choice.chosen
-        return f"{note}; of other sizes: {chosen.limits[0]}" if chosen is not None and chosen.limits else note
+        """The arrangement that serves, the seconds of the others, and the sizes that this is true for, as text; ""
+        before that is known."""
+        note, slower, chosen = self._choice.choose.note, self._choice.slower, self._choice.chosen
+        if chosen is not None and chosen.limits:
+            note += f"; of other sizes: {chosen.limits[0]}"
+        if note and slower:
+            note += (
+                f"; eager serves {len(slower)} other sets of sizes, for which kernels took up to "
+                f"{max(slower):.2f} of its time in the caller's own calls"
+            )
+        return note
 
     @property
     def serving(self) -> str:
@@ -196,6 +204,8 @@ class TunedExecutor:
             self._choice.open = False
             self._choice.replace(None)
             self._choice.choose.refute(chosen.name, ratio)
+        else:
+            self._choice.slower.append(ratio)
         log.info("%s: %.2f of eager's time in the caller's own calls, eager serves", chosen.name, ratio)
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:

@@ -410,3 +410,31 @@ def test_each_library_compiles_for_all_sizes(stack: Stack, monkeypatch: pytest.M
     found = executors(fast)
     assert len(found) == len(SIZES) and {each.serving for each in found} == {stack.name}, fast.explain()
     assert len(compared) > kernel_calls.COMPARED and max(compared) <= 1
+
+
+def test_the_report_says_for_which_sizes_kernels_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Open(), fastest="folding")
+    model = Attention().eval()
+    text = ready(model).explain()
+    assert "; for ids [3, 4]\n" in text and "; for all sizes from 2 on, chosen with ids [4, 6]\n" in text
+    using(monkeypatch, Folding(), fastest="folding")
+    fast = autopar.compile(model, ["cpu"], kernels="auto", dynamic=True)
+    for sizes in SIZES[:2]:
+        fast(ids(sizes))
+        fast.wait()
+    text = fast.explain()
+    assert all(f"; for ids {list(sizes)}\n" in text for sizes in SIZES[:2])
+
+
+def test_the_report_counts_sizes_for_which_kernels_were_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Open(), fastest="folding")
+    fast = ready(Attention().eval())
+    for sizes in SIZES:
+        fast(ids(sizes))
+    own, *others = [each for each in executors(fast) if each.chosen is not None]
+    assert own.note and "other sets of sizes" not in own.note
+    for executor, ratio in zip(others[:2], (1.5, 1.25)):
+        executor._refute(executor.chosen, ratio)
+    assert (
+        "eager serves 2 other sets of sizes, for which kernels took up to 1.50 of its time" in fast.explain()
+    )
