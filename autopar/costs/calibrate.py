@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..capture import autocast as casting
+
 _CPU_SIDES = (("float32", 384), ("float64", 256), ("bfloat16", 128), ("float16", 128))
 _GPU_SIDES = (("float32", 2048), ("float64", 1024), ("bfloat16", 4096), ("float16", 4096))
 _FIRST_SIDE = 256
@@ -32,6 +34,14 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def as_tasks(kind: str) -> Iterator[None]:
+    """Let operators on devices of type `kind` compute in the block as in tasks: without autograd, and without the
+    autocast of the caller, which would time another dtype."""
+    with torch.no_grad(), casting.off((kind,)):
+        yield
+
+
 def rates(device: str, count: int) -> dict[str, float]:
     """Measure FLOP/s by dtype name, `bytes_per_s` and `launch_s` of a real device, a CPU with `count` threads.
 
@@ -41,7 +51,7 @@ def rates(device: str, count: int) -> dict[str, float]:
     kind = torch.device(device).type
     # On a machine that others use too, threads that wait for each other make many look slower than one.
     alone = rates(device, 1) if kind == "cpu" and count > 1 else {}
-    with torch.no_grad(), threads(count):
+    with as_tasks(kind), threads(count):
         found: dict[str, float] = {}
         for name, side in _CPU_SIDES if kind == "cpu" else _GPU_SIDES:
             first = side if kind == "cpu" else _FIRST_SIDE

@@ -288,7 +288,7 @@ def _alone(book: _Book, task: Task, device: Device) -> float | None:
     nbytes = sum(graph.value[name].bytes for name in task.inputs)
     copies = max(1, min(_MOST_COPIES, 8 * NEAR_BYTES // max(1, nbytes))) if book.where == "far" else 1
     try:
-        with torch.no_grad():
+        with probe.as_tasks(on.type):
             function, prepared = bind.target(task.target, book.calls), []
             for _ in range(copies):
                 made = {name: made_up(graph, graph.value[name], on) for name in task.inputs}

@@ -15,6 +15,7 @@ import torch
 
 from ..ir.graph import Graph, Task, Value
 from ..ops import resolve as bind
+from .calibrate import as_tasks
 from .roofline import ROWS
 
 with contextlib.suppress(ImportError):
@@ -84,7 +85,7 @@ def replayed(
 
     start = time.perf_counter()
     samples: list[tuple[int, list[float]]] = []
-    with torch.no_grad():
+    with as_tasks(device.type):
         once()
         while len(samples) < PASSES and (len(samples) < FEWEST or time.perf_counter() - start < budget_s):
             before = preemptions()

@@ -15,7 +15,7 @@ import torch
 from ..ir.graph import Argument, Graph, Ref, Task, Value
 from ..ops import resolve
 from ..system import cache
-from .calibrate import threads
+from .calibrate import as_tasks, threads
 
 VERSION = 1
 """Version of stored figures; other versions are ignored."""
@@ -112,7 +112,7 @@ def operations() -> Graph:
         return Ref(named(item)) if isinstance(item, torch.Tensor) else item
 
     for flops, target, *args in _calls():
-        with torch.no_grad(), threads(1):
+        with as_tasks("cpu"), threads(1):
             made = resolve.target(target)(*args)
         several = isinstance(made, tuple)
         outputs = tuple(named(tensor, "made") for tensor in (made if several else (made,)))

@@ -165,6 +165,21 @@ def test_threads_and_random_state_are_as_before():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_the_autocast_of_the_caller_changes_no_figure(monkeypatch):
+    """Rates of float32 that are those of bfloat16 would be kept for all models to come."""
+    seen, product = [], torch.mm
+
+    def noting(left, right):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return product(left, right)
+
+    monkeypatch.setattr(torch, "mm", noting)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = measure(square(16, matmul(16)), detect(["cpu"]), {}, **QUICK)
+        assert torch.is_autocast_enabled("cpu")
+    assert found and len(seen) > 10 and not any(seen)
+
+
 def test_machines_that_are_not_here_are_not_measured():
     one = square(16, matmul(16))
     assert measure(one, Machine.declare("cpu", "t4"), {}) == {}
