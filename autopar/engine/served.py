@@ -233,8 +233,7 @@ class Served:
     def _first(self, key: tuple[Any, ...], args: Sequence[Any]) -> tuple[Planned, bool] | None:
         """Return the program for new sizes, and whether to compare it with eager; None if there is no program."""
         with alone(), self.backend.lock, unseen(), uncollected():
-            if key in self.programs:
-                known = self.programs[key]
+            if (known := self.programs.get(key)) is not None:
                 return known, self.backend.options.check == "always" and self._wants_check(known)
             try:
                 prepared = None if self._asked else self.resized.add(key, args)
