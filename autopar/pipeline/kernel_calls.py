@@ -84,10 +84,18 @@ class _AnySize:
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Return the results of a call."""
         shapes = _shapes(tensors)
-        if shapes not in self._known and not self._held(shapes):
+        known = shapes in self._known
+        if not known and not self._held(shapes):
             return self._work.module(*tensors)
-        made = self._made(tensors)
-        if shapes not in self._known:
+        try:
+            made = self._made(tensors)
+        except Exception as problem:
+            # Where eager fails too, the error is eager's.
+            eager = self._work.module(*tensors)
+            if not known:
+                self._limit(f"{type(problem).__name__}: {problem}")
+            return eager
+        if not known:
             if self._left:
                 return self._compared(shapes, tensors, made)
             if len(self._known) < KNOWN:
@@ -107,12 +115,15 @@ class _AnySize:
         if not why and (off := _off(made, eager)) > self._allowed:
             why = f"its answer is {off:.1g} times as far from eager's as is allowed"
         if why:
-            self._limits.append(why)
-            log.info("a kernel is right for some sizes alone, and serves no others: %s", why)
+            self._limit(why)
             return eager
         self._left -= 1
         self._known.add(shapes)
         return eager
+
+    def _limit(self, why: str) -> None:
+        self._limits.append(why)
+        log.info("a kernel is right for some sizes alone, and serves no others: %s", why)
 
 
 class _Layout:
