@@ -1,4 +1,4 @@
-"""Kernels for calls of all sizes, without a model around them: their errors."""
+"""Kernels for calls of all sizes, without a model around them: their errors, and the lengths that they hold for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from autopar.pipeline.kernel_calls import fitting_all
 from autopar.runtime.kernels import Compilation
+from autopar.runtime.kernels.sizes import bounds_of
 
 TABLE = torch.arange(20.0).view(10, 2)
 
@@ -47,3 +48,16 @@ def test_where_eager_fails_too_the_error_is_eagers(tmp_path: Path) -> None:
     with pytest.raises(IndexError):
         call(torch.full((4, 7), 10))
     assert not limits
+
+
+class Slicing(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * torch.ones(10)[: x.shape[0]], y + 1
+
+
+def test_lengths_of_several_inputs_are_within_the_limits_of_each() -> None:
+    given = torch.randn(4), torch.randn(4)
+    made = torch.export.export(
+        Slicing(), given, dynamic_shapes=tuple({0: torch.export.Dim.DYNAMIC} for _ in given)
+    )
+    assert bounds_of(made, ({0: "length"}, {0: "length"})) == {"length": (2, 10)}

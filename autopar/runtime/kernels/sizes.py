@@ -98,7 +98,8 @@ def bounds_of(made: torch.export.ExportedProgram, axes: Axes) -> Bounds:
             held = made.range_constraints.get(length.node.expr)
             if held is not None:
                 most = int(held.upper) if isinstance(held.upper, sympy.Integer) else sys.maxsize
-                found[expression] = max(LEAST, int(held.lower)), most
+                known = found.get(expression, (LEAST, sys.maxsize))
+                found[expression] = max(known[0], int(held.lower)), min(known[1], most)
     return found
 
 
