@@ -43,10 +43,7 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
     capped = np.isfinite(room) if held.any() else np.zeros(devices, dtype=bool)
     used = np.isfinite(work).any(axis=0)
     every = np.arange(clusters)
-    # One device busy at a time, and each value sent over each wire.
-    most = float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max())
-    count, nbytes = len(instance.bytes), sum(instance.bytes)
-    most += sum(hop.latency_s * count + hop.s_per_byte * nbytes for hop in instance.hops.values())
+    most = _one_by_one(instance, work, idle)
     bound, best = 0.0, np.zeros(devices)
     memory, given = bool(capped.any()), lanes * idle
 
@@ -106,6 +103,13 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
         if total > bound:
             bound, best = total, mean[:devices] / weight
     return bound, best
+
+
+def _one_by_one(instance: Instance, work: Floats, idle: Floats) -> float:
+    """Return an upper bound in seconds: one device busy at a time, and each value sent over each wire."""
+    count, nbytes = len(instance.bytes), sum(instance.bytes)
+    sent = sum(hop.latency_s * count + hop.s_per_byte * nbytes for hop in instance.hops.values())
+    return float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max() + sent)
 
 
 class _Mean:
