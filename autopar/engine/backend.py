@@ -59,6 +59,8 @@ class Backend(Recorded):
         self.pool = Replicas()
         self.served: list[Any] = []
         self.latest: tuple[Any, Planned] | None = None
+        self.direct: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The graphs to which there is, or was, a shortcut."""
         self.entry: CodeType | None = None
         """Code object through which the user's calls enter; its locals are `model`, `args`, `kwargs`, `expected`."""
         self.preparing = False
@@ -189,9 +191,10 @@ class Backend(Recorded):
             served.forget(*served.programs)
 
     def replaced_by(self, latest: Any) -> None:
-        """Drop the programs of graphs for fixed sizes that `latest` has replaced, as Dynamo tries the latest first."""
+        """Drop the programs of graphs for fixed sizes that `latest` has replaced, as Dynamo tries the latest first; but
+        not those that a shortcut leads to."""
         for served in self.served:
-            if served.programs and latest.region.widens(served.region):
+            if served.programs and served not in self.direct and latest.region.widens(served.region):
                 served.forget(*served.programs)
 
     def close(self) -> None:

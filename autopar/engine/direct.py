@@ -292,7 +292,10 @@ class _Shortcut:
         watched = (*pinned,) if tuned else ()
         pinned |= {source: item for source, item, _, _ in served.stores}
         holds = guard(arguments, pinned, watched)
-        return cls(backend, served, prepared, holds, names, inputs, results, answer) if holds else None
+        if holds is None:
+            return None
+        backend.direct.add(served)
+        return cls(backend, served, prepared, holds, names, inputs, results, answer)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the output; None if the call does not match."""

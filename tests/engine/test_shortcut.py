@@ -261,6 +261,17 @@ def test_other_calls_go_the_long_way(kernels: str) -> None:
     assert long_calls(fast, torch.randn(3, 8), y) == 0
 
 
+@mostly_auto
+def test_a_last_batch_of_fewer_rows_takes_no_shortcut_away(kernels: str) -> None:
+    """It is captured for all sizes, by a graph that no shortcut leads to."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(6, 8)
+    fast = warm(kernels, model, x)
+    with torch.no_grad():
+        assert long_calls(fast, x) == 0
+        assert long_calls(fast, x[:5]) == 2
+        assert long_calls(fast, x) == 0
+
+
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "inference mode": torch.inference_mode,
