@@ -156,6 +156,13 @@ class Region:
         other._renamed = ".".join(ours), ".".join(theirs)
         return other
 
+    def bare(self) -> Region:
+        """Return the same region without the tensors of a module, which `of` gives it again."""
+        other = copy.copy(self)
+        other.held = {}
+        other.places = [replace(place, owner={}) if place.kind == "state" else place for place in self.places]
+        return other
+
     def widens(self, other: Region) -> bool:
         """Return True if this is the graph of `other`, captured anew with sizes open that are fixed there."""
         return len(self.places) > len(other.places) and self._kind == other._kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -34,6 +33,7 @@ from ..system.process import uncollected
 from ..training.dropin import Training, plan_training
 from .backend import Backend, Planned
 from .model_check import answer, asked
+from .twins import Twins, owners
 
 log = logging.getLogger("autopar")
 
@@ -55,7 +55,7 @@ class Served:
         """Attributes that a call sets; None if it has other side effects, or is only a part of the model's."""
         # Where nothing is left behind in Python the model itself may be asked too.
         self.whole = self.stores == []
-        self._begin(None)
+        self.begin(None)
         try:
             region = timed("capture", Region, module, examples, backend.root, backend.parameters)
         except Exception as error:
@@ -65,9 +65,9 @@ class Served:
             self.as_written(explain(self.name, error))
             return
         self.name = region.name
-        self._begin(region)
+        self.begin(region)
 
-    def _begin(self, region: Region | None) -> None:
+    def begin(self, region: Region | None) -> None:
         """Begin without programs; with None, without a graph to place."""
         self.programs: Kept[Planned] = Kept(self.name)
         self.resized: Resized[Planned] = Resized(region, self.backend.options, self.programs)
@@ -82,8 +82,8 @@ class Served:
         # Random numbers were not eager's during their check, perhaps for another thread: the next call is checked.
         self._disturbed: set[Hashable] = set()
         self._shorts: dict[Hashable, Short] = {}
-        self._twins: list[Served] = []
-        self._index: dict[int, Served] = {}
+        self.twins = Twins()
+        self.owners = owners(region, self.backend.root) if region is not None else []
 
     @property
     def backend(self) -> Backend:
@@ -201,28 +201,8 @@ class Served:
             self._renew()
             if self.arguments.move(args, self.region.held):
                 return self._placed(self.backend, args)
-            twin = self._twin(args)
+            twin = self.twins.of(self, args)
         return twin._answer(args)
-
-    def _twin(self, args: Sequence[Any]) -> Served:
-        """Return the served graph of the other module that this call belongs to."""
-        first = id(self.arguments.first(args))
-        found = self._index.get(first)
-        if found is None or found.arguments.elsewhere(args):
-            found = next((twin for twin in self._twins if not twin.arguments.elsewhere(args)), None)
-            if found is None:
-                found = self._copied(args)
-                self._twins.append(found)
-            # Anew: they may have been given other tensors since.
-            self._index = {id(twin.arguments.held): twin for twin in self._twins}
-            self._index[first] = found
-        return found
-
-    def _copied(self, args: Sequence[Any]) -> Served:
-        backend, twin = self.backend, copy.copy(self)
-        twin._begin(self.region.of(args, backend.root))
-        backend.served.append(twin)
-        return twin
 
     @property
     def _asked(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -109,6 +111,25 @@ def test_a_weight_put_in_the_place_of_another_is_read():
             model.blocks[0].linear, model.blocks[1].linear = model.blocks[1].linear, model.blocks[0].linear
             assert torch.allclose(fast(x), copy.deepcopy(model)(x), atol=1e-6)
     assert len(fast._placement.backend.served) < 8
+    fast.close()
+
+
+def test_a_layer_that_was_replaced_is_kept_for_nobody():
+    """Its weights are freed and its program is not reported, but one that somebody still has may come back."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    fast = autopar.compile(model, ["cpu"])
+    with torch.no_grad():
+        for rows in (3, 4, 5):
+            assert torch.equal(fast(x := torch.randn(rows, 4)), model(x))
+        kept, gone = nn.Linear(4, 2), weakref.ref(model[2].weight)
+        for again in (True, False, True, False):
+            model[2] = kept if again else nn.Linear(4, 2)
+            for rows in (5, 6):
+                assert torch.equal(fast(x := torch.randn(rows, 4)), model(x))
+            gc.collect()
+            assert gone() is None
+    # One for `kept`, one for the last.
+    assert sum(bool(each.programs) for each in fast._placement.backend.served) == 2
     fast.close()
 
 

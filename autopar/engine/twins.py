@@ -1,0 +1,81 @@
+"""The graphs of other modules that Dynamo calls by one graph; those whose module is gone are kept for nobody."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from ..capture.region import Region
+
+Served: TypeAlias = Any
+"""A `served.Served`, which holds its `Twins`."""
+
+
+class Twins:
+    """Served graphs of other modules than the one that a graph was captured for, as Dynamo calls one graph for all
+    equal ones."""
+
+    def __init__(self) -> None:
+        self._twins: list[Served] = []
+        self._index: dict[int, Served] = {}
+
+    def of(self, served: Served, args: Sequence[Any]) -> Served:
+        """Return the graph of the module that a call of `served` belongs to; `served` itself if its own is gone."""
+        first = id(served.arguments.first(args))
+        found = self._index.get(first)
+        if found is None or found.arguments.elsewhere(args):
+            found = next((twin for twin in self._twins if not twin.arguments.elsewhere(args)), None)
+            if found is None:
+                found = self._made(served, args)
+            # Anew: they may have been given other tensors since.
+            self._index = {id(twin.arguments.held): twin for twin in self._twins}
+            self._index[first] = found
+        return found
+
+    def _made(self, served: Served, args: Sequence[Any]) -> Served:
+        backend = served.backend
+        gone = [each for each in backend.served if _orphaned(each)]
+        for other in gone:
+            _release(other)
+        for twin in [each for each in self._twins if each in gone]:
+            self._twins.remove(twin)
+            # One at a time: Dynamo's thread may append others meanwhile.
+            backend.served.remove(twin)
+        if served in gone:
+            served.begin(served.region.of(args, backend.root))
+            served.twins = self
+            return served
+        twin = copy.copy(served)
+        twin.begin(served.region.of(args, backend.root))
+        self._twins.append(twin)
+        backend.served.append(twin)
+        return twin
+
+
+def _orphaned(served: Served) -> bool:
+    """Return True if a module that held the state of a graph is gone."""
+    return any(module() is None for module in served.owners)
+
+
+def _release(served: Served) -> None:
+    """Drop the programs of a graph, and the state that they read."""
+    served.forget(*served.programs)
+    # Dynamo may call it all the same: its region is then given other state.
+    twins, owners = served.twins, served.owners
+    served.begin(served.region.bare())
+    served.twins, served.owners = twins, owners
+
+
+def owners(region: Region, root: nn.Module | None) -> list[weakref.ref[nn.Module]]:
+    """Return the modules that hold the state of a region."""
+    held = {id(place.owner) for place in region.places if place.kind == "state"}
+    modules = root.modules() if root is not None else ()
+    return [
+        weakref.ref(module)
+        for module in modules
+        if id(module._parameters) in held or id(module._buffers) in held
+    ]
