@@ -65,6 +65,10 @@ def _layer_norm_backward(
     return operator(gradient, given, shape, mean.contiguous(), rstd.contiguous(), *others)
 
 
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats with the channels as the last axis, by number of axes."""
+
+
 def _group_norm(given: torch.Tensor, *others: Any) -> Any:
     return torch.ops.aten.native_group_norm.default(_regular(given), *others)
 
@@ -89,9 +93,6 @@ def _regular(given: torch.Tensor) -> torch.Tensor:
         if given.stride() == last.stride():
             return given
     return given.contiguous()
-
-
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _recurrent(name: str) -> Callable[..., Any]:

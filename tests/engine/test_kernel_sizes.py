@@ -7,6 +7,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from compilers import Folding, Here, alone, using
 from torch import nn
 
 import autopar
+from autopar.costs.clustering import fuse
 from autopar.engine.compiled import Compiled
-from autopar.pipeline import kernel_calls, kernel_choice
+from autopar.ir.costed import CostedGraph
+from autopar.pipeline import kernel_calls, kernel_choice, stages
 from autopar.pipeline.kernel_verdict import signature
 from autopar.runtime import choice, trial
 from autopar.runtime.kernels import STACKS, Compilation, Stack
@@ -332,8 +335,19 @@ def test_a_verdict_holds_for_sizes_of_a_magnitude(monkeypatch: pytest.MonkeyPatc
         (executor,) = executors(fast)
         return signature(executor._choice.choose.form)
 
-    assert key((4, 18), (5, 20)) == key((4, 18), (6, 21))
-    assert key((4, 18), (5, 20)) != key((4, 18), (40, 200))
+    usual = key((4, 18), (5, 20))
+    assert usual == key((4, 18), (6, 21))
+    assert usual != key((4, 18), (40, 200))
+    # As if tasks took longer or shorter: other clusters, in another order.
+    cost = stages.cost
+    for shortest_s in (0.0, 1.0):
+
+        def clustered(*args: Any, shortest_s: float = shortest_s, **options: Any) -> CostedGraph:
+            made = cost(*args, **options)
+            return replace(made, clusters=fuse(made.graph, made.machine, made.costs, shortest_s=shortest_s))
+
+        monkeypatch.setattr(stages, "cost", clustered)
+        assert usual == key((4, 18), (5, 20))
 
 
 @pytest.mark.parametrize("door", ["loop", "step"])
