@@ -29,13 +29,15 @@ def balance(
     """Return the device of each group in the best placement found (None: nothing fits), and whether the time limit
     `until` (`time.monotonic`) ended the search.
 
-    Starts from `starts` and from all groups on one device, whether or not they fit. The best are improved by simulated
-    annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983): move a group, a cluster of neighbours, or swap two
-    groups, mostly from the busiest device. Deterministic.
+    Starts from `starts` and from all groups on one device; if none fits, from the largest first, each on the fullest
+    device with room. The best are improved by simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 220, 1983):
+    move a group, a cluster of neighbours, or swap two groups, mostly from the busiest device. Deterministic.
     """
     if not loads.groups:
         return [], False
     found = [Standing(loads, at) for at in (*(_only(loads, d) for d in range(loads.devices)), *starts)]
+    if all(stand.over for stand in found):
+        found.append(Standing(loads, _fullest(loads)))
     found.sort(key=lambda stand: (stand.lost, stand.over, stand.period))
     if loads.devices == 1:
         return (None if found[0].over or found[0].lost else found[0].at), False
@@ -59,6 +61,16 @@ def _only(loads: Loads, device: int) -> list[int]:
     """Place everything on one device, and what cannot run there on its fastest device."""
     quickest = loads.area.argmin(axis=1)
     return [device if device in allowed else int(quickest[g]) for g, allowed in enumerate(loads.allowed)]
+
+
+def _fullest(loads: Loads) -> list[int]:
+    """Place groups by decreasing bytes, each on the fullest device with room, or with most room left."""
+    left, at = list(loads.caps), [0] * loads.groups
+    for g in sorted(range(loads.groups), key=lambda g: (-max(loads.held[g]), g)):
+        room = [(left[d] - loads.held[g][d], d) for d in loads.allowed[g]]
+        at[g] = min((own for own in room if own[0] >= 0), default=max(room))[1]
+        left[at[g]] -= loads.held[g][at[g]]
+    return at
 
 
 def _anneal(
