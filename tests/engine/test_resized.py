@@ -198,7 +198,7 @@ class Blocks(nn.Module):
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_any_sizes_are_eagers(shared, grad, sizes):
     alike(*shared, sizes, grad)
-    assert all(len(each.programs) == 1 for each in shared[1]._placement.backend.served if not each.written)
+    assert all(len(each.programs) <= 1 for each in shared[1]._placement.backend.served if not each.written)
 
 
 @pytest.fixture(scope="module")
