@@ -88,7 +88,7 @@ def test_caps_hold_with_the_state_of_the_optimizer() -> None:
     tight = autopar.plan(model, DECLARED, memory={"cuda:0": cap, "cuda:1": cap}, **ask)
     peaks = check(lower(tight), tight.costed.graph)
     assert all(peak.bytes <= cap for peak in peaks if peak.device != "cpu")
-    with pytest.raises(autopar.MemoryCapError, match="the new values of optimizer.state.*exp_avg"):
+    with pytest.raises(autopar.MemoryCapError, match=r"the new values of optimizer\.state.*exp_avg"):
         autopar.plan(model, DECLARED, policy="single cuda:0", home="cuda:0", memory={"cuda:0": cap}, **ask)
 
 
