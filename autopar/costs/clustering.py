@@ -45,6 +45,22 @@ def fuse(
     return _clusters(graph, machine, by_task, pieces.root)
 
 
+def as_clustered(costed: CostedGraph, clusters: Sequence[Cluster]) -> CostedGraph:
+    """Return the graph with each task in the cluster that has it there, under its name there, whatever the costs of
+    tasks are now. Raises PlanError if clusters of this graph then wait for each other."""
+    number = {task: position for position, cluster in enumerate(clusters) for task in cluster.tasks}
+    tasks, costs = costed.graph.tasks, costed.cost
+    found = _clusters(costed.graph, costed.machine, costs, lambda position: number[tasks[position].name])
+    if len(found) < len(clusters):
+        left = next(run for run in clusters if not any({*run.tasks} & {*other.tasks} for other in found))
+        raise PlanError(f"cluster {left.name!r} waits for itself in {costed.graph.name!r}: plan again")
+    name = {cluster.name: clusters[number[cluster.tasks[0]]].name for cluster in found}
+    named = (
+        replace(run, name=name[run.name], after=tuple(name[other] for other in run.after)) for run in found
+    )
+    return replace(costed, clusters=tuple(named))
+
+
 def unfused(costed: CostedGraph) -> CostedGraph:
     """Return the graph with each task a cluster: since a cluster holds its inputs and outputs while any of its tasks
     runs, single tasks may fit where clusters do not."""

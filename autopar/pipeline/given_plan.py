@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..costs.clustering import unfused
+from ..costs.clustering import as_clustered
 from ..errors import MemoryCapError, PlanError
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph, Value
@@ -26,8 +26,7 @@ def as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, b
     try:
         cut = _cut(graph, own, batch_norm)
         if [task.name for task in cut.tasks] == [task.name for task in own.tasks]:
-            single = all(len(run.tasks) == 1 for run in given.costed.clusters)
-            return replan(unfused(price(cut)) if single else price(cut), given)
+            return replan(as_clustered(price(cut), given.costed.clusters), given)
         found = found or [_first_task(own, cut)]
     except MemoryCapError:
         raise

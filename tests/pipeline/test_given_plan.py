@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from feasible import problems
 from torch import nn
 
 import autopar
+from autopar.costs.clustering import unfused
+from autopar.pipeline.given_plan import as_given
+from autopar.planner import replan, schedule
 
 
 class Masked(nn.Module):
@@ -67,3 +71,17 @@ def test_the_same_call_of_another_size_or_type_takes_the_plan(planned: Path) -> 
         model, x = Masked().to(dtype), torch.randn(rows, 8, dtype=dtype)
         fast = autopar.compile(model, ["cpu*2"], plan=planned)
         torch.testing.assert_close(fast(x, torch.ones_like(x)), model(x, torch.ones_like(x)))
+
+
+@torch.no_grad()
+def test_a_plan_keeps_its_clusters_whatever_the_costs_of_the_moment(planned: Path) -> None:
+    fast = autopar.compile(Masked(), ["cpu*2"], plan=planned)
+    fast(X, MASK)
+    fused, graph = fast.plan, fast.plan.costed.graph
+    single = replan(unfused(fused.costed), schedule(unfused(fused.costed)))
+    assert len(single.placed) > len(fused.placed)
+    for given, priced in ((fused, single.costed), (single, fused.costed)):
+        taken = as_given(graph, lambda _, priced=priced: priced, given, "full")
+        assert {step.cluster: step.lane for step in taken.placed} == {s.cluster: s.lane for s in given.placed}
+        assert taken.costed.cluster_of == given.costed.cluster_of
+        assert problems(taken) == []
