@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import RunError
+from ..tensor.shards import local
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 Shapes: TypeAlias = Mapping[str, tuple[torch.Size, torch.dtype]]
@@ -142,8 +143,7 @@ def _parameters(state: Mapping[str, Any]) -> dict[int, list[str]]:
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return a key that is equal for tensors in the same memory; for shards, that of their local tensor."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.data_ptr(), tensor.shape, tensor.stride()
+    return local(tensor).data_ptr(), tensor.shape, tensor.stride()
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, dict[str, Any]]]:

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from ...costs.calibrate import durations, seconds
+from ..tensor.shards import restored
 from .stages import StageModule, located
 from .units import Units
 
@@ -158,7 +159,7 @@ def _memory(tensor: torch.Tensor) -> int:
 @contextmanager
 def _as_before(model: nn.Module, device: torch.device) -> Iterator[None]:
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+    with restored(device):
         yield
     with torch.no_grad():
         for buffer, before in kept:

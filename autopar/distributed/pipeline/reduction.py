@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES, Distribution
 from ...transform.buckets import filled
+from ..tensor.shards import local
 from .stages import Staged
 
 
@@ -35,14 +35,14 @@ class _Bucket:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.flat = torch.cat([_local(p.grad).reshape(-1) for p in self.parameters if p.grad is not None])
+        self.flat = torch.cat([local(p.grad).reshape(-1) for p in self.parameters if p.grad is not None])
         self.work = dist.all_reduce(self.flat, group=self.group, async_op=True)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for the all-reduce, and write the sums into the gradients."""
         self.work.wait()
-        gradients = [_local(p.grad) for p in self.parameters if p.grad is not None]
+        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         sizes = [gradient.numel() for gradient in gradients]
         for gradient, summed in zip(gradients, self.flat.split(sizes)):
             gradient.copy_(summed.view_as(gradient))
@@ -163,11 +163,6 @@ def _shared(
             if group is not None and dist.get_rank() in members:
                 found.append(([own[path] for path in paths], group, len(shared) == 1))
     return found
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    """Return this process's part of a gradient, in the same memory."""
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def _buckets(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[_Bucket]:

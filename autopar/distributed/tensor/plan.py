@@ -26,9 +26,9 @@ from ...planner.pipelines.grid import all_reduce_s
 from ...system.text import percent, seconds, table
 from ...transform.features import CONVOLUTIONS as TARGETS
 from ...transform.features import EMBEDDING, Stretch, by_channel, narrowed, stretches
-from .channels import CONVOLUTIONS
 from .ring import all_gather_s
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRAINED = 3
 """Products of a layer in a training step for each in its forward: the two gradients have one each."""
 

@@ -24,11 +24,9 @@ from ...ir.serialize import decode, encode
 from ...pipeline.compare import apart, difference, error, limit
 from ...system.text import brief
 from ...training.messages import gather, made_by_first, share_weights
-from .channels import CONVOLUTIONS
-from .plan import TensorGroup, TensorPlan, in_mode, tensor_plan
-from .random_numbers import agree_on_random, restored
+from .plan import CONVOLUTIONS, TensorGroup, TensorPlan, in_mode, tensor_plan
 from .ring import measured_dispatch, measured_link, slowest_link
-from .shards import split
+from .shards import agree_on_random, local, restored, split
 
 log = logging.getLogger("autopar")
 
@@ -105,7 +103,7 @@ def clip_grad_norm_(
     total = torch.linalg.vector_norm(torch.stack(whole), norm_type) if whole else torch.tensor(0.0)
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for gradient in gradients:
-        (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(scale)
+        local(gradient).mul_(scale)
     return total
 
 
