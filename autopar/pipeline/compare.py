@@ -1,17 +1,20 @@
-"""Comparison of two results of one call: state restored in between, error and tolerance."""
+"""Comparison of two results of one call: state restored in between, error and tolerance; and a graph computed task by
+task on one device (`interpret`), the reference for the fast path."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..capture import Captured
+from ..capture import autocast as casting
 from ..ir.graph import Graph, Task
 from ..ir.machine import Machine
+from ..ops import resolve
 
 LIMIT = {
     torch.float64: 1e-12,
@@ -124,6 +127,19 @@ def no_worse(found: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
     if not all(isinstance(item, torch.Tensor) for item in (found, eager, wide)) or found.dtype != eager.dtype:
         return False
     return error(widen(found), wide, floor) <= 2 * error(widen(eager), wide, floor) + 1e-12
+
+
+def interpret(
+    graph: Graph, calls: Mapping[str, Callable[..., Any]], values: dict[str, Any], device: torch.device
+) -> Iterator[Task]:
+    """Run each task into `values`, which holds inputs and state, and yield it; without autograd and autocast, as lanes
+    do."""
+    for task in graph.tasks:
+        with torch.no_grad(), casting.off({"cpu", device.type}):
+            made = resolve.called(task, resolve.target(task.target, calls), values.__getitem__, device)
+        for name, value in zip(task.outputs, made if task.unpack else (made,)):
+            values[name] = value
+        yield task
 
 
 class Snapshot:

@@ -21,7 +21,6 @@ from ..errors import DifferenceError
 from ..ir.graph import LOCAL, Graph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..runtime.interpreter import interpret
 from ..system.text import seconds
 from .compare import (
     LIMIT,
@@ -31,6 +30,7 @@ from .compare import (
     difference,
     error,
     generators,
+    interpret,
     limit,
     no_worse,
     restore,

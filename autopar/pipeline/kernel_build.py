@@ -27,13 +27,12 @@ from ..lowering.check import check
 from ..lowering.rewrites import overwriting, pieced
 from ..runtime.choice import Arrangement
 from ..runtime.executor import Executor
-from ..runtime.interpreter import interpret
 from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
 from ..runtime.kernels.sizes import LEAST, Axes
 from ..runtime.kernels.stack import module_of
 from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
-from .compare import error, limit, no_worse, present, widen
+from .compare import error, interpret, limit, no_worse, present, widen
 from .kernel_calls import fitting, fitting_all
 
 log = logging.getLogger("autopar")

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.capture import Captured
 from autopar.ir.graph import Graph
-from autopar.runtime.interpreter import interpret
+from autopar.pipeline.compare import interpret
 
 LIMIT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Error of a tensor that is allowed, max|Δ| ÷ max|reference|: a sum of parts may be in another order."""

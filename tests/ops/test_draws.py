@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.pipeline.batch_split import split_graph
-from autopar.runtime.interpreter import interpret
+from autopar.pipeline.compare import interpret
 
 pytestmark = [pytest.mark.slow, pytest.mark.thin(4)]
 

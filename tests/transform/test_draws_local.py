@@ -15,7 +15,7 @@ from autopar.ir.machine import Machine
 from autopar.ir.program import Compute, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.runtime.interpreter import interpret
+from autopar.pipeline.compare import interpret
 
 pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from autopar.ir.graph import Graph, Ref, Task, Value
-from autopar.runtime.interpreter import interpret
+from autopar.pipeline.compare import interpret
 from autopar.transform.rewrites import reassociated
 
 CPU = torch.device("cpu")

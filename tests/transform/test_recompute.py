@@ -19,8 +19,8 @@ from torch import nn
 from autopar.capture import Captured
 from autopar.costs.roofline import cost
 from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.pipeline.compare import interpret
 from autopar.planner import place
-from autopar.runtime.interpreter import interpret
 from autopar.transform.rematerialize import recomputed, saved, saved_bytes
 from autopar.transform.row_sums import summed
 from autopar.transform.split import split

@@ -15,7 +15,7 @@ from torch import nn
 
 from autopar.capture import Captured
 from autopar.ir.graph import JOIN, PART, SUM, Graph
-from autopar.runtime.interpreter import interpret
+from autopar.pipeline.compare import interpret
 from autopar.transform.batch_axis import batch_of
 from autopar.transform.split import split
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from autopar.capture import Captured
 from autopar.ir.graph import SUM, SUMMED, Graph, Task
-from autopar.runtime.interpreter import interpret
+from autopar.pipeline.compare import interpret
 from autopar.transform.row_sums import single_valued, summed
 from autopar.transform.split import split
 

@@ -22,7 +22,7 @@ from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.pipeline import stages
-from autopar.runtime.interpreter import interpret
+from autopar.pipeline.compare import interpret
 from autopar.training import dropin
 
 from .compare import snapshot

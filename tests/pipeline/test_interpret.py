@@ -7,7 +7,7 @@ from naive import value
 from samples import R, given, graph, op, sequential
 
 from autopar.ir.graph import Const, Ref, Task
-from autopar.runtime.interpreter import interpret
+from autopar.pipeline.compare import interpret
 
 DOUBLE = Const("torch.float64")
 
