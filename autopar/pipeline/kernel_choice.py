@@ -1,4 +1,5 @@
-"""Choice of the fastest compiled form of a program on this machine."""
+"""Choice of the fastest compiled form of a program on this machine, and its admission: its devices, its operators, and
+memory for copies of the weights, beside those that kernels of other programs of the same model hold."""
 
 from __future__ import annotations
 
@@ -11,16 +12,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from ..costs.blocks import median, timed
 from ..errors import AutoparError, RunError
+from ..ir.plan import Plan
 from ..runtime.choice import Arrangement, Choice
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal, Stack, named
 from ..runtime.kernels.sizes import LEAST
 from ..runtime.kernels.worker import CompilerProcess, reason
+from ..runtime.lanes.host import clone
 from ..runtime.replicas import Replicas, Watch
+from ..runtime.tuned import TunedExecutor
 from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
 from .kernel_verdict import Verdict, signature
@@ -49,12 +51,62 @@ _one = threading.Lock()
 """Lock held while kernels are compiled and timed: two at once would disturb each other."""
 
 
-def _stacks(wanted: str, types: set[str]) -> tuple[Stack, ...]:
-    """Return the stacks to race: the one that was asked for, or all that compile for a device of the plan."""
-    if wanted != "auto":
-        stack = named(wanted)
-        return (stack,) if stack is not None else ()
-    return tuple(stack for stack in STACKS if stack.devices is None or stack.devices & types)
+def tunable(
+    executor: Executor, wanted: str, form: Form, pool: Replicas, on_lanes: Callable[[], Form] | None
+) -> tuple[Executor | TunedExecutor, tuple[str, ...]]:
+    """Return the executor with kernels as soon as there are any; where none are compiled the executor itself, and the
+    reason."""
+    if why := _refused(form, pool):
+        log.info("kernels of %s are eager's: %s", form.captured.graph.name, why)
+        return executor, (why,)
+    choice = KernelChoice(wanted, form, pool, on_lanes)
+    tuned = TunedExecutor(Choice(executor, choice))
+    folds = not form.changing and any(stack.frozen for stack in choice.stacks)
+    device = form.plan.costed.machine.device
+    # On a CPU only what folds the weights has copies of them.
+    pool.kernels[tuned] = {
+        name: size for name, size in _more(form.plan).items() if folds or device[name].torch_type != "cpu"
+    }
+    return tuned, ()
+
+
+def _refused(form: Form, pool: Replicas) -> str:
+    """Return the reason why no kernels are compiled for a program; "" if they can be."""
+    machine = form.plan.costed.machine
+    if machine.absent or machine.clock == "declared":
+        return "its devices are not here, or run on a declared clock"
+    if any(task.random for task in form.captured.graph.tasks):
+        return "it draws random numbers"
+    more, others = _more(form.plan), [held for tuned, held in [*pool.kernels.items()] if tuned.holds]
+    for memory in form.plan.memory:
+        device = machine.device[memory.device]
+        if device.memory_bytes is None:
+            continue
+        alone = memory.peak + more[device.name]
+        if alone > device.memory_bytes:
+            return (
+                f"{device.name} lacks the memory for other copies of the weights, or of all that a call makes"
+            )
+        if alone + sum(held.get(device.name, 0) for held in others) > device.memory_bytes:
+            return (
+                f"{device.name} lacks the memory for more copies of the weights: kernels for other sizes hold theirs. "
+                "Pad the inputs to fewer shapes to have kernels for all"
+            )
+    return ""
+
+
+def _more(plan: Plan) -> dict[str, int]:
+    """Return the bytes that kernels may take on each device beside the peak of the plan.
+
+    A library may keep the weights twice more, two recordings on a GPU all that a call makes; what they take besides is
+    in no proof.
+    """
+    graph, device = plan.costed.graph, plan.costed.machine.device
+    state = sum(graph.value[name].bytes for name in graph.state)
+    return {
+        memory.device: 2 * (state if device[memory.device].torch_type == "cpu" else memory.peak)
+        for memory in plan.memory
+    }
 
 
 class KernelChoice:
@@ -68,7 +120,13 @@ class KernelChoice:
         self, wanted: str, form: Form, pool: Replicas, on_lanes: Callable[[], Form] | None = None
     ) -> None:
         self.wanted, self.pool, self.on_lanes = wanted, pool, on_lanes
-        self.stacks = _stacks(wanted, set(form.types.values()))
+        types = {*form.types.values()}
+        self.stacks: Sequence[Stack] = [
+            each for each in STACKS if each.devices is None or each.devices & types
+        ]
+        """The stacks to race: the one that was asked for, or all that compile for a device of the plan."""
+        if wanted != "auto":
+            self.stacks = [*filter(None, [named(wanted)])]
         self.form = form if any(stack.open for stack in self.stacks) else replace(form, symbols=())
         self.key = signature(self.form)
         self.verdict: Verdict | None = None
@@ -143,12 +201,12 @@ class KernelChoice:
         watch = Watch([] if self.form.changing else masters)
         plain = trying(self.form, self.form.program, self.pool) or to.plain
         with to.turn:
-            samples: list[Sample] = [(inputs, _copied(plain(inputs)))]
+            samples: list[Sample] = [(inputs, [*map(clone, plain(inputs))])]
             # What eager refuses is no question: integers moved along may be offsets, which must rise.
             for integers in (True, False):
                 with suppress(RunError):
                     other = perturbed(inputs, integers)
-                    samples.append((other, _copied(plain(other))))
+                    samples.append((other, [*map(clone, plain(other))]))
                     break
         race = self._race = _Race(self, to, plain, samples, watch)
         known = self.verdict or (Verdict.load(self.key) if self.wanted == "auto" else None)
@@ -209,9 +267,7 @@ class _Race:
         there is none."""
         library, _, how = name.partition(", ")
         stack = next((stack for stack in self.choice.stacks if stack.name == library), None)
-        if stack is None:
-            return None
-        if self.form.symbols and not stack.open:
+        if stack is None or (self.form.symbols and not stack.open):
             return None
         if self.stopped or self.choice.ended:
             self.verdict.refused[name] = "not tried, the compiled model was closed"
@@ -342,7 +398,3 @@ class _Race:
     def _close(self, keep: Sequence[str]) -> None:
         for name in [name for name in self.made if name not in keep]:
             self.made.pop(name).executor.close()
-
-
-def _copied(outputs: Sequence[Any]) -> list[Any]:
-    return [item.clone() if isinstance(item, torch.Tensor) else item for item in outputs]

@@ -42,7 +42,7 @@ from .batch_split import best_plan, passed_over
 from .compare import present
 from .given_plan import as_given
 from .kernel_build import Form, in_place, symbols_of
-from .kernel_room import tunable
+from .kernel_choice import tunable
 from .options import Options
 from .propagate import propagated
 from .streaming import shortest

@@ -18,6 +18,7 @@ from . import thread_state as ambient
 from . import trial
 from .executor import Executor
 from .kernels import Refusal
+from .lanes.host import clone
 from .replicas import Watch
 
 log = logging.getLogger("autopar")
@@ -58,31 +59,22 @@ class Arrangement:
         return self.trial(inputs) if self.fresh else None
 
 
-class Chooser(Protocol):
+class _Chooser(Protocol):
     """Interface of `pipeline.kernel_choice.KernelChoice`, which compiles arrangements and chooses the fastest."""
 
     wanted: str
     ended: bool
 
     @property
-    def traces(self) -> bool:
-        """True if it traces in this process, which the caller must therefore wait for."""
-
-    def __call__(self, inputs: Sequence[Any], to: Choice, /) -> Arrangement | None:
-        """Return the fastest arrangement on these inputs; None for eager."""
-
-    def stop(self) -> None:
-        """Stop compiling."""
-
-    def end(self) -> None:
-        """Stop compiling and timing."""
-
-    def refute(self, name: str, ratio: float) -> None:
-        """Note that an arrangement took `ratio` of eager's time in the caller's calls."""
-
+    def traces(self) -> bool: ...
     @property
-    def note(self) -> str:
-        """The verdict; "" before there is one."""
+    def open(self) -> bool: ...
+    @property
+    def note(self) -> str: ...
+    def __call__(self, inputs: Sequence[Any], to: Choice, /) -> Arrangement | None: ...
+    def stop(self) -> None: ...
+    def end(self) -> None: ...
+    def refute(self, name: str, ratio: float) -> None: ...
 
 
 _alive: weakref.WeakSet[Choice] = weakref.WeakSet()
@@ -101,8 +93,8 @@ class Choice:
     open: its kernels are to serve calls of all sizes. tried: the arrangement that is to be tried in the caller's calls.
     """
 
-    def __init__(self, plain: Executor, choose: Chooser, open: bool) -> None:
-        self.plain, self.choose, self.open = plain, choose, open
+    def __init__(self, plain: Executor, choose: _Chooser) -> None:
+        self.plain, self.choose, self.open = plain, choose, choose.open
         self.turn = threading.RLock()
         self.chosen: Arrangement | None = None
         self.tried: Arrangement | None = None
@@ -146,7 +138,7 @@ class Choice:
         """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""
         if self.done or self.builder is not None:
             return
-        examples = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
+        examples = [*map(clone, inputs)]
         self._seen = examples if self.open else None
         if self.choose.traces:
             self._build(examples)

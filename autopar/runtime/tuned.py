@@ -14,7 +14,7 @@ from ..errors import PlanError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from . import trial
-from .choice import Arrangement, Choice, Chooser
+from .choice import Arrangement, Choice
 from .executor import Executor
 from .kernels.sizes import LEAST
 
@@ -25,23 +25,22 @@ PROVEN = 4
 
 
 class TunedExecutor:
-    """Runs `plain`, the eager program, until `choose` has found a faster arrangement of the same plan, and again when
-    weights folded by its kernels change.
+    """Runs the eager program until a `choice` has found a faster arrangement of the same plan, and again when weights
+    folded by its kernels change.
 
     The chosen arrangement alternates with eager at first (`trial`), and is dropped if it is slower in these calls;
-    this is repeated after a while (`trial.AGAIN`). `choose` works in its own thread after `AFTER` calls, and once more
-    after as many calls following a change. Arrangements that it finds serve before it is done. No call waits for a
+    this is repeated after a while (`trial.AGAIN`). The choice is made in its own thread after `AFTER` calls, and once
+    more after as many calls following a change. Arrangements that it finds serve before it is done. No call waits for a
     compiler; while arrangements are timed, a call waits for at most one block of calls (`turn`).
 
-    open: kernels are to serve calls of all sizes, by the executors that `resized` returns; they have one choice.
+    The executors for other sizes that `resized` returns share the choice.
     """
 
     inline = None
     """None: a compiled arrangement must check its weights before each call."""
 
-    def __init__(self, plain: Executor, choose: Chooser, open: bool = False) -> None:
-        self.plain = plain
-        self._choice = Choice(plain, choose, open)
+    def __init__(self, choice: Choice) -> None:
+        self.plain, self._choice = choice.plain, choice
         self._sizes: tuple[int, ...] | None = None
         """Sizes of its calls, if they are not those that the program was made for."""
         self._begin()
