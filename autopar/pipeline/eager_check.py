@@ -162,7 +162,9 @@ class Eager(Snapshot):
             for p, b in self.gradients.items()
             if b is not None
         ]
-        loose = max(self.coarse, _loosest(graph) if self.differentiated else 0.0)
+        # Autocast's gradients are float32, but no more precise than the least precise dtype.
+        dtypes = _rounded(graph) if self.differentiated else ()
+        loose = max([self.coarse, *(LIMIT[dtype] for dtype in dtypes)])
         wrong = [pair for pair in pairs if not error(*pair[1:]) <= _allowed(pair[2], loose)]
         if not wrong:
             return
@@ -308,12 +310,6 @@ def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
     """Return the largest finite entry of all floating-point tensors."""
     floating = (t.detach() for t in tensors if t is not None and t.is_floating_point() and t.numel())
     return max((float(t.abs().nan_to_num(0.0, 0.0).max()) for t in floating), default=0.0)
-
-
-def _loosest(graph: Graph) -> float:
-    """Return the tolerance of the least precise dtype of a graph: autocast's gradients are float32, but no more
-    precise."""
-    return max((LIMIT[dtype] for dtype in _rounded(graph)), default=0.0)
 
 
 def _rounded(graph: Graph) -> set[torch.dtype]:

@@ -66,8 +66,7 @@ def fitting_all(call: Call, work: Compilation, wanted: Sequence[torch.Tensor], l
     orders = [memory_order(tensor) for tensor in wanted]
     if not all(map(_dense, wanted, orders)):
         raise Refusal("eager's results have gaps, which depend on the sizes of a call")
-    layouts = [_Layout(order) if order else _contiguous for order in orders]
-    return _AnySize(call, work, layouts, _off(made, wanted), limits)
+    return _AnySize(call, work, [*map(_laying, orders)], _off(made, wanted), limits)
 
 
 class _AnySize:
@@ -126,21 +125,16 @@ class _AnySize:
         log.info("a kernel is right for some sizes alone, and serves no others: %s", why)
 
 
-class _Layout:
-    """Lays tensors out with their axes in another order in memory."""
+def _laying(order: tuple[int, ...]) -> Call:
+    """Return the function that lays a tensor out with its axes in this order in memory; itself if it is. Empty: in
+    order."""
+    back = tuple(sorted(range(len(order)), key=order.__getitem__))
 
-    def __init__(self, order: Sequence[int]) -> None:
-        self._order = tuple(order)
-        self._back = tuple(sorted(range(len(order)), key=order.__getitem__))
+    def lay(tensor: torch.Tensor) -> torch.Tensor:
+        own = tensor.permute(order)
+        return tensor if own.is_contiguous() else own.contiguous().permute(back)
 
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor in this order; itself if it is."""
-        own = tensor.permute(self._order)
-        return tensor if own.is_contiguous() else own.contiguous().permute(self._back)
-
-
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous()
+    return lay if order else torch.Tensor.contiguous
 
 
 def _dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:

@@ -17,7 +17,7 @@ from ..errors import AutoparError, RunError
 from ..ir.plan import Plan
 from ..runtime.choice import Arrangement, Choice
 from ..runtime.executor import Executor
-from ..runtime.kernels import STACKS, Refusal, Stack, named
+from ..runtime.kernels import STACKS, Refusal, named
 from ..runtime.kernels.sizes import LEAST
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.lanes.host import clone
@@ -121,12 +121,9 @@ class KernelChoice:
     ) -> None:
         self.wanted, self.pool, self.on_lanes = wanted, pool, on_lanes
         types = {*form.types.values()}
-        self.stacks: Sequence[Stack] = [
-            each for each in STACKS if each.devices is None or each.devices & types
-        ]
+        able = [stack for stack in STACKS if stack.devices is None or stack.devices & types]
+        self.stacks = able if wanted == "auto" else [*filter(None, [named(wanted)])]
         """The stacks to race: the one that was asked for, or all that compile for a device of the plan."""
-        if wanted != "auto":
-            self.stacks = [*filter(None, [named(wanted)])]
         self.form = form if any(stack.open for stack in self.stacks) else replace(form, symbols=())
         self.key = signature(self.form)
         self.verdict: Verdict | None = None

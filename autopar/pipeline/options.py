@@ -105,7 +105,7 @@ class Options:
         something in it."""
         return replace(self, pins=naming(graph, self.pins))
 
-    def living(self, machine: Machine, model: Any) -> Options:
+    def living(self, machine: Machine, model: Any) -> None:
         """Raise PlanError if a weight of a module is not on its declared home."""
         for path, owner, key in slots(model) if isinstance(model, nn.Module) else ():
             device, tensor = lives(path, self.home), owner[key]
@@ -114,7 +114,6 @@ class Options:
                     f"home= says that {path} lives on {device}, but it is on {tensor.device}; move it there before, as "
                     f"with model.to({machine.device[device].torch_device!r})"
                 )
-        return self
 
 
 def require_changing(kernels: Any) -> None:
