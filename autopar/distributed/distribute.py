@@ -28,8 +28,7 @@ from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
 from ..training.messages import agree, gather, share_weights
 from .agreement import agreed, described
 from .pipeline.job import Distributed
-from .pipeline.profile import BACKWARD, FORWARD, added_bytes_per_s, profile
-from .pipeline.report import share
+from .pipeline.profile import BACKWARD, FORWARD, added_bytes_per_s, profile, share
 from .pipeline.units import Units, rows_of, units
 
 log = logging.getLogger("autopar")

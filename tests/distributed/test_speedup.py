@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autopar.distributed import distribute
-from autopar.distributed.pipeline.report import share
+from autopar.distributed.pipeline.profile import share
 from autopar.distributed.pipeline.units import units
 from autopar.ir.hosts import Host, Hosts
 from autopar.ir.machine import Machine
