@@ -28,8 +28,7 @@ from ..lowering.rewrites import overwriting, pieced
 from ..runtime.choice import Arrangement
 from ..runtime.executor import Executor
 from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
-from ..runtime.kernels.sizes import LEAST, Axes
-from ..runtime.kernels.stack import module_of
+from ..runtime.kernels.stack import LEAST, Axes, module_of
 from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
 from .compare import error, interpret, limit, no_worse, present, widen

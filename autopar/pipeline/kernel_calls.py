@@ -12,8 +12,7 @@ import torch
 
 from ..capture.captured import laid, memory_order
 from ..runtime.kernels import Compilation, Refusal
-from ..runtime.kernels.sizes import fits
-from ..runtime.kernels.stack import bounds
+from ..runtime.kernels.stack import bounds, fits
 from .compare import error, limit
 
 log = logging.getLogger("autopar")

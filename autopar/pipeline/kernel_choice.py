@@ -18,7 +18,7 @@ from ..ir.plan import Plan
 from ..runtime.choice import Arrangement, Choice
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal, named
-from ..runtime.kernels.sizes import LEAST
+from ..runtime.kernels.stack import LEAST
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.lanes.host import clone
 from ..runtime.replicas import Replicas, Watch

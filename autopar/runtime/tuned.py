@@ -16,7 +16,7 @@ from ..ir.timeline import Timeline
 from . import trial
 from .choice import Arrangement, Choice
 from .executor import Executor
-from .kernels.sizes import LEAST
+from .kernels.stack import LEAST
 
 log = logging.getLogger("autopar")
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from autopar.pipeline.kernel_calls import fitting_all
 from autopar.runtime.kernels import Compilation
-from autopar.runtime.kernels.sizes import bounds_of
+from autopar.runtime.kernels.stack import bounds_of
 
 TABLE = torch.arange(20.0).view(10, 2)
 

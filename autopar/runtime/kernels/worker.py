@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,6 @@ LOOK_S = 0.02
 """Seconds between looks for its answer, and whether it has ended."""
 _ANSWER, _JOB = "answer.json", "job.pickle"
 _ROOT = Path(__file__).resolve().parents[3]
-
-
-@dataclass(frozen=True, eq=False)
-class _Job:
-    stack: str
-    piece: Piece
-    program: Program
-    graph: Graph
-    symbols: tuple[sympy.Expr, ...]
-    device: torch.device
-    threads: int
-    lanes: int
 
 
 class CompilerProcess:
@@ -76,9 +64,8 @@ class CompilerProcess:
         `LONGEST_S` seconds.
         """
         # In files a graph has no sizes of other calls; this one is read by this version of autopar alone.
-        job = _Job(
-            stack, piece, program, replace(graph), tuple(symbols), work.device, work.threads, work.lanes
-        )
+        parts = piece, program, replace(graph), tuple(symbols)
+        job = stack, *parts, work.device, work.threads, work.lanes
         (work.folder / _JOB).write_bytes(pickle.dumps(job))
         tensors = {"state": dict(state), "examples": list(work.examples)}
         torch.save(tensors, work.folder / "tensors.pt")
@@ -153,12 +140,13 @@ def reason(problem: BaseException) -> str:
 
 def compiled(folder: Path) -> None:
     """Do the job in a folder. Raises any error."""
-    job: _Job = pickle.loads((folder / _JOB).read_bytes())
+    job = pickle.loads((folder / _JOB).read_bytes())
+    stack, piece, program, graph, symbols, device, threads, lanes = job
     tensors = torch.load(folder / "tensors.pt", weights_only=True, mmap=True)
-    torch.set_num_threads(job.threads)
-    module, _, axes = module_of(job.piece, job.program, job.graph, job.device, tensors["state"], job.symbols)
-    (compile,) = (stack.compile for stack in STACKS if stack.name == job.stack and stack.compile)
-    compile(Compilation(module, tensors["examples"], job.device, job.threads, job.lanes, folder, axes=axes))
+    torch.set_num_threads(threads)
+    module, _, axes = module_of(piece, program, graph, device, tensors["state"], symbols)
+    (compile,) = (each.compile for each in STACKS if each.name == stack and each.compile)
+    compile(Compilation(module, tensors["examples"], device, threads, lanes, folder, axes=axes))
 
 
 def main(jobs: Sequence[str] | Any) -> None:
