@@ -40,3 +40,8 @@ def replace(arguments: Any, change: Callable[[Any], Any], kind: type[Any] = Tens
 def contiguous(given: Any) -> Any:
     """Return a tensor, or the tensors of a list, with contiguous memory."""
     return [each.contiguous() for each in given] if isinstance(given, (tuple, list)) else given.contiguous()
+
+
+def states_contiguous(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a recurrent layer that takes states of any strides: cuDNN refuses those of a part of a batch."""
+    return lambda given, states, *others: layer(given, contiguous(states), *others)

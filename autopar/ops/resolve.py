@@ -11,7 +11,7 @@ import torch
 from ..errors import ProgramError
 from ..ir.graph import JOIN, PART, SUM, Argument, Const, Ref, Task
 from ..ir.slices import WORDS
-from .arguments import contiguous
+from .arguments import states_contiguous
 
 
 def _join(
@@ -95,16 +95,6 @@ def _regular(given: torch.Tensor) -> torch.Tensor:
     return given.contiguous()
 
 
-def _recurrent(name: str) -> Callable[..., Any]:
-    """Return a recurrent layer that takes states of any strides: cuDNN refuses those of a part of a batch."""
-    operator = getattr(torch.ops.aten, name).input
-
-    def call(given: torch.Tensor, states: Any, *others: Any) -> Any:
-        return operator(given, contiguous(states), *others)
-
-    return call
-
-
 def _log_sigmoid(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # Only a CPU's kernel fills the buffer, but it may be a CPU that computes the gradient from it.
     made, buffer = torch.ops.aten.log_sigmoid_forward.default(given)
@@ -139,7 +129,10 @@ _OWN: dict[str, Callable[..., Any]] = {
     PART: _part,
     SUM: _sum,
     WORDS: _words,
-    **{f"aten.{name}.input": _recurrent(name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **{
+        f"aten.{name}.input": states_contiguous(getattr(torch.ops.aten, name).input)
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    },
     "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_dropout.default": _dropout,
     "aten.native_dropout_backward.default": _dropout_backward,

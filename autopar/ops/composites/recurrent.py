@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import contiguous, replace
+from ..arguments import replace, states_contiguous
 from .define import lowered, whole
 
 _aten = torch.ops.aten
@@ -73,13 +73,6 @@ def projecting(layer: Callable[..., Any], kind: str, args: tuple[Any, ...]) -> t
     return lowered(output, kind, goal), lowered(hidden, kind, goal), lowered(cells, kind, wide)
 
 
-def _states_first(layer: Callable[..., Any]) -> Callable[..., Any]:
-    def call(input: Tensor, hx: Any, *rest: Any) -> Any:
-        return layer(input, contiguous(hx), *rest)
-
-    return call
-
-
 def _shape(input: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> tuple[int, ...]:
     """Return the size of the saved gates, before and after activation, for each sequence, step and weight matrix."""
     steps, batch = (input.shape[1], input.shape[0]) if rest[-1] else input.shape[:2]
@@ -91,17 +84,18 @@ LAYERS: dict[Any, Callable[..., Any]] = {
     layer: whole(
         layer,
         _like,
-        call=_states_first(layer),
+        call=states_contiguous(layer),
         cast=_cast_gru_layer if layer is _aten.gru.input else layers,
         tape=_shape,
     )
     for layer in (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input)
 }
 CELLS: dict[Any, Callable[..., Any]] = {
-    _aten.lstm_cell.default: whole(_aten.lstm_cell.default, cast=_cast_gru),
-    _aten.gru_cell.default: whole(_aten.gru_cell.default, cast=_cast_gru),
-    _aten.rnn_tanh_cell.default: whole(_aten.rnn_tanh_cell.default, cast=products),
-    _aten.rnn_relu_cell.default: whole(_aten.rnn_relu_cell.default, cast=products),
+    **{cell: whole(cell, cast=_cast_gru) for cell in (_aten.lstm_cell.default, _aten.gru_cell.default)},
+    **{
+        cell: whole(cell, cast=products)
+        for cell in (_aten.rnn_tanh_cell.default, _aten.rnn_relu_cell.default)
+    },
 }
 
 

@@ -307,10 +307,6 @@ def _replaced(
         changed()
 
 
-def _draw_bernoulli(like: Tensor, p: float) -> Tensor:
-    return torch.empty_like(like).bernoulli_(p)
-
-
 def _draw_normal(like: Tensor, mean: float, std: float, contiguous: bool) -> Tensor:
     made = torch.empty_like(like)
     if contiguous or not made.is_contiguous():
@@ -330,7 +326,9 @@ def _drawing(name: str, given: str, call: Callable[..., Tensor]) -> Any:
     return operator
 
 
-_drawn_bernoulli = _drawing("bernoulli", "Tensor like, float p", _draw_bernoulli)
+_drawn_bernoulli = _drawing(
+    "bernoulli", "Tensor like, float p", lambda like, p: torch.empty_like(like).bernoulli_(p)
+)
 _drawn_normal = _drawing("normal", "Tensor like, float mean, float std, bool contiguous", _draw_normal)
 
 
