@@ -111,7 +111,9 @@ class _Conversion:
             kept,
             {},
             lambda args: [args[number] for number in inputs],
-            home=_home(given),
+            home=next(
+                (item.device for item in given if isinstance(item, torch.Tensor)), torch.get_default_device()
+            ),
             same=same,
             # A result that is returned in several places is one output, which has one gradient.
             tangents=tuple((name, tensors.index(region.wanted[index])) for name, index in tangents),
@@ -369,11 +371,6 @@ def _drops_nothing(node: Node) -> bool:
     *_, (_, source) = node.meta.get("source_fn_stack") or [("", None)]
     known = getattr(source, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.dropout")
     return known and "dropout" in getattr(source, "__name__", "").lower()
-
-
-def _home(given: Sequence[Any]) -> torch.device:
-    """Return the device of a call: that of its first tensor, else the default device."""
-    return next((item.device for item in given if isinstance(item, torch.Tensor)), torch.get_default_device())
 
 
 def _finished(captured: Captured) -> Captured:

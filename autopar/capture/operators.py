@@ -69,10 +69,6 @@ def _encoder(args: tuple[Any, ...], output: Any) -> int:
     return 2 * batch * length * matrices + 4 * batch * length**2 * width
 
 
-def _cell(args: tuple[Any, ...], output: Any) -> int:
-    return 2 * args[0].shape[0] * (args[2].numel() + args[3].numel())
-
-
 def _composite(target: Any, args: tuple[Any, ...], output: Any) -> int:
     """Count a composite like its ATen operator; in the backward, one gradient for each factor of each product, and the
     products again if nothing is saved."""
@@ -105,7 +101,10 @@ _WHOLE: dict[Any, Callable[..., Any]] = {
     _aten.scaled_dot_product_attention: _attention,
     **dict.fromkeys((_aten._transformer_encoder_layer_fwd, _aten._native_multi_head_attention), _encoder),
     **dict.fromkeys((_aten.lstm, _aten.gru, _aten.rnn_tanh, _aten.rnn_relu), _recurrent),
-    **dict.fromkeys((_aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell), _cell),
+    **dict.fromkeys(
+        (_aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell),
+        lambda args, output: 2 * args[0].shape[0] * (args[2].numel() + args[3].numel()),
+    ),
 }
 
 

@@ -301,7 +301,8 @@ def _require_step(
             f"{type(optimizer).__name__} is not a torch optimizer; the order is "
             "train_step(model, criterion, optimizer, devices)"
         )
-    if _needs_closure(optimizer):
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
         raise CaptureError(
             f"{type(optimizer).__name__}.step() evaluates the loss again by a closure, which a training step has none "
             "of; use fast = autopar.compile(model, devices) and your own loop, optimizer.step(closure)"
@@ -321,12 +322,6 @@ def _require_trainable(model: Any, optimizer: Any) -> None:
         raise CaptureError(
             f"optimizer={optimizer!r} is not a torch optimizer; give one made of model.parameters()"
         )
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if `step` requires a closure that evaluates the loss, as in LBFGS."""
-    asked = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return asked is not None and asked.default is inspect.Parameter.empty
 
 
 def _require_made(**given: Any) -> None:

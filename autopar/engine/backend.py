@@ -25,6 +25,7 @@ from ..pipeline.calls import Done
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared
 from ..runtime.autograd_bridge import Written
+from ..runtime.executor import Executor
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import reset_after_fork
@@ -178,11 +179,14 @@ class Backend(Recorded):
             for (name, why), count in refusals.items()
         ]
 
+    def executors(self) -> list[Executor | TunedExecutor]:
+        """Return the executors of all programs."""
+        programs = [planned for served in self.served for planned in list(served.programs.values())]
+        return [executor for planned in programs for executor in planned.executors]
+
     def tuned(self) -> list[TunedExecutor]:
         """Return the executors that compile kernels."""
-        programs = [planned for served in self.served for planned in served.programs.values()]
-        executors = [executor for planned in programs for executor in planned.executors]
-        return [executor for executor in executors if isinstance(executor, TunedExecutor)]
+        return [executor for executor in self.executors() if isinstance(executor, TunedExecutor)]
 
     def forget(self) -> None:
         """Drop the programs of the graph that was called last."""

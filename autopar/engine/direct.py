@@ -178,12 +178,7 @@ class Direct:
 
     def _settled(self) -> bool:
         """Return True if there are programs, the kernels of each are chosen, and none is on trial."""
-        executors = [
-            executor
-            for served in self._backend.served
-            for planned in list(served.programs.values())
-            for executor in planned.executors
-        ]
+        executors = self._backend.executors()
         return bool(executors) and all(
             isinstance(executor, TunedExecutor) and executor.settled for executor in executors
         )

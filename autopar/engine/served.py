@@ -305,7 +305,8 @@ class Served:
             settle(outputs, captured.strides, captured.home.type)
         for index, name in captured.same:
             # Where eager returns an argument or a parameter itself, so do we: the very object.
-            outputs[index] = self._own(captured, name, inputs)
+            at: tuple[Any, Any] = captured.state.get(name) or (inputs, captured.graph.inputs.index(name))
+            outputs[index] = at[0][at[1]]
         return captured.rebuild(outputs)
 
     def _written(self, prepared: Training, args: Sequence[Any]) -> Written | None:
@@ -320,13 +321,6 @@ class Served:
             return [item for item in unprinted(self.module)(*args) if isinstance(item, torch.Tensor)]
 
         return written
-
-    @staticmethod
-    def _own(captured: Captured, name: str, inputs: Sequence[Any]) -> Any:
-        if name in captured.state:
-            owner, key = captured.state[name]
-            return owner[key]
-        return inputs[captured.graph.inputs.index(name)]
 
     def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
