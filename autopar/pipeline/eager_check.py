@@ -325,19 +325,19 @@ def _allowed(reference: Any, loose: float) -> float:
 
 def _widened(model: nn.Module) -> nn.Module:
     """Return a copy of a model in float64; for one captured by Dynamo, the dtypes it names are widened too."""
+
+    def wide(item: Any) -> Any:
+        return torch.float64 if isinstance(item, torch.dtype) and item.is_floating_point else item
+
     twin = copy.deepcopy(model).double()
     for part in twin.modules():
         if isinstance(part, fx.GraphModule):
             for node in part.graph.nodes:
-                node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _wide)
+                node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), wide)
                 if node.op == "call_method" and node.target in ("float", "half", "bfloat16"):
                     node.target = "double"
             part.recompile()
     return twin
-
-
-def _wide(item: Any) -> Any:
-    return torch.float64 if isinstance(item, torch.dtype) and item.is_floating_point else item
 
 
 def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -249,8 +249,7 @@ class _Form(NamedTuple):
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(NamedTuple):
     """One output of a call: its form (None: not a tensor), and the input whose memory it shares, by index, or the
     output ~index if negative; None: its own."""
 

@@ -332,19 +332,15 @@ def _pinned(assembly: Assembly) -> set[str]:
     program, graph, machine = assembly.program, assembly.graph, assembly.machine
     if not graph.streamed or not assembly.devices or not pins_memory():
         return set()
-    sent = {
-        step.src
-        for lane in program.lanes
-        for step in lane.steps
-        if isinstance(step, Copy) and assembly.place(step.dst).type != "cpu"
-    }
     streamed = {*graph.streamed}
     found = {
-        name
-        for name in sent
-        if program.buffer[name].value in streamed
-        and program.buffer[name].kind == "given"
-        and assembly.place(name).type == "cpu"
+        step.src
+        for _, step in program.steps()
+        if isinstance(step, Copy)
+        and program.buffer[step.src].value in streamed
+        and program.buffer[step.src].kind == "given"
+        and assembly.place(step.src).type == "cpu"
+        and assembly.place(step.dst).type != "cpu"
     }
     memory = machine.device[machine.host].memory_bytes
     total = sum(program.buffer[name].bytes for name in found)

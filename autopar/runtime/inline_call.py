@@ -33,8 +33,7 @@ class InlineCall:
         (self._lane,) = assembly.lanes
         fed = tuple(program.buffer[name].value for name in layout.fed)
         self.names = (*assembly.graph.inputs, *fed)
-        steps = (step for lane in program.lanes for step in lane.steps)
-        read = set(program.outputs).union(*(_read(step, assembly.kernels) for step in steps))
+        read = set(program.outputs).union(*(_read(step, assembly.kernels) for _, step in program.steps()))
         self._state = [
             assembly.captured.state[name] if buffer in read else None for name, buffer in zip(fed, layout.fed)
         ]

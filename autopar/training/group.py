@@ -93,7 +93,8 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
             ]
             there = [each.grad is not None for each in self._trained]
             here = [not self.joined and at == dist.get_rank(self.ranks) for at in range(self.size)]
-            marks, marked = self._marked([*there, *changed, *here])
+            marks = torch.tensor([*there, *changed, *here], dtype=torch.uint8, device=self.join_device)
+            marked: Any = dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
             sent = [(bucket, *self._sent(bucket)) for bucket in self._buckets]
             marked.wait()
             if all(there) and not changed and not self._join_config.enable:
@@ -144,11 +145,6 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
     def join_process_group(self) -> dist.ProcessGroup:
         """The group over which `Join` counts the ranks with batches."""
         return self.ranks
-
-    def _marked(self, marks: Sequence[bool]) -> tuple[torch.Tensor, Any]:
-        """Start an all-reduce of marks; return those set on any rank, and the work to wait for."""
-        flat = torch.tensor(marks, dtype=torch.uint8, device=self.join_device)
-        return flat, dist.all_reduce(flat, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
 
     def _sent(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Start the all-reduce of a bucket; return its mean gradients as one flat tensor, and the work. Frees the

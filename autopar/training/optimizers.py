@@ -276,7 +276,8 @@ class _Step:
             task = Task(
                 f"norm {path}",
                 NORM,
-                (Ref(gradient), strides(parameter)),
+                # The strides of the gradient in autograd.
+                (Ref(gradient), torch.empty_like(parameter, device="meta").stride()),
                 outputs=(norms[-1],),
                 flops=2 * parameter.numel(),
                 module=path,
@@ -309,8 +310,3 @@ class _Step:
         shape, nbytes = tuple(like.shape), like.numel() * like.element_size()
         self.values[name] = Value(name, shape, dtype, nbytes, name, kind, path)
         return name
-
-
-def strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a parameter's gradient in autograd."""
-    return torch.empty_like(parameter, device="meta").stride()
