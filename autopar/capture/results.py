@@ -110,7 +110,8 @@ def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
         return None
     made: list[Any] = [graph.split, graph.outputs, graph.updates]
     for task in graph.tasks:
-        made.append((task.name, task.target, task.outputs, repr(_arguments(task, _code))))
+        arguments = pytree.tree_map_only(OpenSize, lambda size: size.code, (task.args, task.kwargs))
+        made.append((task.name, task.target, task.outputs, repr(arguments)))
         known = own.get(task.origin or task.name)
         if task.target in _SIZELESS or (known is None and task.target in _LAID):
             continue
@@ -137,29 +138,13 @@ _LAID = frozenset(
 
 def _counts(task: Task) -> set[int]:
     """Return the integers among the arguments of a task that do not depend on the sizes of a call."""
-    found: set[int] = set()
-    _arguments(task, lambda item: found.add(item) if type(item) is int else None)
-    return found
+    return {item for item in pytree.tree_leaves((task.args, task.kwargs)) if type(item) is int}
 
 
 def _open(task: Task) -> list[int]:
     """Return the places of the arguments of a task that depend on the sizes of a call."""
-    found: list[int] = []
-    _arguments(task, lambda item: found.append(item.place) if isinstance(item, OpenSize) else None)
-    return found
-
-
-def _arguments(task: Task, function: Callable[[Any], Any]) -> Any:
-    """Return the arguments of a task with a function of each in its place."""
-
-    def made(argument: Any) -> Any:
-        return tuple(map(made, argument)) if isinstance(argument, tuple) else function(argument)
-
-    return made((task.args, task.kwargs))
-
-
-def _code(item: Any) -> Any:
-    return item.code if isinstance(item, OpenSize) else item
+    leaves = pytree.tree_leaves((task.args, task.kwargs))
+    return [item.place for item in leaves if isinstance(item, OpenSize)]
 
 
 def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Captured:

@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
+from torch.utils import _pytree as pytree
 
 from ..capture import Captured
 from ..capture.results import resizable
 from ..capture.sizes import expressions
 from ..ir.costed import CostedGraph
-from ..ir.graph import Argument, Const, Task
+from ..ir.graph import Const, Task
 from ..ir.open_size import OpenSize
 from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Piece, Program
@@ -270,15 +271,9 @@ def _in_double(form: Form, inputs: Sequence[Any]) -> list[Any]:
 
 def _widened(task: Task) -> Task:
     """Return the task with float64 in place of float32."""
-
-    def wide(argument: Argument) -> Argument:
-        if isinstance(argument, tuple):
-            return tuple(map(wide, argument))
-        return Const("torch.float64") if argument == Const("torch.float32") else argument
-
-    return replace(
-        task, args=tuple(map(wide, task.args)), kwargs=tuple((key, wide(item)) for key, item in task.kwargs)
-    )
+    given = {"torch.float32": Const("torch.float64")}
+    made = pytree.tree_map_only(Const, lambda item: given.get(item.text, item), (task.args, task.kwargs))
+    return replace(task, args=made[0], kwargs=made[1])
 
 
 def in_place(captured: Captured, plan: Plan, program: Program) -> Program:

@@ -321,7 +321,7 @@ class _Race:
                 if self._worth(best):
                     self.verdict.winner = best
                     self.choice.verdict = self.verdict
-                    self.to.serve(self.made[best])
+                    self.to.chosen = self.made[best]
         if best is None:
             return None
         finalists = sorted(self.made, key=self.verdict.seconds.__getitem__)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ..capture.captured import Captured
 
 LaneFunction = Callable[[list[Any], Any], None]
+_BUILTIN = ("builtin", "method")
+"""Begin the names of types of C functions and methods."""
 _programs = itertools.count()
 
 
@@ -267,7 +269,8 @@ class _Writer:
     def compute(self, step: Compute, index: int) -> Iterator[str]:
         task = self.graph.task[step.task]
         function = self.backend.call(self.assembly.callable(step))
-        plain = not _is_user(function)
+        # The user's own code needs real lists; torch's operators accept tuples.
+        plain = isinstance(function, torch._ops.OpOverload) or type(function).__name__.startswith(_BUILTIN)
         values = {self.program.buffer[name].value: name for name in step.reads}
         arguments = [self.expression(argument, values, plain) for argument in task.args]
         for name, value in task.kwargs:
@@ -391,10 +394,3 @@ class _Writer:
 def _tuple(items: Sequence[str]) -> str:
     """Return the source of a tuple, without parentheses."""
     return f"{', '.join(items)}{',' if len(items) == 1 else ''}"
-
-
-def _is_user(function: Callable[..., Any]) -> bool:
-    """Return True if a callable needs real lists; torch's own operators accept tuples."""
-    return not isinstance(function, torch._ops.OpOverload) and not type(function).__name__.startswith(
-        ("builtin", "method")
-    )

@@ -97,6 +97,7 @@ class Choice:
         self.plain, self.choose, self.open = plain, choose, choose.open
         self.turn = threading.RLock()
         self.chosen: Arrangement | None = None
+        """The arrangement that serves, perhaps while others are compiled and timed."""
         self.tried: Arrangement | None = None
         self.done = False
         self.builder: threading.Thread | None = None
@@ -129,10 +130,6 @@ class Choice:
             users = list(self._users)
         for user in users:
             user.forget()
-
-    def serve(self, arrangement: Arrangement) -> None:
-        """Let an arrangement serve while others are compiled and timed."""
-        self.chosen = arrangement
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""

@@ -117,15 +117,7 @@ def _dense(tensor: torch.Tensor) -> bool:
         return False
     if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
         return False
-    if tensor.is_contiguous():
-        return True
-    length = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size > 1:
-            if stride != length:
-                return False
-            length *= size
-    return True
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

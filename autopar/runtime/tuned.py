@@ -134,7 +134,7 @@ class TunedExecutor:
             return self._served(chosen, inputs)
         with self._choice.turn:
             made = self.plain(inputs)
-        self._after(inputs, chosen)
+        self._choice.after(inputs if self._sizes is None else None, chosen)
         return made
 
     def _of(self, chosen: Arrangement) -> Executor:
@@ -214,7 +214,7 @@ class TunedExecutor:
             return self._of(chosen).run(inputs, record)
         with self._choice.turn:
             made = self.plain.run(inputs, record)
-        self._after(inputs, chosen)
+        self._choice.after(inputs if self._sizes is None else None, chosen)
         return made
 
     def begin(self, inputs: Sequence[Any]) -> None:
@@ -237,10 +237,6 @@ class TunedExecutor:
         """Stop the threads of all arrangements, and compilation. A later call starts them again, with the fastest
         arrangement so far."""
         self._choice.close()
-
-    def _after(self, inputs: Sequence[Any], old: Arrangement | None) -> None:
-        """Count an eager call; `old`: the arrangement that it stands for, whose weights have changed."""
-        self._choice.after(inputs if self._sizes is None else None, old)
 
 
 def wait_for(executors: Iterable[TunedExecutor], seconds: float | None) -> None:

@@ -52,12 +52,12 @@ def test_caps_that_only_the_whole_model_exceeds_do_not_count():
 
 def test_what_cannot_be_planned_counts_as_on_the_first_device(monkeypatch):
     from autopar import PlanError
-    from autopar.distributed.pipeline import report
+    from autopar.distributed.pipeline import profile
 
     def refuse(*_, **__):
         raise PlanError("no plan")
 
-    monkeypatch.setattr(report, "plan", refuse)
+    monkeypatch.setattr(profile, "plan", refuse)
     assert _of(TWO) == 1.0
 
 

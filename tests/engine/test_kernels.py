@@ -307,7 +307,7 @@ def test_kernels_that_come_in_the_middle_of_a_call_stay(monkeypatch: pytest.Monk
     run = executor.plain.run
 
     def late(*args: Any) -> Any:
-        choice.serve(found)
+        choice.chosen = found
         return run(*args)
 
     monkeypatch.setattr(executor.plain, "run", late)
