@@ -35,7 +35,7 @@ WORTH = 0.01
 
 
 @dataclass(frozen=True)
-class Round:
+class _Round:
     """One recorded round: names of the plans, predicted seconds, and measured seconds of a call.
     With several graphs, sums over the graphs."""
 
@@ -48,7 +48,7 @@ class Round:
 class Tuned:
     """The result of a tuning: its rounds, the number of the round whose plans are kept, and the reason it stopped."""
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[_Round, ...]
     kept: int
     ended: str
 
@@ -164,7 +164,7 @@ def tuned(backend: Backend, call: Callable[[], Any], rounds: int, calls: int) ->
         took, tasks = regions.run(calls)
         before = before or sum(program.plan.makespan for program in regions.programs.values())
         names = tuple(program.plan.candidate().name for program in regions.programs.values())
-        done.append(Round(names, before, took))
+        done.append(_Round(names, before, took))
         log.info("tune, round %d: %s", number, seconds(took))
         seen.add(_placements(regions.programs))
         for served, program in regions.programs.items():

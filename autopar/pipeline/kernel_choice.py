@@ -59,7 +59,7 @@ def tunable(
     if why := _refused(form, pool):
         log.info("kernels of %s are eager's: %s", form.captured.graph.name, why)
         return executor, (why,)
-    choice = KernelChoice(wanted, form, pool, on_lanes)
+    choice = _KernelChoice(wanted, form, pool, on_lanes)
     tuned = TunedExecutor(Choice(executor, choice))
     folds = not form.changing and any(stack.frozen for stack in choice.stacks)
     device = form.plan.costed.machine.device
@@ -109,7 +109,7 @@ def _more(plan: Plan) -> dict[str, int]:
     }
 
 
-class KernelChoice:
+class _KernelChoice:
     """The choice for one program, made when called.
 
     `wanted`: name of a stack, or "auto" for the fastest. `on_lanes`: plans the same graph on as many lanes as there
@@ -241,7 +241,7 @@ class _Race:
 
     def __init__(
         self,
-        choice: KernelChoice,
+        choice: _KernelChoice,
         to: Choice,
         plain: Executor,
         samples: Sequence[Sample],

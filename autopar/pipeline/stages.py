@@ -181,7 +181,8 @@ def executed(
     changing: bool = False,
 ) -> Prepared:
     """Bind a proved program to the live model, with compiled kernels once there are any. `changing`: weights change
-    from call to call. `on_lanes`: as in `KernelChoice`."""
+    from call to call. `on_lanes`: plans the same graph on
+    as many lanes as there are threads, with one thread each; None if the plan has that already."""
     captured = captured.with_slices(plan.costed.graph)
     run = in_place(captured, plan, program)
     executor = Executor(captured, plan, run, pool)

@@ -60,7 +60,7 @@ class Arrangement:
 
 
 class _Chooser(Protocol):
-    """Interface of `pipeline.kernel_choice.KernelChoice`, which compiles arrangements and chooses the fastest."""
+    """Interface of what `pipeline.kernel_choice.tunable` makes, which compiles arrangements and chooses the fastest."""
 
     wanted: str
     ended: bool

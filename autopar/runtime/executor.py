@@ -22,7 +22,7 @@ from .bind_program import Assembly
 from .flat_transfer import pieces
 from .inline_call import InlineCall
 from .kernels import Kernel
-from .lane_threads import CallContext, Crew
+from .lane_threads import Crew
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .record import CallRecord
@@ -200,14 +200,11 @@ class Executor:
         if assembly.declared:
             slow_down = assembly.machine.slow_down
             clock = Clock(self._plan.makespan * slow_down, slow_down)
-        call = CallContext(assembly, clock, recording)
-        if assembly.streamed:
-            call.arrived = accelerator.arrivals(assembly.devices)
-        crew.call(slots, call)
+        ended = crew.call(slots, clock, recording)
         results = [slots[slot] for slot, _ in self._outputs]
         if assembly.streamed:
             updates = [slots[slot] for slot in (*(slot for slot, _, _ in self._updates), *self._pieces)]
-            accelerator.leave(call.ended, [*results, *updates], assembly.devices)
+            accelerator.leave(ended, [*results, *updates], assembly.devices)
         timeline = None
         if recording is not None:
             crew.drain()

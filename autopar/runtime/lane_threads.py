@@ -12,20 +12,21 @@ from ..ir.device import kind_of
 from ..ir.program import Compute, Copy, Lane, Piece, Wait, tasks_of
 from . import thread_state as ambient
 from .bind_program import Assembly, LaneFunction
+from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .lanes.host import HostLane
 from .record import CallRecord, LaneRecorder
 from .worker import Gates, Job, Worker, stop_all
 
 
-class CallContext:
+class _CallContext:
     """Context of one call, `d` in the code of a lane: clock, recorder, and events of the caller's streams. `inference`
     and `entered`: state of the caller's thread."""
 
     def __init__(self, assembly: Assembly, clock: Clock | None, recording: CallRecord | None) -> None:
         self.assembly, self._clock, self.recording = assembly, clock, recording
         self.inference, self.entered = torch.is_inference_mode_enabled(), ambient.entered.stack
-        self.arrived: list[torch.Event] = []
+        self.arrived = accelerator.arrivals(assembly.devices) if assembly.streamed else []
         self.ended: list[torch.Event] = []
 
     def clock(self, _: str) -> Any:
@@ -71,8 +72,10 @@ class Crew:
         for lane in self.assembly.lanes:
             self._function(lane, True)
 
-    def call(self, slots: list[Any], call: CallContext) -> None:
-        """Run every lane. Raises RunError for the first task that failed, once all lanes have stopped."""
+    def call(self, slots: list[Any], clock: Clock | None, recording: CallRecord | None) -> list[torch.Event]:
+        """Run every lane; return the events at the end of the streams' work. Raises RunError for the first task that
+        failed, once all lanes have stopped."""
+        call = _CallContext(self.assembly, clock, recording)
         # Still so at the next call when an interrupt has come into the way that an interrupt is handled.
         self._busy = True
         try:
@@ -91,6 +94,7 @@ class Crew:
         self._busy = False
         if self._gates.failed:
             self._raise()
+        return call.ended
 
     def alone(self) -> LaneFunction | None:
         """Return the code of the caller's lane if it is the only one, else None."""
@@ -147,7 +151,7 @@ class Crew:
             self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
         return self._functions[lane, recorded]
 
-    def _job(self, backend: HostLane, slots: list[Any], call: CallContext) -> Job:
+    def _job(self, backend: HostLane, slots: list[Any], call: _CallContext) -> Job:
         name, gates = backend.lane.name, self._gates
         function = self._function(name, call.recording is not None)
         own = backend is self._own

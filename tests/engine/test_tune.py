@@ -7,7 +7,7 @@ from torch import nn
 
 import autopar
 from autopar.costs import measure as measuring
-from autopar.engine.tune import Round, Tuned
+from autopar.engine.tune import Tuned, _Round
 from autopar.errors import PlanError
 
 EMULATED = ["cpu", "emulated:0", "emulated:1"]
@@ -146,7 +146,7 @@ def test_tuning_refuses_what_it_cannot_tune(model):
 
 
 def test_a_tuning_says_which_round_stays():
-    found = Tuned((Round(("a",), 1.0, 4.0), Round(("b",), 2.0, 3.0)), 1, "ended")
+    found = Tuned((_Round(("a",), 1.0, 4.0), _Round(("b",), 2.0, 3.0)), 1, "ended")
     lines = str(found).splitlines()
     assert (
         "-25 %" in lines[3].replace("−", "-") and lines[3].rstrip().endswith("stays") and lines[-1] == "ended"
