@@ -19,10 +19,9 @@ from .captured import Captured, memory_order
 from .operators import draws, flops, shared
 from .refusals import Untraceable
 from .region import Region
-from .results import extents, results, with_open
-from .sizes import OPEN, resolver
+from .results import extents, resolver, results, with_open
 from .split_rules import cuts
-from .torch_private import memory
+from .torch_private import OPEN, memory
 
 _aten = torch.ops.aten
 _CHANGES = ("dtype", "layout", "memory_format")

@@ -16,8 +16,7 @@ import torch
 from torch import fx
 
 from .dynamo_private import below_autograd
-from .sizes import is_open
-from .torch_private import FakeTensor, TorchDispatchMode, kept_whole, memory
+from .torch_private import FakeTensor, TorchDispatchMode, is_open, kept_whole, memory
 
 _aten = torch.ops.aten
 _META = ("nn_module_stack", "stack_trace", "source_fn_stack")

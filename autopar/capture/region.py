@@ -20,9 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .dynamo_private import source_of
 from .refusals import Untraceable, waiting
-from .sizes import OPEN, is_open
 from .source_locations import located, origins
-from .torch_private import CONTEXT_FN, pytree, tag_activation_checkpoint
+from .torch_private import CONTEXT_FN, OPEN, is_open, pytree, tag_activation_checkpoint
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]

@@ -43,6 +43,8 @@ __all__ = [
 ]  # fmt: skip
 
 
+OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Types of symbolic sizes."""
 CONTEXT_FN = "_checkpoint_context_fn"
 """Under this name Dynamo keeps the `context_fn` of a checkpoint, in the `meta` of its region."""
 
@@ -117,6 +119,18 @@ def autograd_keys(kinds: set[str]) -> list[Any]:
     names = [{"META": "Meta"}.get(name, name) for name in names]
     found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
     return [key for key in found if key is not None]
+
+
+def is_open(value: Any) -> bool:
+    """Return True if a result has a symbolic size."""
+    if isinstance(value, (tuple, list)):
+        return any(map(is_open, value))
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return False
+        sizes = (*value.shape, *value.stride(), value.storage_offset())
+        return any(isinstance(size, torch.SymInt) for size in sizes)
+    return isinstance(value, OPEN)
 
 
 def depends_on_values(made: Any) -> bool:

@@ -14,7 +14,6 @@ import torch
 from ..capture import Captured, results
 from ..capture.captured import settle
 from ..capture.region import Region
-from ..capture.sizes import resolver
 from ..capture.torch_private import memory
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
@@ -301,7 +300,7 @@ class Resized(Generic[Made]):
         if not others:
             return False
         assert self._region is not None
-        given = results.extents(self._region, resolver(self._region.fakes, args))
+        given = results.extents(self._region, results.resolver(self._region.fakes, args))
         own, rows = program.captured.extents, sum(rows_of(label))
         return any(results.alike_in(own, other.captured.extents, given, rows) for other in others)
 

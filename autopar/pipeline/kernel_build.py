@@ -17,8 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured
-from ..capture.results import resizable
-from ..capture.sizes import expressions
+from ..capture.results import expressions, resizable
 from ..ir.costed import CostedGraph
 from ..ir.graph import Const, Task
 from ..ir.open_size import OpenSize
