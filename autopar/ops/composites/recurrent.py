@@ -14,18 +14,9 @@ from .define import lowered, whole
 _aten = torch.ops.aten
 
 
-def _like(
-    input: Tensor,
-    hx: Any,
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
+def _like(input: Tensor, hx: Any, *rest: Any) -> tuple[Tensor, ...]:
     """Return empty outputs in time-major memory, as every kernel writes them, and the last states."""
+    *_, bidirectional, batch_first = rest
     states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
     features = states[0].shape[-1] * (2 if bidirectional else 1)
     if input.dim() == 3 and batch_first:
