@@ -24,15 +24,10 @@ class _CallContext:
     and `entered`: state of the caller's thread."""
 
     def __init__(self, assembly: Assembly, clock: Clock | None, recording: CallRecord | None) -> None:
-        self.assembly, self._clock, self.recording = assembly, clock, recording
+        self.assembly, self.clock, self.recording = assembly, clock, recording
         self.inference, self.entered = torch.is_inference_mode_enabled(), ambient.entered.stack
         self.arrived = accelerator.arrivals(assembly.devices) if assembly.streamed else []
         self.ended: list[torch.Event] = []
-
-    def clock(self, _: str) -> Any:
-        """Return the declared clock of a lane."""
-        assert self._clock is not None
-        return self._clock.lane()
 
     def recorder(self, lane: str) -> LaneRecorder:
         """Return the recorder of a lane."""

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from ...ir.graph import Graph, Task
-from ...ops.composites import body
 from .edge_cases import exact, in_range
-from .stack import Compilation, Refusal, Stack, exported, numpy_alone
+from .stack import Compilation, Refusal, Stack, exported, keeps_numpy
 
 LARGEST = 2**31 - 2**26
 """Limit on the bytes of weights, which are in one file with the graph."""
@@ -21,12 +19,6 @@ def missing() -> str:
     """Return the reason why it cannot be used, such as missing packages; "" if it can."""
     lacks = [name for name in ("onnxruntime", "onnx", "onnxscript") if not find_spec(name)]
     return f"not installed: {', '.join(lacks)} (pip install 'autopar[onnxruntime]')" if lacks else ""
-
-
-def keeps(task: Task, graph: Graph) -> bool:
-    """Return True for ATen operators, and composites of these, on NumPy's dtypes."""
-    known = task.target.startswith("aten.") or body(task) is not None
-    return known and numpy_alone(task, graph)
 
 
 def compile(work: Compilation) -> None:
@@ -82,5 +74,5 @@ def load(work: Compilation) -> Callable[..., Any]:
     return in_range(call, work)
 
 
-STACK = Stack("onnxruntime", True, missing, keeps, load, compile, open=True)
+STACK = Stack("onnxruntime", True, missing, keeps_numpy, load, compile, open=True)
 """ONNX Runtime's CPU provider, all graph optimizations on."""

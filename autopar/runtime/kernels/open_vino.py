@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from ...ir.graph import Graph, Task
-from ...ops.composites import body
 from .edge_cases import exact, in_range
-from .stack import Compilation, Stack, exported, numpy_alone
+from .stack import Compilation, Stack, exported, keeps_numpy
 
 
 def missing() -> str:
@@ -22,10 +21,7 @@ def missing() -> str:
 def keeps(task: Task, graph: Graph) -> bool:
     """Return True for ATen operators, and composites of these, on NumPy's dtypes, except recurrent ones, which its
     converter unrolls step by step."""
-    plain = task.target.startswith("aten.") and not task.target.startswith(
-        ("aten.lstm", "aten.gru", "aten.rnn")
-    )
-    return (plain or body(task) is not None) and numpy_alone(task, graph)
+    return not task.target.startswith(("aten.lstm", "aten.gru", "aten.rnn")) and keeps_numpy(task, graph)
 
 
 def compile(work: Compilation) -> None:

@@ -107,9 +107,10 @@ class Stack:
     open: bool = False
 
 
-def numpy_alone(task: Task, graph: Graph) -> bool:
-    """Return True if all values that a task reads and makes have NumPy's dtypes."""
-    return all(graph.value[name].dtype in _NUMPY for name in (*task.inputs, *task.outputs))
+def keeps_numpy(task: Task, graph: Graph) -> bool:
+    """Return True for ATen operators, and composites of these, on NumPy's dtypes."""
+    known = task.target.startswith("aten.") or body(task) is not None
+    return known and all(graph.value[name].dtype in _NUMPY for name in (*task.inputs, *task.outputs))
 
 
 def module_of(
