@@ -27,7 +27,7 @@ def bound_store(*, timeout_s: float = 1800.0) -> dist.Store:
 
     Raises RunError if a variable is missing, or if torchrun itself holds the store of the job.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if store_of_torchrun():
         raise RunError(
             "torchrun holds the store of this job, and listens on all interfaces; start it with "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file "
@@ -40,6 +40,11 @@ def bound_store(*, timeout_s: float = 1800.0) -> dist.Store:
         raise RunError(f"{missing.args[0]} is not set; start the script with torchrun, or set it") from None
     # Another job of this process finds the server, but none of the keys, of the one before.
     return dist.PrefixStore(str(next(_jobs)), _server(host, port, rank, size, timeout_s))
+
+
+def store_of_torchrun() -> bool:
+    """Return True if torchrun, not rank 0, holds the store of the job."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 @functools.cache

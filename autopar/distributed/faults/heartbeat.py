@@ -27,6 +27,7 @@ from ...errors import RunError
 from ...system import process
 from ...system.text import brief
 from ...training.messages import Group, rank_of, size_of
+from ..rendezvous import store_of_torchrun
 
 log = logging.getLogger("autopar")
 
@@ -213,7 +214,7 @@ class _Guard:
 
     def _lose(self, what: str, sign: str) -> None:
         """Report the process that holds the store and does not answer: torchrun if there is one, else rank 0."""
-        failed = {} if _shared_store() else {**self._first, "by": self.rank}
+        failed = {} if store_of_torchrun() else {**self._first, "by": self.rank}
         first = f"rank 0 ({self._first['host']}, pid {self._first['pid']})"
         holder = first if failed else f"torchrun on {os.environ.get('MASTER_ADDR')}"
         text = f"{holder}, which holds the store of the job, {what} ({sign})"
@@ -291,7 +292,7 @@ def guarded(
     if not dist.is_initialized():
         raise RunError("no job to guard: call torch.distributed.init_process_group() first, under torchrun")
     guard = _Guard(group, timeout_s, step_timeout_s, grace_s)
-    if guard.rank == 0 and _shared_store() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    if guard.rank == 0 and store_of_torchrun() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         log.warning(
             "torchrun keeps one store for all its restarts, in which new processes may find the addresses of dead "
             "ones and fail (pytorch issue 135712); start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun …"
@@ -310,11 +311,6 @@ def _settle() -> None:
         # The main thread gives up the GIL: a thread that waits for it runs.
         time.sleep(LOOK_S)
         asleep = asleep + 1 if process.others_sleep() else 0
-
-
-def _shared_store() -> bool:
-    """Return True if torchrun, not rank 0, holds the store."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _position(frame: FrameType | None) -> tuple[str, bool]:

@@ -81,7 +81,8 @@ def split(model: nn.Module, mesh: DeviceMesh, groups: Iterable[TensorGroup]) -> 
                 if parameter is not None:
                     module.register_parameter(name, made.setdefault(parameter, getattr(module, name)))
         for path in group.dropouts:
-            _draw_apart(kept(path), mesh.get_local_rank())
+            dropout = kept(path)
+            dropout.forward = partial(_drawn_apart, dropout, rank=mesh.get_local_rank())
     return undo
 
 
@@ -171,12 +172,8 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _draw_apart(module: nn.Module, rank: int) -> None:
-    """Make a dropout module draw different numbers on each rank; the common generator advances by one number."""
-    module.forward = partial(_apart, module, rank=rank)
-
-
-def _apart(module: nn.Module, given: torch.Tensor, *, rank: int) -> Any:
+def _drawn_apart(module: nn.Module, given: torch.Tensor, *, rank: int) -> Any:
+    """Run a dropout's forward with different numbers on each rank; the common generator advances by one number."""
     if not module.training:
         return type(module).forward(module, given)
     # From the CPU's, which all ranks draw from alike.
