@@ -26,7 +26,12 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "needs", "says"),
     [
-        ("hf_trainer", ["transformers", "accelerate"], "weights of the resumed run"),
+        pytest.param(
+            "hf_trainer",
+            ["transformers", "accelerate"],
+            "weights of the resumed run",
+            marks=pytest.mark.release,
+        ),
         pytest.param(
             "lightning_loop",
             ["lightning"],

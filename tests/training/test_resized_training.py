@@ -106,6 +106,7 @@ def test_an_optimizer_that_steps_by_itself():
     assert len(trained(classes, optimizer=torch.optim.RMSprop)._signatures.kept[-1]) == 2
 
 
+@pytest.mark.release
 def test_a_loop():
     plain, model, theirs, ours = twins()
     fast = autopar.compile(model, TWO, split=2)
