@@ -52,9 +52,13 @@ class Form:
     program: Program
     threads: int
     changing: bool = False
-    """True if its weights change from call to call, so that kernels cannot fold them."""
+    """True if all its weights change from call to call, so that kernels cannot fold them."""
     symbols: tuple[sympy.Expr, ...] = ()
     """The sizes of a call by place (`OpenSize`), for kernels that serve calls of all sizes."""
+
+    def steady(self, name: str) -> bool:
+        """Return True for state that is the same in each call, until the user changes it: kernels may fold it."""
+        return not self.changing and name not in self.plan.costed.graph.mutated
 
     @property
     def lanes(self) -> int:
@@ -91,11 +95,11 @@ def arranged(
     plain: Executor,
     turn: AbstractContextManager[Any],
 ) -> Arrangement:  # fmt: skip
-    """Compile the pieces of a form with a stack; return the arrangement. `watch` covers all state that must not change.
+    """Compile the pieces of a form with a stack; return the arrangement. `watch` covers all state that is folded.
 
     Operators that the stack turns out to lack stay eager, in up to `RETRIES` further attempts.
 
-    plain: eager's executor, without side effects; it answers the samples anew if weights change from call to call.
+    plain: eager's executor, without side effects; it answers the samples anew if state changes from call to call.
     turn: keeps other calls out while both answer.
 
     Raises Refusal if there are no pieces, the weights have changed since, or a result differs from eager's, and the
@@ -124,7 +128,8 @@ def arranged(
     trial = trying(form, program, pool, kernels) or made
     with turn:
         for inputs, outputs in samples:
-            _judge(form, inputs, trial(inputs), plain(inputs) if form.changing else outputs)
+            anew = form.changing or form.plan.costed.graph.updates
+            _judge(form, inputs, trial(inputs), plain(inputs) if anew else outputs)
         if form.symbols:
             _lengthened(form, samples[0][0], trial, plain)
     if limits:
@@ -164,14 +169,14 @@ def _compiled(
 ) -> tuple[Program, dict[str, Kernel]]:
     """Return the program of a form in pieces, and the kernel of each, by its first task. Operators in `lacking` stay
     eager; `limits` as in `fitting_all`. Raises Refusal and the stack's errors."""
-    captured, graph = form.captured, form.plan.costed.graph
+    graph = form.plan.costed.graph
     program = pieced(form.program, graph, lambda task: task.target in lacking or _eager(form, stack, task))
     pieces = _pieces(form, program)
     if not pieces:
         raise Refusal("it can do none of the tasks")
     check(program, graph)
     folded = {
-        piece.tasks[0]: _folded(captured, program, piece, device) if stack.frozen else {}
+        piece.tasks[0]: _folded(form, program, piece, device) if stack.frozen else {}
         for piece, device in pieces
     }
     modules = {
@@ -200,7 +205,7 @@ def _stays(buffer: Buffer, form: Form) -> bool:
     graph = form.plan.costed.graph
     if buffer.value not in form.captured.state or buffer.value in graph.streamed:
         return False
-    return buffer.kind == "given" or not form.changing
+    return buffer.kind == "given" or form.steady(buffer.value)
 
 
 def _eager(form: Form, stack: Stack, task: Task) -> bool:
@@ -210,11 +215,11 @@ def _eager(form: Form, stack: Stack, task: Task) -> bool:
     return stack.devices is not None and form.types[task.name] not in stack.devices
 
 
-def _folded(captured: Captured, program: Program, piece: Piece, device: torch.device) -> dict[str, Any]:
-    """Return the state that a piece reads, on its device."""
-    state = present(captured)
+def _folded(form: Form, program: Program, piece: Piece, device: torch.device) -> dict[str, Any]:
+    """Return the state that a kernel of a piece may fold, on its device."""
+    state = present(form.captured)
     names = (program.buffer[name].value for name in piece.reads)
-    return {name: state[name].detach().to(device) for name in names if name in state}
+    return {name: state[name].detach().to(device) for name in names if name in state and form.steady(name)}
 
 
 def _judge(form: Form, inputs: Sequence[Any], found: Sequence[Any], eager: Sequence[Any]) -> None:

@@ -192,10 +192,10 @@ class _KernelChoice:
                 self._race = None
 
     def _chosen(self, inputs: Sequence[Any], to: Choice) -> Arrangement | None:
-        state = self.form.captured.state
-        masters = [self.pool.master(name, *state[name]) for name in self.form.plan.costed.graph.state]
-        # Kernels read weights that change from call to call as they are then.
-        watch = Watch([] if self.form.changing else masters)
+        form = self.form
+        # Kernels read state that changes from call to call as it is then.
+        steady = filter(form.steady, form.plan.costed.graph.state)
+        watch = Watch([self.pool.master(name, *form.captured.state[name]) for name in steady])
         plain = trying(self.form, self.form.program, self.pool) or to.plain
         with to.turn:
             samples: list[Sample] = [(inputs, [*map(clone, plain(inputs))])]

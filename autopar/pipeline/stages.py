@@ -188,7 +188,7 @@ def executed(
     executor = Executor(captured, plan, run, pool)
     if kernels == "eager":
         return Prepared(captured, plan, run, executor)
-    changing, symbols = changing or bool(plan.costed.graph.updates), symbols_of(captured, plan.costed)
+    symbols = symbols_of(captured, plan.costed)
     form = Form(captured, plan, program, torch.get_num_threads(), changing, symbols)
     made, why = tunable(executor, kernels, form, pool, on_lanes)
     return Prepared(captured, plan, run, made, refusals=why)

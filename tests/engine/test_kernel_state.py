@@ -1,0 +1,67 @@
+"""Kernels of graphs that change state or inputs in each call: they fold the rest, and read what changes as it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from compilers import Folding, alone, chosen, using
+from torch import nn
+
+import autopar
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with alone(tmp_path, monkeypatch):
+        yield
+
+
+class Counting(nn.Module):
+    """Keeps a mean and a count, and writes to a cache of the caller's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(2, 8))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x).tanh()
+        before = y + self.mean[0]
+        self.mean.add_(y.mean(0))
+        self.calls.add_(1)
+        cache.copy_(y * 2)
+        return before + self.mean[1]
+
+
+def same(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
+    for ours, theirs in zip(found, wanted):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_changes_in_each_call_is_read_and_the_rest_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    folding = Folding()
+    using(monkeypatch, folding, fastest="folding")
+    model = Counting().eval()
+    plain = copy.deepcopy(model)
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    cache, theirs = torch.zeros(4, 8), torch.zeros(4, 8)
+    for index in range(24):
+        x = torch.randn(4, 8)
+        same((fast(x, cache), cache), (plain(x, theirs), theirs))
+        same(tuple(model.buffers()), tuple(plain.buffers()))
+        if index in (4, 14):
+            fast.wait()
+        if index == 9:
+            assert chosen(fast) == "folding" and folding.built == 1
+            for each in (model, plain):
+                each.layer.weight.mul_(1.5)
+        if index == 19:
+            assert chosen(fast) == "folding" and folding.built == 2
+            for each in (model, plain):
+                each.mean.zero_()
+    assert chosen(fast) == "folding" and folding.built == 2
