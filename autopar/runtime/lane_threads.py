@@ -19,15 +19,20 @@ from .record import CallRecord, LaneRecorder
 from .worker import Gates, Job, Worker, stop_all
 
 
-class _CallContext:
+class CallContext:
     """Context of one call, `d` in the code of a lane: clock, recorder, and events of the caller's streams. `inference`
     and `entered`: state of the caller's thread."""
 
     def __init__(self, assembly: Assembly, clock: Clock | None, recording: CallRecord | None) -> None:
-        self.assembly, self.clock, self.recording = assembly, clock, recording
+        self.assembly, self._clock, self.recording = assembly, clock, recording
         self.inference, self.entered = torch.is_inference_mode_enabled(), ambient.entered.stack
         self.arrived = accelerator.arrivals(assembly.devices) if assembly.streamed else []
         self.ended: list[torch.Event] = []
+
+    def clock(self, _: str) -> Any:
+        """Return the declared clock of a lane."""
+        assert self._clock is not None
+        return self._clock.lane()
 
     def recorder(self, lane: str) -> LaneRecorder:
         """Return the recorder of a lane."""
@@ -70,7 +75,7 @@ class Crew:
     def call(self, slots: list[Any], clock: Clock | None, recording: CallRecord | None) -> list[torch.Event]:
         """Run every lane; return the events at the end of the streams' work. Raises RunError for the first task that
         failed, once all lanes have stopped."""
-        call = _CallContext(self.assembly, clock, recording)
+        call = CallContext(self.assembly, clock, recording)
         # Still so at the next call when an interrupt has come into the way that an interrupt is handled.
         self._busy = True
         try:
@@ -146,7 +151,7 @@ class Crew:
             self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
         return self._functions[lane, recorded]
 
-    def _job(self, backend: HostLane, slots: list[Any], call: _CallContext) -> Job:
+    def _job(self, backend: HostLane, slots: list[Any], call: CallContext) -> Job:
         name, gates = backend.lane.name, self._gates
         function = self._function(name, call.recording is not None)
         own = backend is self._own
