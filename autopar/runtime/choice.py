@@ -133,13 +133,6 @@ class Choice:
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""
-        if self.done or self.builder is not None:
-            return
-        examples = [*map(clone, inputs)]
-        self._seen = examples if self.open else None
-        if self.choose.traces:
-            self._build(examples)
-            return
         own = weakref.ref(self)
 
         def build() -> None:
@@ -147,8 +140,18 @@ class Choice:
             if choice is not None:
                 choice._build(examples)
 
-        self.builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
-        self.builder.start()
+        # Calls of two threads may both be the one after which kernels are compiled.
+        with self._adding:
+            if self.done or self.builder is not None:
+                return
+            examples = [*map(clone, inputs)]
+            self._seen = examples if self.open else None
+            self.done = self.choose.traces
+            if not self.done:
+                self.builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
+                self.builder.start()
+                return
+        self._build(examples)
 
     def wait(self, seconds: float | None) -> None:
         """Wait as `TunedExecutor.wait` does."""

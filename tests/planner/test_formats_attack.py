@@ -3,6 +3,7 @@
 import json
 import random
 import warnings
+from dataclasses import replace
 
 import networkx
 import pytest
@@ -266,3 +267,8 @@ def test_an_edit_that_makes_it_no_plan_is_named(change, says, tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(PlanError, match=says):
         Plan.load(path)
+
+
+def test_a_single_device_in_no_time_can_be_explained():
+    plan = schedule(small())
+    assert "slower than one device" in replace(plan, singles=(("cpu", 0.0),), candidates=()).explain()

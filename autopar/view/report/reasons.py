@@ -218,7 +218,10 @@ def faster(gain: float) -> str:
     """Return the speed-up over a device that takes `gain` times as long as text."""
     if gain >= 1.005:
         return f"{gain:.2f} × faster than one device"
-    return "as fast as one device" if gain > 0.995 else f"{(1 / gain - 1) * 100:.0f} % slower than one device"
+    if gain > 0.995:
+        return "as fast as one device"
+    slower = f"{(1 / gain - 1) * 100:.0f} % slower" if gain else "slower"
+    return f"{slower} than one device"
 
 
 def change(share: float) -> str:
