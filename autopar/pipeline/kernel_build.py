@@ -6,7 +6,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -55,6 +55,22 @@ class Form:
     """True if all its weights change from call to call, so that kernels cannot fold them."""
     symbols: tuple[sympy.Expr, ...] = ()
     """The sizes of a call by place (`OpenSize`), for kernels that serve calls of all sizes."""
+    held: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Copies of the state that a call changes, which those that are to change nothing (`trying`) read while kernels are
+    compiled and compared: other calls go on meanwhile."""
+
+    def hold(self) -> None:
+        """Copy the state that a call changes, unless that is all weights."""
+        state = {} if self.changing else self.captured.state
+        for name in self.plan.costed.graph.mutated & state.keys():
+            owner, key = state[name]
+            self.held[name] = owner[key].detach().clone()
+
+    @property
+    def tried(self) -> Captured:
+        """The captured model for calls that change nothing."""
+        held = {name: (self.held, name) for name in self.held}
+        return replace(self.captured, state={**self.captured.state, **held})
 
     def steady(self, name: str) -> bool:
         """Return True for state that is the same in each call, until the user changes it: kernels may fold it."""
@@ -99,7 +115,7 @@ def arranged(
 
     Operators that the stack turns out to lack stay eager, in up to `RETRIES` further attempts.
 
-    plain: eager's executor, without side effects; it answers the samples anew if state changes from call to call.
+    plain: eager's executor, without side effects; it answers the samples anew if weights change from call to call.
     turn: keeps other calls out while both answer.
 
     Raises Refusal if there are no pieces, the weights have changed since, or a result differs from eager's, and the
@@ -128,8 +144,7 @@ def arranged(
     trial = trying(form, program, pool, kernels) or made
     with turn:
         for inputs, outputs in samples:
-            anew = form.changing or form.plan.costed.graph.updates
-            _judge(form, inputs, trial(inputs), plain(inputs) if anew else outputs)
+            _judge(form, inputs, trial(inputs), plain(inputs) if form.changing else outputs)
         if form.symbols:
             _lengthened(form, samples[0][0], trial, plain)
     if limits:
@@ -264,7 +279,7 @@ def _in_double(form: Form, inputs: Sequence[Any]) -> list[Any]:
     """Return outputs and updates of a graph computed in float64."""
     graph, captured = form.plan.costed.graph, form.captured
     wide = replace(graph, tasks=tuple(map(_widened, graph.tasks)))
-    state = {name: tensor.detach() for name, tensor in present(captured).items()}
+    state = {name: tensor.detach() for name, tensor in present(form.tried).items()}
     cpu = torch.device("cpu")
     given = (*zip(graph.inputs, inputs), *state.items())
     values = {name: widen(item.to(cpu) if isinstance(item, torch.Tensor) else item) for name, item in given}
@@ -301,7 +316,7 @@ def trying(
         return None
     made = (*program.outputs, *(buffer for buffer, _ in program.updates))
     tried = replace(program, outputs=made, updates=(), keeps=())
-    return Executor(form.captured, form.plan, tried, pool, kernels)
+    return Executor(form.tried, form.plan, tried, pool, kernels)
 
 
 _Tensors = Sequence[torch.Tensor]

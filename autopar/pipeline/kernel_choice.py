@@ -157,8 +157,7 @@ class _KernelChoice:
         return f"{graph.name}: {self.verdict}{sizes if inputs else ''}"
 
     def refute(self, name: str, ratio: float) -> None:
-        """Let eager win, also in other processes: an arrangement took `ratio` of its time in the caller's own
-        calls."""
+        """Let eager win, also in other processes: in the caller's calls an arrangement took `ratio` of its time."""
         assert self.verdict is not None
         self.verdict.winner = "eager"
         self.verdict.refused[name] = f"{ratio:.2f} of eager's time in the caller's own calls"
@@ -177,8 +176,8 @@ class _KernelChoice:
     def __call__(self, inputs: Sequence[Any], to: Choice) -> Arrangement | None:
         """Return the fastest arrangement on these inputs; None for the eager program.
 
-        Each one that is faster than the previous serves at once. Raises Refusal if weights change meanwhile, or the
-        process ends.
+        Each one that is faster than the previous serves at once. Raises Refusal if weights change meanwhile, eager
+        fails with these inputs by now, or the process ends.
         """
         # A caller who waits for this does not wait for others too.
         with nullcontext() if self.traces else _one:
@@ -187,18 +186,26 @@ class _KernelChoice:
             try:
                 found = self._chosen(inputs, to)
                 self._open = found is not None and found.open
-                return found
+                updates = self.form.plan.costed.graph.updates
+                # A trial holds copies of state that calls change.
+                return replace(found, trial=found.executor) if found and updates else found
             finally:
                 self._race = None
+                self.form.held.clear()
 
     def _chosen(self, inputs: Sequence[Any], to: Choice) -> Arrangement | None:
         form = self.form
         # Kernels read state that changes from call to call as it is then.
         steady = filter(form.steady, form.plan.costed.graph.state)
         watch = Watch([self.pool.master(name, *form.captured.state[name]) for name in steady])
-        plain = trying(self.form, self.form.program, self.pool) or to.plain
         with to.turn:
-            samples: list[Sample] = [(inputs, [*map(clone, plain(inputs))])]
+            form.hold()
+            plain = trying(form, form.program, self.pool) or to.plain
+            try:
+                samples: list[Sample] = [(inputs, [*map(clone, plain(inputs))])]
+            except RunError as error:
+                # The state, or an input in its own memory, may have moved on: a cache of keys and values may be full.
+                raise Refusal("a call like it fails by now") from error
             # What eager refuses is no question: integers moved along may be offsets, which must rise.
             for integers in (True, False):
                 with suppress(RunError):
@@ -276,16 +283,9 @@ class _Race:
             form = self._form(how)
             with ticking(f"autopar: kernels of {name}"):
                 self.made[name] = arranged(
-                    name,
-                    stack,
-                    form,
-                    self.choice.pool,
-                    self.samples,
-                    self.watch,
-                    self.worker,
-                    self.plain,
+                    name, stack, form, self.choice.pool, self.samples, self.watch, self.worker, self.plain,
                     self.to.turn,
-                )
+                )  # fmt: skip
         except Exception as problem:
             if not self.watch.unchanged():
                 raise Refusal("weights changed while it was compiled") from problem
@@ -370,7 +370,7 @@ class _Race:
                 raise Refusal("the planner has no use for a second lane")
             if self.form.symbols and not form.symbols:
                 raise Refusal("its plan is for calls of these sizes alone")
-            form = form if self.form.symbols else replace(form, symbols=())
+            form = replace(form, symbols=self.form.symbols and form.symbols, held=self.form.held)
         return form
 
     def _time(self, names: Sequence[str], rounds: int) -> None:

@@ -12,6 +12,7 @@ from compilers import Folding, alone, chosen, using
 from torch import nn
 
 import autopar
+from autopar.runtime.kernels import Compilation
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +66,57 @@ def test_what_changes_in_each_call_is_read_and_the_rest_folded(monkeypatch: pyte
             for each in (model, plain):
                 each.mean.zero_()
     assert chosen(fast) == "folding" and folding.built == 2
+
+
+class Cached(nn.Module):
+    """Writes a row of a cache at a position that each call moves on, as language models do; fails where it is full."""
+
+    def __init__(self, rows: int = 12) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("cache", torch.zeros(rows, 8))
+        self.register_buffer("at", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache.index_copy_(0, self.at, self.layer(x))
+        self.at.add_(1)
+        return self.cache.sum(0)
+
+
+class Full(Folding):
+    """The caller has filled the cache when this has compiled."""
+
+    model: Cached
+
+    def compile(self, work: Compilation) -> None:
+        self.model.at.fill_(len(self.model.cache))
+
+
+def test_state_that_moves_on_is_compared_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Full("full")
+    using(monkeypatch, full, fastest="full")
+    model = full.model = Cached().eval()
+    fast, x = autopar.compile(model, ["cpu"], kernels="auto"), torch.randn(1, 8)
+    for _ in range(2):
+        fast(x)
+    before = model.cache.clone()
+    fast.wait()
+    assert chosen(fast) == "full" and torch.equal(model.cache, before)
+
+
+def test_a_cache_that_is_full_by_then_is_no_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Folding(), fastest="folding")
+    model = Cached().eval()
+    fast, x = autopar.compile(model, ["cpu"], kernels="auto"), torch.randn(1, 8)
+    for _ in range(2):
+        fast(x)
+    model.at.fill_(len(model.cache))
+    fast.wait()
+    assert chosen(fast) == "eager"
+    model.at.zero_()
+    for _ in range(4):
+        fast(x)
+    fast.wait()
+    assert chosen(fast) == "folding"
+    plain = copy.deepcopy(model)
+    assert torch.equal(fast(x), plain(x)) and torch.equal(model.at, plain.at)
