@@ -80,7 +80,7 @@ class _Chooser(Protocol):
 _alive: weakref.WeakSet[Choice] = weakref.WeakSet()
 
 
-class User(Protocol):
+class _User(Protocol):
     """What runs calls by the arrangement that a `Choice` has chosen (`tuned.TunedExecutor`)."""
 
     def forget(self) -> None:
@@ -101,7 +101,7 @@ class Choice:
         self.tried: Arrangement | None = None
         self.done = False
         self.builder: threading.Thread | None = None
-        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._users: weakref.WeakSet[_User] = weakref.WeakSet()
         self._adding = threading.Lock()
         self._stale: Watch | None = None
         """The watch of an arrangement whose weights have changed."""
@@ -116,7 +116,7 @@ class Choice:
         _alive.add(self)
         ambient.reset_after_fork.add(self)
 
-    def add(self, user: User) -> None:
+    def add(self, user: _User) -> None:
         """Note a user, for as long as it exists."""
         with self._adding:
             self._users.add(user)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,78 +13,22 @@ from typing import Any
 import pytest
 import torch
 from compilers import Folding, Here, alone, using
+from sized_kernels import SIZES, Attention, Open, alike, executors, ids, ready
 from torch import nn
 
 import autopar
 from autopar.costs.clustering import fuse
-from autopar.engine.compiled import Compiled
 from autopar.ir.costed import CostedGraph
 from autopar.pipeline import kernel_calls, kernel_choice, stages
 from autopar.pipeline.kernel_verdict import signature
-from autopar.runtime import choice, trial
+from autopar.runtime import trial
 from autopar.runtime.kernels import STACKS, Compilation, Stack
-
-SIZES = [(3, 4), (4, 6), (5, 5), (3, 9), (7, 4), (2, 20), (6, 6), (4, 8), (8, 30)]
 
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with alone(tmp_path, monkeypatch):
         yield
-
-
-class Open(Folding):
-    """Compiles for all sizes."""
-
-    open = True
-
-
-class Attention(nn.Module):
-    """Sizes as arguments, sums and quotients of them, results in several layouts, and integers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(50, 16)
-        self.packed, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-
-    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rows, length = ids.shape
-        q, k, v = self.packed(self.table(ids)).view(rows, length, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
-        mask = torch.ones(length, length, dtype=torch.bool).tril()
-        y = (
-            nn.functional.scaled_dot_product_attention(q, k, v, mask)
-            .transpose(1, 2)
-            .reshape(rows * length, 16)
-        )
-        made = self.out(y).view(rows, length, 16)
-        places = torch.arange(length + 1)
-        return made[:, length // 2 :], made.transpose(0, 1).relu(), places * 2, made.argmax(-1) + ids
-
-
-def ids(sizes: tuple[int, ...]) -> torch.Tensor:
-    return torch.randint(50, sizes)
-
-
-def ready(model: nn.Module, kernels: str = "auto") -> Compiled:
-    """The model after calls of two sizes, the second of which is captured for all, with kernels."""
-    fast = autopar.compile(model, ["cpu"], kernels=kernels)
-    for sizes in SIZES[:2]:
-        fast(ids(sizes))
-        fast.wait()
-    return fast
-
-
-def alike(fast: Any, model: nn.Module, sizes: tuple[int, ...]) -> None:
-    x = ids(sizes)
-    for ours, right in zip(fast(x), model(x), strict=True):
-        torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-5)
-        assert ours.stride() == right.stride()
-
-
-def executors(fast: Compiled) -> list[Any]:
-    """The executors of the graph for all sizes, by sizes."""
-    served = fast._placement.backend.served[-1]
-    return [made.executor for made in (*served.programs.values(), *served.resized._made.values())]
 
 
 def test_one_kernel_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,117 +115,6 @@ def test_kernels_of_weights_that_have_changed_are_gone(monkeypatch: pytest.Monke
     fast.wait()
     gc.collect()
     assert old() is None and executor.serving == "folding"
-
-
-class Short(Open):
-    """Right for the examples and somewhat longer inputs, wrong for others."""
-
-    def load(self, work: Compilation) -> Callable[..., Any]:
-        call, most = super().load(work), 1.5 * max(tensor.numel() for tensor in work.examples)
-
-        def short(*tensors: torch.Tensor) -> Any:
-            off = 1 if work.axes and max(tensor.numel() for tensor in tensors) > most else 0
-            return tuple(made + off if off else made for made in call(*tensors))
-
-        return short
-
-
-def test_a_kernel_that_is_wrong_for_other_sizes_serves_none_of_them(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    stack = Short()
-    using(monkeypatch, stack, fastest="folding")
-    model = Attention().eval()
-    fast = ready(model)
-    with caplog.at_level(logging.INFO, "autopar"):
-        for sizes in SIZES[1:]:
-            alike(fast, model, sizes)
-    assert sum("right for some sizes alone" in line.message for line in caplog.records) == 1
-    assert "of other sizes: its answer is" in fast.explain()
-    built = stack.built
-    # Calls of others count once those of the first set have kernels of their own.
-    for sizes, times in ((SIZES[1], 1), (SIZES[-1], 12)):
-        for _ in range(times):
-            alike(fast, model, sizes)
-        fast.wait()
-    assert stack.built > built
-    assert fast._placement.backend.served[-1].programs[SIZES[-1]].executor.serving == "folding"
-    for sizes in SIZES[1:]:
-        alike(fast, model, sizes)
-
-
-class Even(Open):
-    """Right for even lengths alone."""
-
-    def load(self, work: Compilation) -> Callable[..., Any]:
-        call = super().load(work)
-
-        def even(*tensors: torch.Tensor) -> Any:
-            odd = any(length % 2 for tensor in tensors for length in tensor.shape)
-            return tuple(made + 1 if work.axes and odd else made for made in call(*tensors))
-
-        return even
-
-
-def test_kernels_that_are_wrong_for_lengths_that_come_late_are_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    using(monkeypatch, Even(), fastest="folding")
-    model = Attention().eval()
-    fast = autopar.compile(model, ["cpu"], kernels="auto")
-    for sizes in ((2, 4), (4, 6)):
-        alike(fast, model, sizes)
-        fast.wait()
-    assert "right for some sizes alone" in fast.explain()
-    for sizes in ((4, 8), (6, 10), (8, 12), (2, 16), (4, 7), (5, 9), (3, 4)):
-        alike(fast, model, sizes)
-
-
-class PerSize(Open):
-    """Cannot compile for all sizes, and says so late."""
-
-    def load(self, work: Compilation) -> Callable[..., Any]:
-        if work.axes:
-            raise ValueError("one set of sizes at a time")
-        return super().load(work)
-
-
-def test_kernels_that_cannot_be_compiled_for_all_sizes_are_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = PerSize()
-    using(monkeypatch, stack, fastest="folding")
-    model = Attention().eval()
-    fast = ready(model)
-    assert stack.built == 2
-    for sizes in SIZES[2:4]:
-        alike(fast, model, sizes)
-        fast.wait()
-    assert stack.built == 4
-    for _ in range(12):
-        alike(fast, model, SIZES[-1])
-    fast.wait()
-    assert stack.built == 5
-    alike(fast, model, SIZES[-1])
-
-
-def test_sizes_called_before_it_is_known_that_kernels_are_for_each_get_theirs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stack = PerSize()
-    using(monkeypatch, stack, fastest="folding")
-    monkeypatch.setattr(choice, "AFTER", 1000)
-    model = Attention().eval()
-    fast = autopar.compile(model, ["cpu"], kernels="auto")
-    for sizes in (*SIZES[:5], *SIZES[:5]):
-        alike(fast, model, sizes)
-    fast.wait()
-    before = stack.built
-    for _ in range(12):
-        for sizes in SIZES[2:5]:
-            alike(fast, model, sizes)
-    fast.wait()
-    assert stack.built == before + 3
-    for sizes in SIZES[2:5]:
-        alike(fast, model, sizes)
 
 
 class Gaps(nn.Module):

@@ -392,12 +392,9 @@ def test_a_model_goes_with_its_compiled_form(kernels: str) -> None:
 def test_outputs_with_fields(kernels: str) -> None:
     pytest.importorskip("transformers")
     models = stacks.library("transformers")
-    config = models.BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    model, ids = models.BertModel(config).eval(), torch.randint(0, 50, (2, 5))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model, ids = models.BertModel(models.BertConfig(vocab_size=50, **sizes)).eval(), torch.randint(50, (2, 5))
     fast = warm(kernels, model, ids)
-    assert type(fast(ids)) is type(model(ids))
-    assert long_calls(fast, ids) == 0
-    more = fast(ids, output_hidden_states=True)
-    torch.testing.assert_close(more.hidden_states, model(ids, output_hidden_states=True).hidden_states)
+    assert type(fast(ids)) is type(model(ids)) and long_calls(fast, ids) == 0
+    more, right = (each(ids, output_hidden_states=True) for each in (fast, model))
+    torch.testing.assert_close(more.hidden_states, right.hidden_states)

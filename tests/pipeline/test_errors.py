@@ -393,17 +393,3 @@ def test_a_compiled_model_is_not_compiled_again():
     fast = autopar.compile(nn.Linear(2, 2), ["cpu"])
     with pytest.raises(autopar.CaptureError, match=r"compiled already.*compiled\.module"):
         autopar.compile(fast, ["cpu"])
-
-
-def test_a_buffer_of_many_weights_is_not_named_after_one():
-    layers = [layer for _ in range(12) for layer in (nn.Linear(32, 32), nn.ReLU())]
-    model, x, y = nn.Sequential(*layers), torch.randn(8, 32), torch.randn(8, 32)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    step = {"example_inputs": (x, y), "criterion": nn.functional.mse_loss, "optimizer": optimizer}
-    with pytest.raises(autopar.MemoryCapError) as caught:
-        autopar.plan(
-            model, ["cpu", "emulated:0"], memory={"emulated:0": 20_000}, pins={"": "emulated:0"}, **step
-        )
-    text = str(caught.value)
-    assert "largest: 22.weight and 23 more in one buffer " in text
-    assert "the new values of 22.weight and 23 more in one buffer " in text and "bucket" not in text

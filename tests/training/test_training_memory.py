@@ -275,3 +275,17 @@ def test_a_plan_made_for_tighter_caps_tells_the_real_ones():
     assert {memory.device: memory.cap for memory in plan.memory} == {
         m.device: caps[m.device] for m in plan.memory
     }
+
+
+def test_a_buffer_of_many_weights_is_not_named_after_one():
+    layers = [layer for _ in range(12) for layer in (nn.Linear(32, 32), nn.ReLU())]
+    model, x, y = nn.Sequential(*layers), torch.randn(8, 32), torch.randn(8, 32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = {"example_inputs": (x, y), "criterion": nn.functional.mse_loss, "optimizer": optimizer}
+    with pytest.raises(autopar.MemoryCapError) as caught:
+        autopar.plan(
+            model, ["cpu", "emulated:0"], memory={"emulated:0": 20_000}, pins={"": "emulated:0"}, **step
+        )
+    text = str(caught.value)
+    assert "largest: 22.weight and 23 more in one buffer " in text
+    assert "the new values of 22.weight and 23 more in one buffer " in text and "bucket" not in text
