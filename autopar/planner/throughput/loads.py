@@ -26,7 +26,7 @@ busy."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Net:
+class Net:
     """A value of `nbytes` made by group `maker`, or given on device `home` (maker -1), with its reading groups, each
     once for each reader, and devices that it must reach."""
 
@@ -57,7 +57,7 @@ class Loads:
 
     seconds: Sequence[Sequence[float]]
     lanes: Sequence[int]
-    values: Sequence[_Net]
+    values: Sequence[Net]
     routes: Sequence[Sequence[tuple[Hop, ...] | None]]
     resources: int
     held: Sequence[Sequence[float]]
@@ -257,7 +257,7 @@ def loads_of(instance: Instance) -> Loads:
         group, reads = of.get(instance.maker[v], -1), tuple(of[r] for r in readers)
         apart = instance.deliver[v] or any(g != group for g in reads)
         if apart and instance.values[v] not in instance.holders:
-            values.append(_Net(instance.bytes[v], group, instance.home[v], reads, tuple(instance.deliver[v])))
+            values.append(Net(instance.bytes[v], group, instance.home[v], reads, tuple(instance.deliver[v])))
     queues = len(devices) + instance.wires
     last = queues + len(instance.copy_lanes)
 
