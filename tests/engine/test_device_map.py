@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.ir.graph import JOIN, PART
+from autopar.ir.graph import JOIN, PART, SUM
 from autopar.planner.model.instance import Instance
 
 pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
@@ -64,13 +64,13 @@ def pieces(model: nn.Module) -> list[str]:
 
 
 def obeyed(plan: autopar.Plan, mapping: dict[str, str]) -> None:
-    """Every forward task of a module is where the map has the module; a split takes values apart, and joins them,
-    anywhere."""
+    """Every forward task of a module is where the map has the module; a split takes values apart, and joins
+    or sums them, anywhere."""
     costed = plan.costed
     for task in costed.graph.tasks:
         key = covering(mapping, task.module)
         if task.module and key is not None and task.phase == "forward" and not task.home:
-            if task.target in (JOIN, PART):
+            if task.target in (JOIN, PART, SUM):
                 continue
             wanted = mapping[key]
             assert plan.place[costed.cluster_of[task.name]].device == wanted, task.where
