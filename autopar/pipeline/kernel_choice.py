@@ -156,12 +156,13 @@ class _KernelChoice:
         sizes = f"; for all sizes from {LEAST} on, chosen with {shapes}" if self._open else f"; for {shapes}"
         return f"{graph.name}: {self.verdict}{sizes if inputs else ''}"
 
-    def refute(self, name: str, ratio: float) -> None:
-        """Let eager win, also in other processes: in the caller's calls an arrangement took `ratio` of its time."""
+    def refute(self, name: str, ratio: float) -> bool:
+        """Let the next fastest win, also in other processes, since an arrangement took `ratio` of eager's time in the
+        caller's calls; return False if that is eager."""
         assert self.verdict is not None
-        self.verdict.winner = "eager"
-        self.verdict.refused[name] = f"{ratio:.2f} of eager's time in the caller's own calls"
+        self.verdict.refuse(name, f"{ratio:.2f} of eager's time in the caller's own calls", 1 - WORTH)
         self._store(self.verdict)
+        return self.verdict.winner != "eager"
 
     def stop(self) -> None:
         """Stop compiling."""

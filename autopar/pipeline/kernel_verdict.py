@@ -38,6 +38,16 @@ class Verdict:
         rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != self.winner)
         return f"kernels: {self.winner}, {ratios.get(self.winner, 1.0):.2f} of eager's time ({rest}{lost})"
 
+    def refuse(self, name: str, why: str, below: float) -> None:
+        """Note why an arrangement is not used; the fastest other one that took at most `below` of eager's seconds wins,
+        else eager."""
+        self.refused[name] = why
+        limit = below * self.seconds.get("eager", 0.0)
+        others = [
+            other for other, took in self.seconds.items() if other not in self.refused and took <= limit
+        ]
+        self.winner = min(others, key=self.seconds.__getitem__, default="eager")
+
     @classmethod
     def load(cls, key: str) -> Verdict | None:
         """Return the verdict stored under this signature; None if there is none."""

@@ -74,7 +74,7 @@ class _Chooser(Protocol):
     def __call__(self, inputs: Sequence[Any], to: Choice, /) -> Arrangement | None: ...
     def stop(self) -> None: ...
     def end(self) -> None: ...
-    def refute(self, name: str, ratio: float) -> None: ...
+    def refute(self, name: str, ratio: float) -> bool: ...
 
 
 _alive: weakref.WeakSet[Choice] = weakref.WeakSet()
@@ -130,6 +130,14 @@ class Choice:
             users = list(self._users)
         for user in users:
             user.forget()
+
+    def refute(self, chosen: Arrangement, ratio: float) -> None:
+        """Let eager serve instead of an arrangement that took `ratio` of its time, until the next fastest is
+        compiled."""
+        self.replace(None)
+        again = self.choose.refute(chosen.name, ratio)
+        self.open = again and self.choose.open
+        self._calls, self.done = 0, not again
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""

@@ -200,9 +200,7 @@ class TunedExecutor:
         were compiled for these all others too."""
         self._refuted = chosen
         if self._sizes is None:
-            self._choice.open = False
-            self._choice.replace(None)
-            self._choice.choose.refute(chosen.name, ratio)
+            self._choice.refute(chosen, ratio)
         else:
             self._choice.slower.append(ratio)
         log.info("%s: %.2f of eager's time in the caller's own calls, eager serves", chosen.name, ratio)

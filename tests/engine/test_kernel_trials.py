@@ -15,6 +15,8 @@ from compilers import Folding, alone, chosen, compiled, mlp, using
 from torch import nn
 
 import autopar
+from autopar.costs.blocks import Block
+from autopar.pipeline import kernel_choice
 from autopar.runtime import trial
 from autopar.runtime.kernels import Compilation
 
@@ -57,6 +59,27 @@ def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: 
         again(x)
     assert chosen(again) == "eager"
     assert chosen(compiled(mlp(), x)) == "eager"
+
+
+def test_the_next_fastest_has_its_trial_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Slow("quick"), Folding("sure"))
+    seconds = {"quick": 1.0, "sure": 1.5, "eager": 2.0}
+    monkeypatch.setattr(
+        kernel_choice,
+        "timed",
+        lambda turns, *_: {name: [Block(seconds[name], 1, False)] for name in turns},
+    )
+    for name, value in (("CALLS", 4), ("SPAN_S", 0.0), ("TURN_S", 0.0), ("SETTLE_S", 0.0)):
+        monkeypatch.setattr(trial, name, value)
+    model, x = mlp(), torch.randn(5, 8)
+    fast, served = compiled(model, x), []
+    while len(served) < 40 and "sure" not in served:
+        served.append(chosen(fast))
+        torch.testing.assert_close(fast(x), model(x))
+        fast.wait()
+    assert [*dict.fromkeys(served)] == ["quick", "eager", "sure"]
+    # Another process begins with what is best here.
+    assert chosen(compiled(mlp(), x)) == "sure"
 
 
 def test_another_trial_is_held_after_kernels_have_served(monkeypatch: pytest.MonkeyPatch) -> None:
