@@ -1,5 +1,6 @@
 """Rules of the strict accelerator, each broken and kept."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,10 @@ def no_delays():
 
 @pytest.fixture
 def streams():
-    """Two streams of the first device, neither of them the default one."""
+    """Two streams of the first device, neither of them the default one, and no memory that other tests have freed."""
+    gc.collect()
+    torch.accelerator.synchronize()
+    torch.accelerator.empty_cache()
     return torch.Stream(device="strict:0"), torch.Stream(device="strict:0")
 
 
