@@ -27,12 +27,10 @@ from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
 from .kernel_verdict import Verdict, signature
 
-RACES = 2
-"""Processes in which eager must win before no other races: work beside the first race may have slowed the kernels."""
-
-
 log = logging.getLogger("autopar")
 
+RACES = 2
+"""Processes in which eager must win before no other races: work beside the first race may have slowed the kernels."""
 BUILD_S = 60.0
 """CPU seconds of compilation after which no other is started."""
 ROUNDS, RACE_S, BLOCK_S = 5, 8.0, 0.04
@@ -127,6 +125,8 @@ class _KernelChoice:
         self.form = form if any(stack.open for stack in self.stacks) else replace(form, symbols=())
         self.key = signature(self.form)
         self.verdict: Verdict | None = None
+        self.refuted: dict[str, str] = {}
+        """Why arrangements are not to be compiled again."""
         self._race: _Race | None = None
         self._open = False
         """True if the kernels that won serve calls of all sizes."""
@@ -160,7 +160,8 @@ class _KernelChoice:
         """Let the next fastest win, also in other processes, since an arrangement took `ratio` of eager's time in the
         caller's calls; return False if that is eager."""
         assert self.verdict is not None
-        self.verdict.refuse(name, f"{ratio:.2f} of eager's time in the caller's own calls", 1 - WORTH)
+        self.refuted[name] = f"{ratio:.2f} of eager's time in the caller's own calls"
+        self.verdict.refuse(name, self.refuted[name], 1 - WORTH)
         self._store(self.verdict)
         return self.verdict.winner != "eager"
 
@@ -248,12 +249,7 @@ class _Race:
     """The contestants of one choice."""
 
     def __init__(
-        self,
-        choice: _KernelChoice,
-        to: Choice,
-        plain: Executor,
-        samples: Sequence[Sample],
-        watch: Watch,
+        self, choice: _KernelChoice, to: Choice, plain: Executor, samples: Sequence[Sample], watch: Watch
     ) -> None:
         self.choice, self.to, self.plain, self.samples, self.watch = choice, to, plain, samples, watch
         self.form = choice.form
@@ -274,11 +270,13 @@ class _Race:
         stack = next((stack for stack in self.choice.stacks if stack.name == library), None)
         if stack is None or (self.form.symbols and not stack.open):
             return None
+        why = self.choice.refuted.get(name, "")
         if self.stopped or self.choice.ended:
-            self.verdict.refused[name] = "not tried, the compiled model was closed"
-            return None
-        if self.worker.spent_s > BUILD_S:
-            self.verdict.refused[name] = f"not tried, {BUILD_S:.0f} s of compiling were over"
+            why = "not tried, the compiled model was closed"
+        elif self.worker.spent_s > BUILD_S:
+            why = f"not tried, {BUILD_S:.0f} s of compiling were over"
+        if why:
+            self.verdict.refused[name] = why
             return None
         try:
             form = self._form(how)
