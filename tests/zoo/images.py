@@ -30,7 +30,7 @@ def torchvision(name: str, side: int, settings: dict[str, Any] | None = None, **
     add(f"torchvision {name}", "image (torchvision)", make, **options)
 
 
-timm("resnet10t", "resnet10t")
+timm("resnet10t", "resnet10t", quick=True)
 timm("resnet18 (training)", "resnet18", side=96, train=True)
 timm("efficientnet_lite0", "efficientnet_lite0")
 timm("mobilenetv3_small_050", "mobilenetv3_small_050")
