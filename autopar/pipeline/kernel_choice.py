@@ -323,11 +323,12 @@ class _Race:
                     self.to.chosen = self.made[best]
         if best is None:
             return None
+        if choice.wanted != "auto":
+            return self.made[best]
         finalists = sorted(self.made, key=self.verdict.seconds.__getitem__)
         if choice.form.threads > 1 and choice.on_lanes and not choice.traces:
             finalists += self._others(best)
-        if choice.wanted == "auto" or len(finalists) > 1:
-            self._time(["eager", *finalists], ROUNDS)
+        self._time(["eager", *finalists], ROUNDS)
         least = min(finalists, key=self.verdict.seconds.__getitem__)
         # Threads of lanes cost the caller more than their seconds here.
         if self.verdict.seconds[least] > (1 - WORTH) * self.verdict.seconds[best]:

@@ -16,7 +16,7 @@ from torch import nn
 
 import autopar
 from autopar.costs.blocks import Block
-from autopar.pipeline import kernel_choice
+from autopar.pipeline import kernel_choice, options
 from autopar.runtime import trial
 from autopar.runtime.kernels import Compilation
 
@@ -197,3 +197,18 @@ def test_training_goes_on_while_its_kernels_are_compiled(
             held.wait()
     assert "unhurried" in held.serving and stack.built
     held.close()
+
+
+def test_a_library_by_name_is_compiled_once_and_has_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    slow = Slow()
+    using(monkeypatch, slow, fastest="folding, 1 thread")
+    monkeypatch.setattr(kernel_choice, "named", lambda _: slow)
+    monkeypatch.setattr(options, "named", lambda _: slow)
+    monkeypatch.setattr(trial, "CALLS", 4)
+    model, x = mlp(), torch.randn(5, 8)
+    fast = compiled(model, x, "folding")
+    for _ in range(20):
+        torch.testing.assert_close(fast(x), model(x))
+    assert (chosen(fast), slow.built) == ("folding", 1)
+    assert "of eager's time" in fast.explain()
