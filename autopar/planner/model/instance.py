@@ -18,8 +18,8 @@ from .toposort import inverse
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One link of a route: from device `src` to `dst` in copy queue `lane` (-1: none), over `wire` (-1: not shared).
-    On machines without copy queues, `lane` is the wire."""
+    """One link of a route: from device `src` to `dst` in copy queue `lane` (-1: none), over bus `wire` (-1:
+    none). On machines without copy queues, `lane` is the bus."""
 
     src: int
     dst: int
@@ -29,15 +29,15 @@ class Hop:
     s_per_byte: float
 
     def seconds(self, nbytes: int) -> float:
-        """Return the seconds of `nbytes` on an idle wire."""
+        """Return the seconds of `nbytes` on an idle bus."""
         return self.latency_s + nbytes * self.s_per_byte
 
 
 class Instance:
     """A scheduling problem as index arrays, for R clusters, V values, D devices and G colocate groups.
 
-    Lists and tuples, which Python's loops read faster than arrays; `search/core` has the C arrays. Raises PlanError
-    if a cluster has no device, or none with routes for its values.
+    The arrays are lists and tuples, which Python's loops read faster; `search/core` has the C arrays. Raises
+    PlanError if a cluster can run on no device, or on none with routes for its values.
 
     Of cluster r:
         seconds[r][d]: float, inf if it cannot run; the fastest of `modes`
@@ -47,8 +47,8 @@ class Instance:
         reads[r], makes[r]: its inputs and outputs
         before[r], after[r]: its predecessors and successors
         sooner[r]: predecessors whose values it does not read
-        able[r]: devices that can run it, those of its colocate group
-        allowed[r]: those with routes for its values
+        able[r]: devices that can run it and the rest of its colocate group
+        allowed[r]: those of `able` with routes for its values
         group[r]: int, -1 for none; members[g] are the clusters of group g
         kept[r]: (storage, bytes) of resident state
 
@@ -58,9 +58,9 @@ class Instance:
         home[v]: its device before the call, -1 if it is made
         readers[v]: clusters
         deliver[v]: devices to which it must come at the end
-        carry[v]: clusters to whose devices it must come too: it is the new value of carried state that they read
+        carry[v]: clusters that read the carried state it updates, to whose devices it must also come
         stays[v]: bool, whether its copies are kept for the next call
-        views[name]: name of the value of whose storage it is a view
+        views[name]: name of the value that it is a view of
 
     Of devices s and d:
         caps[d]: int, bytes, or None
@@ -68,8 +68,8 @@ class Instance:
         route[s][d]: hops, None without a route
         latency[s][d], s_per_byte[s][d]: float, of the whole route, inf and 0 without one
 
-    Of all: `holders[name]` are the clusters that read a resident state, and `tight` is whether a cap could be too
-    small.
+    Of all: `holders[name]` are the clusters that read a resident state; `tight` tells whether a cap could be
+    too small.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -88,7 +88,7 @@ class Instance:
         self.dispatch = [cluster.dispatch_s for cluster in costed.clusters]
         self.workspace = [cluster.workspace_bytes for cluster in costed.clusters]
 
-        # Those that clusters make come first.
+        # Values that clusters make come first.
         made = (name for cluster in costed.clusters for name in cluster.makes)
         given = (name for cluster in costed.clusters for name in cluster.reads if name not in resident)
         self.values = [*dict.fromkeys((*made, *given, *(name for name, _ in costed.deliver)))]
@@ -154,9 +154,9 @@ class Instance:
                 here, value = self.given[costed.index.get(home, 0)], graph.value[name]
                 here[value.storage] = max(here.get(value.storage, 0), value.bytes)
                 if value.slice:
-                    # The copy that other devices have lies in that memory here.
+                    # Other devices hold a replica of the slice; at home it is part of its parameter.
                     here[name] = 0
-        # More than all there is can take on one device: with room for that, no plan can be too large.
+        # No plan holds more than this on one device, so a larger cap never binds.
         copied = sum(dict(graph.copies.values()).values())
         everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace) + copied
         self.tight = any(cap is not None and cap < everything for cap in self.caps)
@@ -167,7 +167,7 @@ class Instance:
                 if lanes <= len(self.lane_names[d]):
                     self.modes[r, d] = (*self.modes.get((r, d), ()), (lanes, seconds))
             if cluster.modes:
-                # The machine may be another than the one the ways were read for.
+                # The machine may not be the one for which the modes were read.
                 quickest = {d: math.inf for d, _, _ in cluster.modes}
                 quickest |= {d: min(s for _, s in self.modes[r, d]) for d in quickest if (r, d) in self.modes}
                 self.seconds[r] = tuple(quickest.get(d, s) for d, s in enumerate(self.seconds[r]))
@@ -210,8 +210,8 @@ class Instance:
 
     @cached_property
     def alike(self) -> list[tuple[int, int]]:
-        """Return (device, lane) of all lanes if there are several identical ones for all clusters, and memory,
-        dispatch and transfers cost nothing; else nothing."""
+        """Return (device, lane) of all lanes if there are several, identical for every cluster, and memory,
+        dispatch and transfers cost nothing; otherwise an empty list."""
         devices = self.allowed[0] if self.clusters else ()
         found = [(d, lane) for d in devices for lane in range(len(self.lane_names[d]))]
         if len(found) < 2 or self.tight or self.modes or (len(devices) > 1 and self.members):
@@ -229,7 +229,7 @@ class Instance:
 
     @cached_property
     def hops(self) -> dict[tuple[int, int], Hop]:
-        """Return all links that routes use, by their ends: each is a route of its own."""
+        """Return all links that routes use, by their ends. Each link is itself a route."""
         return {(hop.src, hop.dst): hop for row in self.route for way in row for hop in way or ()}
 
     @property
@@ -240,7 +240,7 @@ class Instance:
         return [math.inf if cap is None else cap - own for cap, own in zip(self.caps, held)]
 
     def together(self, cluster: int) -> Sequence[int]:
-        """Return the clusters of its colocate group, or it alone."""
+        """Return the colocate group of a cluster, or the cluster alone."""
         return self.members[self.group[cluster]] if self.group[cluster] >= 0 else (cluster,)
 
     def where(self, cluster: int) -> str:
@@ -249,7 +249,7 @@ class Instance:
 
     def _routes(self) -> None:
         machine, index = self.costed.machine, self.costed.index
-        # Programs of models are lowered knowing the machine alone, so that their values all go one way.
+        # Lowering a model's program knows the machine but no sizes, so all values take the same route.
         usual = {} if machine.queued or not self.bytes else {"nbytes": sum(self.bytes) // len(self.bytes)}
         self.copy_lanes: list[str] = []
         wires: dict[str, int] = {}
@@ -279,7 +279,7 @@ class Instance:
         if not machine.queued and any(None in row for row in self.route):
             self.allowed = _narrow(self)
         self.wires = len(wires)
-        # Without a way the latency alone is infinite: no bytes at an infinite time each would be no number.
+        # Without a route only the latency is infinite: 0 bytes times infinity would be NaN.
         self.latency = [
             [math.inf if hops is None else sum(hop.latency_s for hop in hops) for hops in row]
             for row in self.route
@@ -287,7 +287,7 @@ class Instance:
         self.s_per_byte = [[sum(hop.s_per_byte for hop in hops or ()) for hops in row] for row in self.route]
 
     def travel(self, value: int, src: int, dst: int) -> float:
-        """Return the seconds of a value from `src` to `dst` on idle wires; inf without a route."""
+        """Return the seconds of a value from `src` to `dst` on idle buses; inf without a route."""
         if src == dst:
             return 0.0
         return self.latency[src][dst] + self.bytes[value] * self.s_per_byte[src][dst]
@@ -296,9 +296,9 @@ class Instance:
 def _narrow(instance: Instance) -> list[tuple[int, ...]]:
     """Return the allowed devices of each cluster that can be part of a placement of all clusters.
 
-    Arc consistency (Mackworth, "Consistency in networks of relations", Artificial Intelligence 8(1), 1977): outputs
-    must have a route from each device to some device of each reader, and to each device of a reader from some device
-    of the maker. Duplicates may be elsewhere. Raises PlanError if nothing is left. O(E) for E reads, a few times over.
+    Arc consistency (Mackworth, "Consistency in networks of relations", Artificial Intelligence 8(1), 1977): a
+    value needs a route from each device of its maker to some device of each reader, and vice versa.
+    Duplicates may be elsewhere. Raises PlanError if nothing is left. O(E) for E reads, a few times over.
     """
     every = range(len(instance.devices))
     leads = [sum(1 << d for d in every if row[d] is not None) for row in instance.route]
@@ -314,7 +314,7 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
         return sum(1 << d for d in every if leads[d] & devices)
 
     def keep(v: int, r: int, devices: int) -> bool:
-        """Restrict cluster r of the ends of value v to these devices; return True if that removes any."""
+        """Restrict cluster r, maker or reader of v, to these devices; return True if that removes any."""
         own = leader[r]
         if not left[own] & ~devices:
             return False

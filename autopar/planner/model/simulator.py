@@ -1,8 +1,8 @@
 """Event-driven simulation of a `Schedule`: start and end of every step, given placement and lane orders.
 
-Lanes run their clusters in order; every step starts as early as possible. The other resources of a step are a tuple,
-acquired one after the other and held until its end: an unordered copy queue, a wire, and for the dispatch time of a
-cluster the one host (the GIL). Each is FIFO.
+Lanes run their clusters in order, and every step starts as early as possible. A transfer acquires a copy
+queue without a fixed order, then a bus, and holds both until it ends. A cluster holds the one host (the GIL)
+for its dispatch time. These resources are FIFO.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Move = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule without times: the order of clusters on each compute queue, and optionally of copies on copy queues.
+    """A schedule without times: the order of clusters on each lane, and perhaps of transfers on copy queues.
 
-    A cluster with several lanes is listed in each of them. Transfers follow from the placement. A copy queue that
-    `copies` does not list takes copies as they become ready; if `first_come`, all do, and `copies` only orders
-    simultaneous ones. `ahead`: number of clusters of its lane that may be between the start of a copy of streamed state
-    and its first reader; None: any.
+    A cluster that uses several lanes is listed in each of them. Transfers follow from the placement. A copy
+    queue that `copies` does not list serves transfers as they become ready. With `first_come`, all do, and
+    `copies` only orders simultaneous requests. `ahead`: most clusters of a lane between the start of a
+    transfer of streamed state and its first reader; None: any number.
     """
 
     policy: str
@@ -46,8 +46,8 @@ def in_order(
     clusters: Iterable[tuple[int, int, tuple[int, ...]]],
     moves: Iterable[tuple[int, Hop]] | None = None,
 ) -> Schedule:
-    """Return a schedule of (cluster, device, its lanes) and (value, hop) with fixed orders of copies; hops without a
-    queue are left out."""
+    """Return a schedule of (cluster, device, lanes) and (value, hop) in these orders; without `moves`,
+    transfers have no fixed order. Hops without a copy queue are left out."""
     lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}
     for r, d, taken in clusters:
         for lane in taken:
@@ -65,7 +65,7 @@ def in_order(
 
 
 def kept(plan: Plan) -> Schedule:
-    """Return the orders of the lanes, copy queues and wires of a plan; copies without a link are left out."""
+    """Return the orders of a plan's lanes, copy queues and buses; omit transfers without a link."""
     machine = plan.costed.machine
     lanes: dict[str, list[str]] = {}
     copies: dict[str, list[Move]] = {}
@@ -86,11 +86,11 @@ def kept(plan: Plan) -> Schedule:
 
 
 class Play:
-    """A simulation. Steps are numbers: clusters first, then `moves`, the (value, hop) pairs.
+    """A simulated schedule. Steps are numbered: clusters first, then `moves`, the (value, hop) pairs.
 
     start, end, ready: seconds of each step.
     turn: numbers that increase along every queue and from each step to those that wait for it.
-    device, lane: of each cluster; `more`: further lanes of clusters with several.
+    device, lane: the device and first lane of each cluster; `more`: its other lanes, if it uses several.
     makespan: seconds until all clusters have ended and all values are delivered.
     """
 
@@ -131,8 +131,8 @@ class Play:
         self._times()
 
     def when(self, step: int) -> tuple[float, float, int]:
-        """Return a sort key of a step by time that puts it after the steps it waits for, which may tie if they take no
-        time."""
+        """Return a key that sorts steps by time. Steps that take no time may tie; each then follows those it
+        waits for."""
         start, end = self.start[step], self.end[step]
         return start, end, self.turn[step] if start == end else step
 
@@ -158,12 +158,12 @@ class Play:
         """Find the `moves` that bring values to their readers; for each step, `waiting` lists those that wait for it,
         and `missing` counts those it waits for.
 
-        Raises PlanError without a route. Linear in clusters and reads.
+        Raises PlanError if a value has no route. Linear in clusters and reads.
         """
         instance, device = self.instance, self.device
         self.moves: list[tuple[int, Hop]] = []
         self.missing = [*map(len, instance.before)]
-        # Lists of their own only where something is added.
+        # Only steps to which a transfer is added get a list of their own.
         self.waiting: list[Any] = [*instance.after]
         alone = len(set(device)) == 1
         for v, readers in enumerate(instance.readers):
@@ -262,7 +262,7 @@ class Play:
             self.rank, self.copies = rank, [None] * len(self.copies)
 
     def _durations(self) -> list[float]:
-        """Return the seconds of each step; of a cluster with several modes, by its number of lanes."""
+        """Return the seconds of each step. The number of its lanes determines the mode of a cluster."""
         instance = self.instance
         found = [seconds[d] for seconds, d in zip(instance.seconds, self.device)]
         for r, d in enumerate(self.device) if instance.modes else ():
@@ -278,7 +278,7 @@ class Play:
         return found + [hop.latency_s + instance.bytes[v] * hop.s_per_byte for v, hop in self.moves]
 
     def _resources(self) -> list[tuple[int, ...]]:
-        """Return the resources that each step acquires, in order: copy queues, then wires, then the host."""
+        """Return the resources that each step acquires, in order: copy queues, then buses, then the host."""
         instance = self.instance
         queues, host = len(instance.copy_lanes), len(instance.copy_lanes) + instance.wires
         found: list[tuple[int, ...]] = [(host,) if dispatch > 0 else () for dispatch in instance.dispatch]
@@ -303,8 +303,8 @@ class Play:
         behind, further, clear = self._queued(missing)
         free, held = [0.0] * shared, [False] * shared
         line: list[deque[tuple[int, int]]] = [deque() for _ in free]
-        # Those that ask for a resource: when, by rank, the step, and how many it holds. What is able goes first, so
-        # that nobody can ask earlier any more.
+        # Requests: time, rank, step, and how many resources it already holds. Steps in `able` are handled
+        # first, so no earlier request can still come.
         asking: list[tuple[float, int, int, int]] = []
         able = [step for step, left in enumerate(missing) if not left]
         finished = 0
@@ -361,8 +361,8 @@ class Play:
         self.makespan = max(end, default=0.0)
 
     def _queued(self, missing: list[int]) -> tuple[list[int], dict[int, list[int]], list[float]]:
-        """Return the successor of each step in its queue or -1, successors in further lanes of clusters with several,
-        and the (initially zero) times at which steps become first in their queues; adds predecessors to `missing`."""
+        """Return the successor of each step in its queue (-1: none), its successors in further lanes, and the
+        times, still 0, at which steps become first in their queues. Add queue predecessors to `missing`."""
         behind, further = [-1] * len(missing), dict[int, list[int]]()
         for order in (*self.orders, *(order for order in self.copies if order)):
             for step, later in pairwise(order):

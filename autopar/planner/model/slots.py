@@ -1,4 +1,4 @@
-"""Free time of one resource (lane, queue, wire or host), for insertion into gaps."""
+"""Free time of one resource (lane, queue, bus or host), for insertion into gaps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Slots:
             return
         starts, ends = self.starts, self.ends
         end = start + length
-        # Most often at the end of all.
+        # Most reservations are in the last gap.
         gap = len(starts) - 1 if start >= starts[-1] else bisect_right(starts, start) - 1
         last = ends[gap]
         if end < last:
@@ -80,7 +80,7 @@ def find_both(first: Slots, first_s: float, second: Slots, second_s: float, read
 def together(
     queues: Sequence[Slots], count: int, length: float, ready: float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the earliest start ≥ `ready` at which `count` of the queues are free for `length` seconds, and which."""
+    """Return the earliest start ≥ `ready` with `length` free seconds on `count` queues, and these queues."""
     start = ready
     while count:
         first = sorted((queue.find(start, length), index) for index, queue in enumerate(queues))[:count]

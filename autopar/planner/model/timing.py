@@ -14,7 +14,7 @@ from .simulator import Play
 
 
 def timing(play: Play) -> Plan:
-    """Return the result of a simulation as a plan without bound and reasons; simultaneous steps by turn."""
+    """Return a simulated schedule as a plan without bound and reasons, simultaneous steps ordered by turn."""
     instance, first = play.instance, play.instance.clusters
     placed = [
         Placed(
@@ -64,11 +64,11 @@ def _residency(instance: Instance, device: list[int]) -> tuple[tuple[str, str], 
 def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
     """Return the bytes over time on each device of a simulated schedule.
 
-    Each storage counts once. Inputs and state at home, and state on each device that reads it: always. A made value,
-    or a consumed input: from the start of its cluster or transfer to the end of its last local reader or outgoing
-    transfer; to the end of the call if it is kept or delivered there, unless inputs are consumed: then delivered
-    values may be freed on arrival. Workspace: while its cluster runs. Views share the storage of the viewed value, a
-    transferred value has its own.
+    Each storage counts once. Inputs and state at home, and state on each device that reads it, count all the
+    time. A made value or consumed input counts from the start of its cluster or transfer to the end of its
+    last local reader or outgoing transfer, or to the end of the call if it is kept or delivered there. If
+    inputs are consumed, delivered values may be freed on arrival. Workspace counts while its cluster runs. A
+    view shares the storage of the viewed value; a transferred value has its own.
     """
     changes: list[dict[float, int]] = [{0.0: 0} for _ in instance.devices]
     for d, start, end, nbytes in _spans(instance, play):
@@ -95,11 +95,11 @@ def fits(instance: Instance, play: Play) -> bool:
 
 
 def _spans(instance: Instance, play: Play) -> Iterator[tuple[int, float, float, int]]:
-    """Yield device, start and end in seconds, and bytes of each storage, with its views and kept state. O(V + E) for V
-    steps."""
+    """Yield device, start and end in seconds, and bytes of each storage, including its views and kept state.
+    O(V + E) for V steps."""
     costed, graph = instance.costed, instance.costed.graph
     names, device, first, ended = instance.values, play.device, instance.clusters, play.end
-    # The storage of a value on a device, where that is not its own; of each storage since when, until when, and bytes.
+    # `roots`: storage of a value on a device, if not its own. `alive`: start, end, bytes of a storage.
     roots: dict[tuple[str, int], tuple[str, int]] = {}
     alive: dict[tuple[str, int], list[Any]] = {}
 

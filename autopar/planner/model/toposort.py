@@ -1,5 +1,5 @@
-"""Topological orders: depth first, which keeps the inputs of a task together, and by smallest number; and the edges of
-a graph the other way."""
+"""Topological orders: depth first, which keeps the inputs of a task together, or smallest number first. Also
+reverses the edges of a graph."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def inverse(before: Sequence[Iterable[int]]) -> list[list[int]]:
 def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
     """Order numbers depth first, each after its predecessors in `before` and as late as possible.
 
-    Starts from those without successors, in turn; not recursive. `reverse` visits predecessors in the opposite order.
-    In a cycle, the first one met comes last.
+    Starts from each number without successors in turn; not recursive. `reverse` visits predecessors in the
+    opposite order. In a cycle, the number visited first comes last.
     """
     count = len(before)
     wanted = [False] * count
