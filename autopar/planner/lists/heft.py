@@ -1,5 +1,5 @@
-"""List scheduling by earliest finish with insertion (HEFT), with copy queues, wires, host and memory as resources; and
-ranks of clusters as priorities, with the cost to go of each cluster on each device.
+"""HEFT: list scheduling by earliest finish with insertion, with copy queues, buses, host and memory as
+resources. Also ranks as priorities of clusters, and the cost to go from each cluster on each device.
 
 Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
 TPDS 13(3), 2002.
@@ -45,7 +45,7 @@ def list_schedule(
     room: float = 1.0,
 ) -> Schedule:
     """Place clusters in topological `order`, each on the `allowed` device with the least finish + `ahead` × `to_go` +
-    `stay` × seconds of the copies it needs there.
+    `stay` × seconds of the transfers it needs there.
 
     Memory caps, times `room`, are respected as far as the order of placement can tell; the simulator decides. Near
     linear in clusters, reads and devices.
@@ -76,14 +76,14 @@ class _Work:
         self.instance = instance
         self.ahead, self.stay = ahead, stay
         self.queues = [[Slots() for _ in lanes] for lanes in instance.lane_names]
-        # The one queue of each device, where a cluster needs nothing else.
+        # The only queue of each device, if clusters need nothing but that queue.
         plain = not instance.modes and not any(instance.dispatch)
         self.only = [own[0] if plain and len(own) == 1 else None for own in self.queues]
         self.copies = [Slots() for _ in instance.copy_lanes]
         self.wires = [Slots() for _ in range(instance.wires)]
         self.host = Slots()
         self.end = [0.0] * instance.clusters
-        # When each value is on each device that has it, and which of these it starts from.
+        # When each value is on each device that has it, and the device that sends it.
         self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
         self.source = list(instance.home)
         self.placed: list[tuple[float, float, int, int, int, tuple[int, ...]]] = []
@@ -133,7 +133,7 @@ class _Work:
     ) -> tuple[int, tuple[int, ...], float, float]:
         """Return the device with the least finish plus remaining path, with the cluster's lanes, start and length
         there."""
-        # Were all it reads there already: no device is looked at that not even then would be the best.
+        # Estimate as if all inputs were there already; devices that lose even so are skipped below.
         options = []
         seconds = self.instance.seconds[r]
         for d in allowed:
@@ -202,10 +202,10 @@ class _Work:
     def _arrival(
         self, sources: Sequence[tuple[dict[int, float], int, float, int]], d: int, ready: float, limit: float
     ) -> tuple[float, float]:
-        """Return the arrival of all `sources` on a device, or any time after `limit` if later, and the seconds of the
-        copies.
+        """Return when all `sources` are on a device (or any time past `limit`), and the seconds of the
+        transfers.
 
-        Undecided transfers are queued one after the other.
+        Transfers that are not yet reserved are queued one after the other.
         """
         last: dict[int, float] = {}
         moved = 0.0
@@ -328,8 +328,8 @@ def urgent_first(instance: Instance, allowed: Sequence[Sequence[int]] | None = N
 
 
 def mean_first(instance: Instance, copies: float) -> list[int]:
-    """Return clusters by decreasing upward rank of HEFT with equal weights, copies weighted by `copies`; ties in graph
-    order."""
+    """Return clusters by decreasing upward rank of HEFT with equal weights and transfers weighted by
+    `copies`; ties in graph order."""
     latency, s_per_byte = (
         copies * _typical(instance, times) for times in (instance.latency, instance.s_per_byte)
     )

@@ -30,7 +30,7 @@ LARGE = 6_000
 JUSTIFIED = 2
 """Limit on the justifications of a list schedule."""
 LISTED = 300_000
-"""Limit on the clusters placed in these."""
+"""Limit on the clusters placed in all list schedules together."""
 CLOSE = 1e-9
 """Gap to the lower bound, as a share, at which the search ends."""
 
@@ -45,8 +45,8 @@ class _Way:
         self.after = inverse(before)
 
     def levels(self, crowds: bool) -> list[float]:
-        """Return lower bounds on the seconds from the start of each cluster to the end; with `crowds`, resources
-        included."""
+        """Return lower bounds on the seconds from the start of each cluster to the end; `crowds` counts
+        shared lanes."""
         found = list(self.seconds)
         for r in range(len(found)) if self.back else reversed(range(len(found))):
             found[r] += max((found[later] for later in self.after[r]), default=0.0)
@@ -118,8 +118,8 @@ def identical(race: Race) -> Schedule:
 
 
 def _lists(forth: _Way, back: _Way) -> Iterator[list[float]]:
-    """Yield the finish of each cluster in lists by tails, and by a schedule made from the end, each then justified;
-    then in both with shared lanes."""
+    """Yield the finish of each cluster in lists ranked by tails, and by a schedule from the end, each then
+    justified; then in both again with `crowds`."""
     for crowds in (False, True) if len(forth.seconds) <= LARGEST else (False,):
         for way in (forth, back):
             rank = way.levels(crowds)
@@ -132,7 +132,7 @@ def _lists(forth: _Way, back: _Way) -> Iterator[list[float]]:
 
 def _schedule(instance: Instance, way: _Way, lanes: Sequence[tuple[int, int]], ends: list[float]) -> Schedule:
     """Place each cluster on the lane that has been free for the shortest time."""
-    # A start may, after rounding, seem to be before the end of what it waits for.
+    # Rounding may put a start before the end of a predecessor.
     starts = (
         max(end - own, *(ends[p] for p in earlier), 0.0)
         for end, own, earlier in zip(ends, way.seconds, way.before)
@@ -187,8 +187,8 @@ def _alone(costed: CostedGraph, device: str) -> float | None:
 def seconds_moved(graph: Graph, machine: Machine, price: Price) -> tuple[tuple[str, float | None], ...]:
     """Return, for each device, the seconds of a call after `model.to(device)`; None if it cannot run or does not fit.
 
-    State stays on the device, inputs come from and outputs go to their places, each once. Equal devices are computed
-    once.
+    State stays on the device. Each input comes from its place once, and each output returns once. Equal
+    devices are computed once.
     """
     free = replace(
         graph, tasks=tuple(replace(task, home=False) if task.home else task for task in graph.tasks)
@@ -206,6 +206,6 @@ def seconds_moved(graph: Graph, machine: Machine, price: Price) -> tuple[tuple[s
 
 
 def _blank(link: Link, device: str) -> Link:
-    """Return a link without the name of one end."""
+    """Return a link without its bus and the name of one end."""
     src, dst = (("" if end == device else end) for end in (link.src, link.dst))
     return replace(link, src=src, dst=dst, wire=None)

@@ -1,7 +1,7 @@
 """List scheduling by free memory, regardless of time, for graphs that hardly fit.
 
-Lifetimes are known only with times. Until then a value counts from the placement of its cluster, or of the first
-reader for which it is copied, to that of its last reader.
+Lifetimes depend on times, which are not known yet. A value therefore counts from the placement of its
+cluster, or of the first reader that needs a copy, to the placement of its last reader.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MemoryUse:
         self.used[d] += self.instance.bytes[v]
 
     def settle(self, r: int, d: int, there: Sequence[dict[int, float]]) -> None:
-        """Add a cluster placed on `d`, and free the values of which it is the last reader."""
+        """Add a cluster placed on `d`, and free the values that nothing reads after it."""
         instance = self.instance
         for storage, nbytes in instance.kept[r]:
             if storage not in self.kept[d]:
@@ -65,9 +65,9 @@ class MemoryUse:
 
 
 def fill(instance: Instance, room: float = 1.0) -> Schedule:
-    """Place clusters in graph order on the device with most room, until the next one does not fit.
+    """Place clusters in graph order, filling one device after the other, the roomiest first.
 
-    Neighbours stay together, so that few values are copied or alive twice.
+    Neighbours stay together, so few values are transferred or held twice.
     """
     space = MemoryUse(instance, room)
     last = _roomiest(space, range(len(instance.devices)))
@@ -82,11 +82,11 @@ def fill(instance: Instance, room: float = 1.0) -> Schedule:
 
 
 def follow(instance: Instance, room: float = 1.0) -> Schedule:
-    """Place each cluster just before it is needed, on the device with most of the bytes that it reads and that were
-    computed, for graphs that save much, such as a forward for its backward.
+    """Place each cluster just before it is needed, where most of the computed bytes that it reads are.
 
-    Ties go to the device of the previous cluster, lest one device run ahead of the others. Clusters that read nothing
-    computed fill one device after the other up to `room` of its cap, to leave the rest for later readers.
+    This suits graphs that save much, such as a forward for its backward. Ties go to the device of the
+    previous cluster, lest one device run ahead. Clusters that read nothing computed fill the devices in turn
+    up to `room` of each cap; the rest is left for later readers.
     """
     space = MemoryUse(instance, 1.0)
     last = current = _roomiest(space, range(len(instance.devices)))
@@ -108,7 +108,7 @@ def follow(instance: Instance, room: float = 1.0) -> Schedule:
 
 
 def _laid(policy: str, space: MemoryUse, order: Iterable[int], choose: Callable[..., int]) -> Schedule:
-    """Place clusters in this order, each on the first lane of the device that `choose` picks of those with room."""
+    """Place clusters in this order, on the first lane of a device with room that `choose` picks."""
     instance = space.instance
     there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
     placed: list[tuple[int, int, tuple[int, ...]]] = []
@@ -131,15 +131,15 @@ def _laid(policy: str, space: MemoryUse, order: Iterable[int], choose: Callable[
 
 
 def _roomiest(space: MemoryUse, devices: Iterable[int]) -> int:
-    """Return the first of the devices with most room."""
+    """Return the first of the devices with the most room."""
     return max(devices, key=lambda d: (space.caps[d] - space.used[d], -d))
 
 
 def just_in_time(instance: Instance) -> list[int]:
-    """Order clusters depth first from the last ones, longest chain of predecessors first, so that each is shortly
-    before its first reader and few values are alive.
+    """Order clusters depth first from the last ones, visiting the longest chain of predecessors first. Each
+    then comes shortly before its first reader, and few values are alive.
 
-    The order of Sethi and Ullman for expressions (J. ACM 17(4), 1970), with the length of a chain instead of
+    The order of Sethi and Ullman for expressions (J. ACM 17(4), 1970), with chain lengths in place of
     registers.
     """
     depth = [0] * instance.clusters
