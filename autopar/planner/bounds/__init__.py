@@ -25,12 +25,12 @@ _LOADS: weakref.WeakKeyDictionary[Instance, tuple[float, Floats, float]] = weakr
 def lower_bound(instance: Instance, enough: float = math.inf) -> float:
     """Return the largest of several lower bounds, in seconds, valid with duplicated clusters; inf if nothing fits.
 
-    Critical path without contention (`ways`), on graphs of up to 2,000 clusters with the ancestors that each cluster
-    must have on its own device to start early (`local`); optimal fractional load of devices, wires and memories
-    (`load`), if wires are crowded with the transfers between clusters (`traffic`); the work before and after each
-    cluster, on graphs of up to 1,000 clusters (`crowded`); all work over all lanes (`evenly`); the host's dispatch of
-    every cluster. Near linear in reads × devices² except for `local` and `crowded`. No better bound is sought than
-    `enough` seconds.
+    These are: the critical path without contention (`ways`), up to 2,000 clusters raised by the ancestors
+    that a cluster needs on its device to start early (`local`); the optimal fractional load of devices, buses
+    and memories (`load`), with the transfers between clusters if they crowd buses (`traffic`); up to 1,000
+    clusters, the work before and after each (`crowded`); all work over all lanes (`evenly`); the host's
+    dispatch of every cluster. Near linear in reads × devices², except `local` and `crowded`. A bound of
+    `enough` seconds ends the search.
     """
     way = ways(instance)
     if not instance.clusters or way.length == math.inf:
@@ -59,7 +59,7 @@ def worth(instance: Instance) -> tuple[list[float], float]:
     lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
     shared, price, length = _LOADS.get(instance, (0.0, 0.0 * lanes, math.inf))
     whole = float(price @ lanes)
-    # Where wires alone are scarce nothing is said of devices.
+    # If only buses are scarce, the prices say nothing about devices.
     price = price * lanes.sum() / whole if whole > 0 else np.ones(len(lanes))
     return price.tolist(), shared / length if length > 0 else math.inf
 

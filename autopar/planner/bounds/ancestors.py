@@ -26,10 +26,9 @@ LARGEST = 1_000
 def local(instance: Instance, ways: Ways) -> Ways:
     """Raise heads by the ancestors that a cluster must have on its own device to start early; return the ways.
 
-    An input comes from another device or is made on the same one. For a start before it can have come, its producer is
-    on the same device, and so on for the producer's inputs; all these share the lanes (Papadimitriou and Yannakakis,
-    SIAM Journal on Computing 19(2), 1990). Valid with duplicates, since only the existence of one copy of each
-    ancestor is used.
+    A cluster that starts before an input can have come from another device has the producer on its own
+    device, and so on for the producer's inputs. All these share the lanes (Papadimitriou and Yannakakis, SIAM
+    Journal on Computing 19(2), 1990). Valid with duplicates: only one copy of each ancestor is assumed.
     """
     clusters, devices = ways.seconds.shape
     if devices < 2 or not 0 < clusters <= LARGEST_LOCAL:
@@ -77,13 +76,13 @@ class _Cones:
     def _start(self, r: int, d: int, start: float) -> float:
         """Return a lower bound of at least `start` on the start of a cluster on a device.
 
-        Adds ancestors by latest arrival of their results until the lanes are busy with them until the next one can
-        arrive.
+        Adds the ancestors whose results could arrive last, until these keep the lanes busy up to the next
+        arrival.
         """
-        # When it can have come, if all between it and the cluster is on the device; seconds between; value; its maker.
+        # When the value can have come if all work between is here; seconds of this; value; its maker.
         heap = [(-self.comes[v][d], 0.0, v, maker) for v, maker in self.reads[r] if self.comes[v][d] > start]
         if len(heap) < 2:
-            # The head of the one maker counts what this could add.
+            # With one maker, its head already counts what this could add.
             return start
         heapq.heapify(heap)
         jobs: list[tuple[float, float, float, float]] = []
@@ -107,7 +106,7 @@ class _Cones:
 def _busy(jobs: Sequence[tuple[float, float, float, float]], lanes: int) -> float:
     """Return the least time to complete jobs (release, seconds, least lanes × seconds, tail), in seconds.
 
-    On one lane the preemptive optimum (Carlier, EJOR 11(1), 1982).
+    On one lane, this is the preemptive optimum (Carlier, EJOR 11(1), 1982).
     """
     if lanes > 1:
         longest, total = 0.0, 0.0
@@ -138,10 +137,10 @@ def crowded(
 ) -> Floats:
     """Return lower bounds (R) in seconds from the end of each cluster to the end of the schedule, at least `rest` (R).
 
-    A successor that is followed by at least x seconds ends before these, and takes its `share` (R), in seconds of the
-    whole machine (Fernandez and Bussell, IEEE Transactions on Computers 22(8), 1973). `seconds` (R): least time of
-    each cluster; results are rounded up to whole `unit`s unless that is 0. With predecessors as `after` and heads as
-    `rest`: bounds on the starts. Vectorised; O(R²).
+    A successor that at least x seconds follow ends before these, and takes its `share` (R), in seconds of the
+    whole machine (Fernandez and Bussell, IEEE Transactions on Computers 22(8), 1973). `seconds` (R): least
+    time of each cluster. Results are rounded up to whole `unit`s unless that is 0. Predecessors as `after`
+    and heads as `rest` give bounds on the starts. Vectorised; O(R²).
     """
     before = inverse(after)
     above = _above(before)
@@ -149,7 +148,7 @@ def crowded(
     much = np.zeros(len(after))
     for r, own in enumerate(above):
         much[own] += share[r]
-    # Clusters by rising `found`, so that `much` always is what follows with as much after it, or more.
+    # Clusters come by rising `found`, so `much` sums the descendants with at least `last` seconds after them.
     heap = [(rest[r], r) for r, count in enumerate(left) if not count]
     heapq.heapify(heap)
     while heap:

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 LARGE = 20_000
-"""Limit on the clusters of a graph for tails; above it they add little to the load bound and are 0."""
+"""Limit on clusters for tails: in larger graphs, tails add little to the load bound and are 0."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def ways(instance: Instance, *, once: bool = False) -> Ways:
     """Compute heads and tails with transfers, each cluster on its best device.
 
     The optimistic tables of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), in both directions. O(E D²) for E
-    reads. Unless clusters run only `once`, a tail is that of the copy that ends first, and each reader may read
-    another copy, on the device best for that reader.
+    reads. Unless clusters run only `once`, a tail follows the copy that ends first, original or duplicate,
+    and each reader may read the copy that suits it best.
     """
     net, seconds = _Network(instance), durations(instance)
     head, delivered = _heads(instance, net, seconds)
@@ -80,7 +80,7 @@ def nearest(instance: Instance) -> tuple[Floats, Floats]:
         np.fill_diagonal(table, 0.0)
         for middle in range(devices):
             np.minimum(table, table[:, middle, None] + table[middle], out=table)
-    # Where no way leads nothing arrives, however little it is.
+    # Without a route only the latency is infinite: 0 bytes times infinity would be NaN.
     s_per_byte[np.isinf(latency)] = 0.0
     return latency, s_per_byte
 
@@ -92,7 +92,7 @@ class _Network:
         self.latency, self.s_per_byte = nearest(instance)
         self.devices = len(self.latency)
         apart = ~np.eye(self.devices, dtype=bool)
-        # One latency and one rate for all: then the nearest other device is that with the least to add.
+        # With one latency and one rate for all, the best other device is the one with the least time.
         self.even = (
             self.devices > 1 and np.ptp(self.latency[apart]) == 0 and np.ptp(self.s_per_byte[apart]) == 0
             if np.isfinite(self.latency).all()
@@ -123,10 +123,10 @@ def _heads(instance: Instance, net: _Network, seconds: Floats) -> tuple[Floats, 
     all deliveries, in seconds."""
     clusters, values = instance.clusters, len(instance.values)
     nbytes = np.array([*instance.bytes, 0], dtype=float)
-    # The last row stands in where a cluster reads nothing or waits for nothing.
+    # The last row stands for clusters that read nothing or wait for nothing.
     arrival = np.zeros((values + 1, net.devices))
     for v, home in enumerate(instance.home):
-        # Resident state may be anywhere without having travelled.
+        # Resident state may be on any device without a transfer.
         if home >= 0 and instance.values[v] not in instance.holders:
             arrival[v] = net.latency[home] + instance.bytes[v] * net.s_per_byte[home]
     head = np.zeros((clusters, net.devices))

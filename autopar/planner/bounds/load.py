@@ -1,4 +1,4 @@
-"""Load bound: the optimal fractional load, with prices for devices, wires and memory."""
+"""Load bound: the optimal fractional load, with prices for devices, buses and memory."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ ROUNDS = 200
 STEPS = 20_000_000
 """Limit on (cluster, device) costs computed, which limits the rounds."""
 NEAR = 1e-3
-"""Relative gap of the bound to the largest load of a division of the work at which the search ends."""
+"""Relative gap between the bound and the largest load of a division of the work at which the search ends."""
 ANEW = (8, 24, 56, 120)
-"""Rounds from which divisions are averaged anew: those of the first prices weigh most, and are far off."""
+"""Rounds that restart the average of divisions: those of the first prices weigh most and are far off."""
 HOPELESS = 1_000.0
-"""Factor on the sequential time of all work and transfers above which nothing fits: the price of memory then grows
-until it overflows."""
+"""Factor on the sequential time of all work and transfers. A larger bound means that nothing fits: the price
+of memory grows until it overflows."""
 
 
 def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[float, Floats]:
     """Solve the dual of the load balancing linear program with divisible clusters (Lenstra, Shmoys and Tardos,
-    Mathematical Programming 46, 1990), wires and memories included.
+    Mathematical Programming 46, 1990), buses and memories included.
 
-    Returns a lower bound in seconds, inf if nothing fits in memory, and the device prices that prove it: weighted by
-    lanes, and with those of the wires, they sum to 1.
-    A device in use is idle for the least of its heads and the least of its tails. Prices are found by multiplicative
-    weights (Plotkin, Shmoys and Tardos, Mathematics of Operations Research 20(2), 1995), until the bound is `enough`
-    or `NEAR` the load of the mean division, which no bound exceeds.
+    Returns a lower bound in seconds (inf if nothing fits in memory) and the device prices that prove it.
+    Weighted by lanes, they sum to 1 together with the prices of buses. A device in use is idle for the least
+    of its heads and the least of its tails. Prices are found by multiplicative weights (Plotkin, Shmoys and
+    Tardos, Mathematics of Operations Research 20(2), 1995), until the bound is `enough` or `NEAR` the load of
+    the mean division, which no bound exceeds.
     """
     work = areas(instance, ways)
     clusters, devices = work.shape
@@ -88,17 +88,17 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
         division = mean_division.add(step, rate, np.concatenate([finish, taken]))
         if division[:-devices].max() <= bound * (1 + NEAR) and (division[-devices:] <= room).all():
             break
-        # What is usual is the measure, so that a rare overload counts for more than a common one.
+        # Loads are relative to the usual longest one, so a rare overload counts for more than a common one.
         usual += 0.1 * (longest - usual) if step else longest
         prices = prices * np.exp(rate * (np.minimum(finish / usual, 3.0) - 0.5))
         prices /= prices @ shares
         if memory:
             with np.errstate(over="ignore"):
-                # What is clipped below may be as much too large as there are numbers.
+                # The quotient may overflow; it is clipped below.
                 over = np.divide(taken - room, room, out=np.zeros(devices), where=capped & (room > 0))
             rent = np.maximum(0.0, rent + rate * bound / np.maximum(room, 1.0) * np.clip(over, -1.0, 1.0))
     if weight:
-        # Prices that swing about the best ones are nearest to them on average.
+        # Prices oscillate around the best ones, so their mean is closest to these.
         total, _ = weigh(mean[:devices] / weight, mean[devices:] / weight, mean_rent / weight)
         if total > bound:
             bound, best = total, mean[:devices] / weight
@@ -106,14 +106,14 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
 
 
 def _one_by_one(instance: Instance, work: Floats, idle: Floats) -> float:
-    """Return an upper bound in seconds: one device busy at a time, and each value sent over each wire."""
+    """Return an upper bound in seconds: one device busy at a time, and each value sent over each link."""
     count, nbytes = len(instance.bytes), sum(instance.bytes)
     sent = sum(hop.latency_s * count + hop.s_per_byte * nbytes for hop in instance.hops.values())
     return float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max() + sent)
 
 
 class _Mean:
-    """A mean with weights, begun anew in some rounds."""
+    """A weighted mean that starts over in the rounds of `ANEW`."""
 
     def __init__(self, size: int) -> None:
         self.total, self.weight = np.zeros(size), 0.0
@@ -154,11 +154,11 @@ def _state(instance: Instance) -> Floats:
 
 
 def evenly(instance: Instance) -> float:
-    """Return a lower bound in seconds from the clusters confined to a set of devices, each at its least cost, over the
-    lanes of that set.
+    """Return a lower bound in seconds: the least work of the clusters confined to a set of devices, over its
+    lanes.
 
-    For all devices, and for every set to which some cluster is bound. The prices of `load` need not reach these, since
-    wires take part of them. O(R D) for each set.
+    The sets are all devices, and each set to which some cluster is bound. `load` need not find these bounds,
+    since buses take part of its prices. O(R D) for each set.
     """
     lanes = [len(names) for names in instance.lane_names]
     sets = {tuple(range(len(lanes))), *instance.able}
@@ -176,10 +176,10 @@ def evenly(instance: Instance) -> float:
 
 
 class Crossings:
-    """Lower bounds on the seconds of wires: `fixed[w]` on wire w in any case, and `seconds` for each of `rows`: if a
-    cluster is on a device, on a wire.
+    """Lower bounds on the seconds of buses: `fixed[w]` on bus w in any case, and for each row (cluster,
+    device, bus, seconds) its seconds if the cluster is on the device.
 
-    `uncounted`: the values left out, with both ends open.
+    `uncounted`: the values left out because both ends are open.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Crossings:
         self.busy[self.wire] = True
 
     def charge(self, cost: Floats, toll: Floats) -> None:
-        """Add the price of its wires to the cost of each cluster on each device."""
+        """Add the price of buses to the cost of each cluster on each device."""
         if len(self.seconds):
             spent = np.bincount(
                 self.cluster * self.devices + self.device,
@@ -204,11 +204,11 @@ class Crossings:
             cost += spent.reshape(cost.shape)
 
     def carried(self, at: Ints) -> Floats:
-        """Return the seconds of each wire with each cluster on device `at`."""
+        """Return the seconds of each bus with each cluster on device `at`."""
         return self._sum(np.where(at[self.cluster] == self.device, self.seconds, 0.0))
 
     def expected(self, at: Floats) -> Floats:
-        """Return the expected seconds of each wire for probabilities `at` (R, D) of each cluster's device."""
+        """Return the expected seconds of each bus for probabilities `at` (R, D) of each cluster's device."""
         return self._sum(at[self.cluster, self.device] * self.seconds)
 
     def _sum(self, spent: Floats) -> Floats:
@@ -219,10 +219,10 @@ class Crossings:
 
 
 def crossings(instance: Instance) -> Crossings:
-    """Bound the seconds of wires by values with one fixed end: inputs, deliveries, clusters with one device.
+    """Bound the seconds of buses by values with one fixed end: inputs, deliveries, clusters with one device.
 
-    By any route, a value enters a device over one of its incoming links: if these share a queue or wire, for at least
-    the time of the fastest. A value enters a device once, so that each of k readers pays 1/k.
+    A value enters a device over one of its incoming links. If these share a queue or bus, it takes that for
+    at least the time of the fastest link. It enters a device once, so each of k readers pays 1/k.
     """
     only = [allowed[0] if len(allowed) == 1 else -1 for allowed in instance.able]
     entrances = [_entrances(instance, d) for d in range(len(instance.devices))]
@@ -235,7 +235,7 @@ def crossings(instance: Instance) -> Crossings:
         wanted = dict.fromkeys((*instance.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
         if instance.values[v] in instance.holders:
             continue
-        # A maker that may be repeated may be so wherever its value is wanted.
+        # A repeatable maker may run wherever its value is wanted.
         if source < 0 and (not wanted or repeats(instance, maker)):
             uncounted.append(v)
             continue
@@ -255,7 +255,7 @@ def crossings(instance: Instance) -> Crossings:
 
 
 def _entrances(instance: Instance, d: int) -> list[tuple[int, float, float]]:
-    """Return the wires and queues shared by all links into a device, with the least latency and seconds per byte."""
+    """Return the buses and queues that all links into a device share, with the least latency and s/byte."""
     into = [link for link in instance.hops.values() if link.dst == d]
     latency = min((link.latency_s for link in into), default=0.0)
     s_per_byte = min((link.s_per_byte for link in into), default=0.0)

@@ -1,4 +1,4 @@
-"""Communication bound: the optimal trade-off of work and transfers; a value read on another device crosses a wire."""
+"""Communication bound: optimal trade-off of work and transfers; a value read elsewhere takes a bus."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROUNDING = 1e-12
 def traffic(instance: Instance, ways: Ways, load: tuple[float, Floats], bound: float) -> float:
     """Return a lower bound in seconds, at least the valid bound `bound`.
 
-    That is `bound` if the wires have enough time for the load of `load`, or if all clusters may be everywhere in part
-    without a longer time. Solves the dual of the linear program of `load` with transfers: a value enters each device
-    that has a reader but not its maker, over some wire into that device. Its readers share the price; a reader pays
-    its share on each device, and its maker is paid there. A cluster with a loss on several devices is on all of them,
-    as duplicates may be. Prices are found by multiplicative weights, against clusters that move ever more to where
-    they cost least.
+    Returns `bound` if buses have enough time for the load of `load`, or if dividing each cluster over all its
+    devices takes no longer. Solves the dual of `load`'s linear program with transfers: a value enters each
+    device that has a reader but not its maker, over some bus into that device. Its readers share the price:
+    each pays its share on each device, and the maker is paid there. A cluster of negative cost on several
+    devices is on all of them, as duplicates may be. Prices are found by multiplicative weights, against
+    clusters that move ever more to where they cost least.
     """
     if instance.clusters * len(instance.devices) > CELLS // FEWEST:
         return bound
@@ -44,7 +44,7 @@ def traffic(instance: Instance, ways: Ways, load: tuple[float, Floats], bound: f
 
 class _Trips:
     """Reads of values with both ends open: value, maker and reader of each read, in the order of values; the least
-    seconds of each value into each device, and the wires by which it enters."""
+    seconds of each value into each device, and the buses by which it enters."""
 
     def __init__(self, instance: Instance, values: list[int]) -> None:
         values = [v for v in values if instance.readers[v]]
@@ -57,7 +57,7 @@ class _Trips:
         nbytes = np.array([instance.bytes[v] for v in values], dtype=float)
         self.seconds = np.zeros((len(values), self.devices))
         self.entered: list[list[list[int]]] = []
-        """Wires and queues of each link into each device."""
+        """Buses and queues of each link into each device."""
         for d in range(self.devices):
             into = [link for link in instance.hops.values() if link.dst == d]
             taken = [[link.wire] * (link.wire >= 0) for link in into]
@@ -68,14 +68,14 @@ class _Trips:
                 self.seconds[:, d] = latency + nbytes * rate
 
     def tolls(self, price: Floats) -> Floats:
-        """Return the price per second of the cheapest link into each device, given the prices of wires and copy
-        queues."""
+        """Return the price per second of the cheapest link into each device, given the prices of buses and
+        copy queues."""
         return np.array([
             min((sum(price[w] for w in own) for own in links), default=0.0) for links in self.entered
         ])  # fmt: skip
 
     def carried(self, into: Floats, price: Floats) -> Floats:
-        """Return the seconds of each wire for given seconds into each device, by the nearly cheapest links."""
+        """Return the seconds of each bus for seconds into each device, by the nearly cheapest links."""
         found = np.zeros(len(price))
         for links, seconds in zip(self.entered, into):
             cost = np.array([sum(price[w] for w in own) for own in links])
@@ -88,8 +88,8 @@ class _Trips:
 
 
 class _Market:
-    """Prices of lanes and wires, which sum to 1, the share of each reader in the cost of its values, and the devices
-    of clusters."""
+    """Prices of lanes and buses, which sum to 1, the share of each reader in the cost of its values, and the
+    devices of clusters."""
 
     def __init__(self, instance: Instance, ways: Ways, wires: Crossings, trips: _Trips) -> None:
         self.wires, self.trips = wires, trips
@@ -113,7 +113,7 @@ class _Market:
         return float((self.idle + (self.work * self.at).sum(axis=0) / self.lanes).max())
 
     def crowded(self, seconds: float, price: Floats) -> bool:
-        """Return True if wires have more than these seconds of transfers, with each cluster where it is cheapest."""
+        """Return True if buses are busy for longer than this with each cluster where it is cheapest."""
         at = np.where(self.able, self.work * price, np.inf).argmin(axis=1)
         there = np.zeros_like(self.work)
         there[np.arange(len(at)), at] = 1.0
