@@ -1,5 +1,5 @@
-"""Simulated annealing from list schedules, timed with FIFO wires; and, where caps are exceeded, among placements that
-respect them or reduce the excess (`packed`).
+"""Simulated annealing from list schedules, timed with FIFO buses; if caps are exceeded, among placements that
+keep them or reduce the excess (`pack`).
 
 Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983.
 """
@@ -27,7 +27,7 @@ POLICY = "search"
 STEPS = 1_100_000
 """Limit on the clusters placed in all schedules together. The search counts these, never seconds."""
 EACH = 8_000
-"""Limit on placed clusters for each cluster of a graph, but at least `LEAST`, unless it has few schedules."""
+"""Limit on placed clusters for each cluster of a graph; at least `LEAST` in all, if `SQUARE` allows it."""
 LEAST = 450_000
 SQUARE = 700
 """Limit on placed clusters for each pair of clusters of a tiny graph."""
@@ -36,7 +36,7 @@ TOGETHER = 24
 """Factors on the steps of chains, which place a cluster faster than lists do: `FASTER` for one chain, `TOGETHER` for
 several in parallel."""
 LARGE = 1_500
-"""Limit on the clusters of a graph; the steps decrease towards it."""
+"""Limit on the clusters of a graph; towards it, the number of steps falls to 0."""
 POLISH = 25_000
 """Steps to refine a schedule of a graph with too few steps for first lists."""
 LISTS = (
@@ -74,11 +74,11 @@ COOLING = 1 / 30
 def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = math.inf) -> list[Schedule]:
     """Anneal the best list schedules; return the best schedules found, the shortest first.
 
-    Starts from the best list schedule, or from the `CHAINS` best if there are enough steps. About `FASTER`
-    (`TOGETHER`) × `steps` clusters are placed, fewer for a small or large graph, or until `until` of the monotonic
-    clock. The model has devices, queues and wires, but not memory caps, dispatch, or copy orders other than FIFO:
-    the simulator decides. Returns nothing if the first lists alone would use half of the steps, for clusters with
-    several lanes, and without the native search. Deterministic.
+    Starts from the best list schedule, or from the `CHAINS` best if there are enough steps. Places about
+    `FASTER` (`TOGETHER`) × `steps` clusters, fewer for a small or large graph or if `until` of the monotonic
+    clock comes first. The chains know devices, queues and buses, but no memory caps, dispatch, or orders of
+    transfers other than FIFO; the simulator decides. Returns nothing if the first lists alone would use half
+    of the steps, for clusters with several lanes, or without the native search. Deterministic.
     """
     clusters = instance.clusters
     most = max(min(LEAST, SQUARE * clusters * clusters), EACH * clusters)
@@ -92,8 +92,8 @@ def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = 
 
 
 def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
-    """Refine a simulated schedule by annealing, if `anneal` has too few steps for a graph; nothing if chains cannot
-    continue from it (`polished`), or after `until`."""
+    """Refine a simulated schedule by annealing, if `anneal` has too few steps for a graph. Returns nothing
+    after `until`, or if chains cannot continue from the schedule (`polished`)."""
     if _settled(instance) or not polished(instance) or time.monotonic() > until:
         return []
     start = non_delay(play)
@@ -108,8 +108,8 @@ def _settled(instance: Instance) -> bool:
 
 
 def _first(instance: Instance) -> list[Listed]:
-    """Return initial solutions: the first lists, each in its own order and non-delay; the shortest of each placement,
-    the shortest first."""
+    """Return the first lists, each in its own order and non-delay: the shortest of each placement, the
+    shortest first."""
     found, tail = [], cost_to_go(instance)
     lists = [(urgent_first(instance), ahead, 0.0) for ahead in (0.0, 1.0)]
     lists += [(mean_first(instance, rank), ahead, stay) for rank, ahead, stay in LISTS]
@@ -181,15 +181,15 @@ def winners(
 def _cooled(
     chains: list[Annealing], steps: float, heats: tuple[float, float], until: float
 ) -> list[Annealing]:
-    """Return the chains after this many steps each, up to the first at the bound; chains after that may or may not
-    have run, depending on the number of cores."""
+    """Run each chain for this many steps; return the chains up to the first at the bound. Later ones may have
+    run or not, depending on the number of cores."""
 
     def cool(at: int) -> None:
         if not any(map(_at_bound, chains[: at + 1])):
             chains[at].cool(steps, heats, until)
 
     numbers = range(len(chains))
-    # Chains leave the interpreter to others; what is raised there is raised here.
+    # Chains release the GIL; `list` raises their errors here.
     with ThreadPoolExecutor(min(len(chains), cores())) as pool:
         list(pool.map(cool, numbers))
     return chains[: next((at for at in numbers if _at_bound(chains[at])), numbers[-1]) + 1]
@@ -208,8 +208,8 @@ ROOMS = (1.0, 0.75, 0.5)
 
 
 def pack(race: Race, steps: int) -> None:
-    """Enter the best schedules among those that fit, by chains from the entries of `race` and from `stretches`; if
-    none fits, from those with the least excess.
+    """Enter the best schedules that fit, found by chains from the entries of `race` and `stretches` that fit,
+    or from those with the least excess if none does.
 
     About `steps` clusters are placed, fewer for a small graph. Skipped for a graph so large that only a few placements
     could be tried, and for clusters with several lanes; without the native search only `stretches` are tried.
@@ -241,7 +241,7 @@ def pack(race: Race, steps: int) -> None:
 
 def stretches(instance: Instance) -> Iterator[list[int]]:
     """Yield placements that fill one device after the other with state, along a depth-first order of the graph from
-    its start or end; the rest goes to the device with most room."""
+    its start or end; the rest goes to the device with the most room."""
     room = [
         math.inf if limit is None else limit - sum(given.values())
         for limit, given in zip(instance.caps, instance.given)

@@ -1,5 +1,5 @@
-"""Hill climbing on one schedule in the full simulation: memory, copy queues, host, several lanes for a cluster. First
-for feasibility, then for length."""
+"""Hill climbing on one schedule in the full simulation, with memory, copy queues, host and clusters on
+several lanes: first until it fits, then for length."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..lists.heft import list_schedule
 from ..model.simulator import Play
 
 TRIES, SHORT = 500, 100
-"""Limits on schedules from each of `STARTS` if nothing fits, and from the best one that fits."""
+"""Limits on the schedules tried from each of `STARTS` if nothing fits, and from the best one that fits."""
 STARTS = 3
 STEPS = 20_000
 """Limit on the clusters placed from a schedule that fits."""
 FEWEST = 20
 """Least number of schedules for which it is worth starting."""
 NEAR = 0.01
-"""Gap to the bound, as a share, at which a plan is not improved."""
+"""Gap to the bound, as a share, at which the climb ends."""
 MOVED = 0.7
 """Probability that a move changes a device instead of the order."""
 URGENT = 0.8
@@ -27,7 +27,7 @@ URGENT = 0.8
 
 def climb(race: Race, steps: int) -> bool:
     """Enter the result of hill climbing from the best schedule or, if nothing fits, from those with the least excess;
-    return whether an entry, which then fits, was made.
+    return True if that entered a schedule, which then fits.
 
     Each move changes one cluster or colocate group. About `steps` clusters are placed at most. Deterministic.
     """
@@ -103,7 +103,7 @@ def _one(draw: random.Random, of: Sequence[int]) -> int:
 
 
 def critical(play: Play) -> list[int]:
-    """Return the clusters of a chain of steps without a pause that ends the plan, backwards."""
+    """Return, last first, the clusters of an unbroken chain of steps that ends the plan."""
     steps = sorted(range(len(play.end)), key=lambda step: (play.end[step], play.start[step], step))
     ends: dict[float, list[int]] = {}
     for position, step in enumerate(steps):

@@ -61,7 +61,7 @@ class _Arrays(ctypes.Structure):
     ]
 
     def __init__(self, instance: Instance, **fields: Any) -> None:
-        """Take numbers and (nested) sequences of numbers by field name, or else from the instance."""
+        """Fill each field with a number or (nested) sequence from `fields`, or else from the instance."""
         super().__init__()
         self.held: list[np.ndarray[Any, Any]] = []
         for name, kind, *_ in self._fields_:
@@ -74,7 +74,7 @@ class _Arrays(ctypes.Structure):
 
     def _array(self, numbers: Any, kind: Any) -> Any:
         made = np.array(numbers, dtype=np.int32 if kind is Ints else np.float64).ravel()
-        # One more, for none at all would have no address.
+        # One element more, since an empty array would have no address.
         self.held.append(np.append(made, made.dtype.type(0)))
         return self.held[-1].ctypes.data_as(kind)
 
@@ -91,7 +91,7 @@ def arrays(instance: Instance) -> _Arrays:
 
 def _arrays(instance: Instance) -> _Arrays:
     none = instance.wires + len(instance.copy_lanes)
-    # Wire, copy queue, next device, latency in seconds and seconds per byte of each hop of each way.
+    # Bus, copy queue, next device, latency in seconds and seconds per byte of each hop of each route.
     ways: list[list[tuple[int, int, int, float, float]]] = []
     for row in instance.route:
         for target, way in enumerate(row):
@@ -127,7 +127,7 @@ def _arrays(instance: Instance) -> _Arrays:
         hop_latency=latency,
         hop_s_per_byte=s_per_byte,
         makes=[*instance.makes, [v for v, maker in enumerate(instance.maker) if maker < 0]],
-        # No cluster waits for what is there before the call.
+        # Values that exist before the call are read, but nothing else waits for them.
         later=[*inverse(instance.sooner), []],
         near=[dict.fromkeys((*earlier, *later)) for earlier, later in zip(instance.before, instance.after)],
         waits=[len(reads) + len(own) for reads, own in zip(instance.reads, instance.sooner)],
@@ -164,7 +164,7 @@ class _List(ctypes.Structure):
 
     @classmethod
     def holding(cls, listed: Listed) -> _List:
-        """Return a structure with room for any list of a problem that holds this one."""
+        """Return a structure that holds this list and has room for any other list of the problem."""
         count = listed.instance.clusters + 1 + MOST
         own = cls((Int * count)(), listed.eager, len(listed.of), (Int * MOST)(), (Float * count)())
         for to, numbers in ((own.device, listed.device), (own.keys, listed.keys), (own.of, listed.of)):
@@ -175,13 +175,13 @@ class _List(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A list: each device, or each of its lanes, starts its clusters in the order of their `keys`, as early as
-    possible; if `eager`, any that can start, the least key first.
+    """A list: each device starts its clusters on its lanes in the order of their `keys`, as early as
+    possible; if `eager`, it starts any ready cluster, the least key first.
 
-    Numbers below R are clusters. With duplicates, R is the maker of given values, and R + 1 + i a copy of cluster
-    `of[i]`. `makespan` is in seconds, inf without a route or in a deadlock; `over` is the total bytes above the caps
-    of a list made while the instance is `capped`. `evaluate` adds, by number, `start` and `end` in seconds, and `lane`
-    within the device.
+    Numbers below R are clusters. With duplicates, R is the maker of given values, and R + 1 + i a duplicate
+    of cluster `of[i]`. `makespan` is in seconds, inf without a route or in a deadlock; `over` is the total
+    bytes above the caps of a list made while the instance is `capped`. `evaluate` adds, by number, `start`
+    and `end` in seconds, and `lane` within the device.
     """
 
     instance: Instance
@@ -212,9 +212,9 @@ def evaluate(
 ) -> Listed:
     """Return a list with its times.
 
-    Aborted, with an infinite makespan, once it must exceed `limit`; `ended` copies and clusters had ended by then.
-    Ignores copy orders other than FIFO and dispatch, and requests second hops with the first; otherwise equal to the
-    simulator. O(V log V + E). Raises MemoryError if memory runs out.
+    Stops with an infinite makespan once the list must exceed `limit`; `ended` clusters and duplicates had
+    ended by then. Ignores dispatch and orders of transfers other than FIFO, and requests second hops with the
+    first; otherwise equal to the simulator. O(V log V + E). Raises MemoryError if memory runs out.
     """
     assert native.LIBRARY
     listed = Listed(instance, device, keys, eager, of)
@@ -270,7 +270,7 @@ class Annealing:
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
         """Continue for about `steps` steps, from one temperature to another, each a share of the shortest makespan, or
-        until `until` of the monotonic clock. Without memory, nothing changes except a line in the log."""
+        until `until` of the monotonic clock. If memory runs out, it only logs a warning."""
         assert native.LIBRARY
         failed = native.LIBRARY.autopar_cool(
             ctypes.byref(arrays(self.instance)),

@@ -1,5 +1,5 @@
-"""Placements for graphs that are too large to search: list schedules under several weights, and by prices alone, where
-the price of a device or wire rises with its load.
+"""Placements for graphs that are too large to search: list schedules under several weights, and by prices
+alone, where the price of a device or bus rises with its load.
 
 Aspnes, Azar, Fiat, Plotkin and Waarts, "On-line routing of virtual circuits with applications to load balancing and
 machine scheduling", Journal of the ACM 44(3), 1997.
@@ -35,28 +35,28 @@ WEIGHTS = (
     (1.0, 0.5, 0.3),
     (0.0, 1.0, 0.0),
 )
-"""Weights of copies in the rank, of the remaining path and of copies in the choice of a device: the best combination,
-from 0 to 1, on random graphs, best first, with HEFT's own among them."""
+"""Weights of transfers in the rank, and of the remaining path and of transfers in the choice of a device: the
+best combinations, from 0 to 1, on random graphs, best first, HEFT's own among them."""
 LONG = (((0.5, 0.1, 0.0), (0.25, 0.6, 0.5)), ((0.1, 0.3),))
 FULL = (((0.25, 0.8, 16.0),), ((0.01, 0.05), (0.1, 0.3)))
-"""Parameters with FIFO wires, for graphs with a long critical path and for those that fill all devices. First weights
-of lists: remaining path, copies, price of seconds on a device. Then parameters of `priced`: steepness of prices, and
-least cost of a copy."""
+"""Parameters with FIFO buses, for graphs with a long critical path and for those that fill all devices. First
+the weights of lists: remaining path, transfers, price of seconds on a device. Then the parameters of
+`priced`: steepness of prices, and least cost of a transfer."""
 FILLED = 2.0
 """Ratio of load to critical path above which a graph fills all devices."""
 MANY = 20_000
-"""Number of clusters above which only the first of each are tried."""
+"""Number of clusters above which only the first of each is tried."""
 POLISHED = 10_000
 """Limit on the clusters of a graph whose schedules are refined by chains (`anneal.polish`)."""
 DEVICES = 16
 """Limit on devices considered for each cluster in all variants together."""
 APART = 40
-"""Limit on devices considered for each cluster if copies never wait for each other, which makes list schedules fast
-and placement matter more."""
+"""Limit on devices considered for each cluster if transfers never wait for each other: list schedules are
+then fast, and placement matters more."""
 FULLEST = 4
-"""Exponent of the price of a wire in its load relative to the devices."""
+"""Exponent of the price of a bus in its load relative to the devices."""
 FIRST = 100
-"""Initial load of devices, in clusters of typical length, so that no wire counts as full with its first copy."""
+"""Initial load of devices, in typical clusters, so that no bus counts as full with its first transfer."""
 
 
 def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
@@ -75,7 +75,7 @@ def plain(instance: Instance) -> bool:
 
 
 def crowded(instance: Instance) -> bool:
-    """Return True if the problem is `plain` and its copies wait for wires."""
+    """Return True if the problem is `plain` and its transfers wait for buses."""
     return bool(instance.copy_lanes) and plain(instance)
 
 
@@ -103,8 +103,8 @@ def quickest(
     room: float = 1.0,
     ways: Mapping[str, Callable[[], Listed]] | None = None,
 ) -> Schedule:
-    """Return the shortest of all variants with FIFO wires, or of `ways`; after `until` of the monotonic clock no other
-    is tried. Caps, and `room`, are ignored."""
+    """Return the shortest of all variants with FIFO buses, or of `ways`; after `until` of the monotonic clock
+    no other is tried. Caps, and `room`, are ignored."""
     best: Listed | None = None
     name = ""
     for policy, way in (_ways(instance) if ways is None else ways).items():
@@ -113,7 +113,7 @@ def quickest(
             best, name = listed, policy
         if time.monotonic() > until:
             break
-    # All may have led to where no link leads on.
+    # In every list, some value may have no route.
     return best.schedule(name) if best else heft(instance)
 
 
@@ -130,7 +130,7 @@ def _ways(instance: Instance) -> dict[str, Callable[[], Listed]]:
     if instance.clusters >= MANY:
         del lists[1:], prices[1:]
     elif filled > FILLED and polished(instance):
-        # That comes out as well from prices alone, which are quicker.
+        # Prices alone do as well here, and are quicker.
         lists.clear()
 
     def by_finish(to_go: list[list[float]], stay: float) -> Listed:
@@ -150,11 +150,11 @@ def _ways(instance: Instance) -> dict[str, Callable[[], Listed]]:
 
 
 def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float) -> list[int]:
-    """Return the device of each cluster, in graph order each on the cheapest.
+    """Place each cluster, in graph order, on the cheapest device; return the devices.
 
     A second on a device costs `worth`, times exp(`steep` × n) if it is n clusters of typical length ahead of the least
-    loaded. A copy costs at least `toll` times its seconds, and infinitely much without a route. Linear in clusters and
-    reads times devices.
+    loaded. A transfer costs at least `toll` times its seconds, and infinitely much without a route. Linear in
+    clusters and reads times devices.
     """
     lanes = [len(names) for names in instance.lane_names]
     least_of = (min(worth[d] * row[d] for d in own) for own, row in zip(instance.allowed, instance.seconds))
@@ -202,8 +202,8 @@ def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float
 
 
 def last_first(instance: Instance, device: Sequence[int]) -> list[float]:
-    """Return the negated upward rank of each cluster on its device, in seconds, with idle wires: the least is the most
-    urgent."""
+    """Return the negated upward rank of each cluster on its device, in seconds, with idle buses: the least is
+    the most urgent."""
     rank = [0.0] * instance.clusters
     for r in reversed(range(instance.clusters)):
         own, longest = device[r], 0.0
