@@ -3,9 +3,9 @@
 Optional intervals on unrelated devices (Laborie et al., "IBM ILOG CP Optimizer for scheduling", Constraints 23, 2018),
 transfers as intervals on their wires, and the heads, tails and loads of `bounds`.
 
-First half a second of one core, which proves most graphs of this size; then one effort for heads and tails. Longer
-efforts follow only while a proof is near (`near`) or gets nearer: otherwise more time rarely proves anything. Efforts
-are in the solver's deterministic time; a limit in seconds only shortens them.
+The first effort takes half a second of one core and proves most graphs of this size; the second lengthens
+heads and tails. Longer efforts follow only while a proof is near (`NEAR`) or gets nearer: otherwise more time
+rarely proves anything. Efforts count the solver's deterministic time; a limit in seconds only shortens them.
 """
 
 from __future__ import annotations

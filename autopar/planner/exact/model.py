@@ -20,8 +20,8 @@ Literal = Any
 class TimeUnits:
     """Time discretised into units of `unit` seconds; every duration is rounded down.
 
-    A schedule in seconds, its starts rounded down too, is then a schedule in units that satisfies every constraint and
-    is not longer: floor(s) + floor(p) ≤ floor(s + p). So the optimum in units is a lower bound in seconds.
+    With starts rounded down too, a schedule in seconds is one in units, meets every constraint and is no
+    longer: floor(s) + floor(p) ≤ floor(s + p). So the optimum in units is a lower bound in seconds.
     """
 
     def __init__(self, horizon: float, count: int) -> None:
@@ -75,7 +75,7 @@ class _Literals:
             return next(iter(some.values()), False)
         key = tuple(sorted(some))
         if key not in self._made:
-            # A negation has the index -1 - that of its variable.
+            # The negation of variable i has the index -1 - i.
             found = self.new(name, any(self._known[i] if i >= 0 else not self._known[-1 - i] for i in some))
             self.cp.add_bool_or(*some.values(), ~found)
             for literal in some.values():
@@ -107,8 +107,8 @@ class Model:
     start[r], end[r]: times of cluster r.
     modes[r, d]: (lanes, units, literal) of the ways to run it there.
     uses: uses of each resource.
-    sent[v, d]: start of the last hop of value v to device d, if there is one; then one of
-    brings[v, d]: (literal, source of the hop or -1, copy queue, units) holds. `transfers` adds both.
+    sent[v, d]: start of the last hop of value v to device d, if there is one (`transfer`).
+    brings[v, d]: (literal, source of the hop or -1, copy queue, units) of its options, one of which holds.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Model:
         """Build the model of schedules of at most `aim` units, each cluster on a device `offered` to it (None: all
         allowed).
 
-        Clusters with no offered device are left out; of a part of the graph only reads between its own clusters are
-        kept.
+        Clusters with no offered device are left out. Of a part of the graph, only reads between its clusters
+        count.
         """
         self.offered = instance.allowed if offered is None else offered
         self.whole = all(self.offered)
@@ -159,7 +159,7 @@ class Model:
             if offered and g not in grouped:
                 members = [m for m in (instance.members[g] if g >= 0 else [r]) if self.offered[m]]
                 able = [d for d in offered if all(d in self.offered[m] and self._may(m, d) for m in members)]
-                # Where nothing is short enough, that is for the solver to find.
+                # If no device is short enough, the solver finds the model infeasible.
                 able = able or [*offered[:1]]
                 hints = [self.best.device[r] == d for d in able]
                 if len(able) == 1:
@@ -235,7 +235,7 @@ class Model:
             )
 
     def limit(self) -> None:
-        """Constrain each resource to its capacity, and the schedule to at least its work."""
+        """Constrain each resource to its capacity, and the makespan to at least its work."""
         cp = self.cp
         for (kind, number), uses in self.uses.items():
             capacity = len(self.instance.lane_names[number]) if kind == "device" else 1
@@ -250,7 +250,7 @@ class Model:
             else:
                 cp.add_cumulative(intervals, [use.amount for use in uses], capacity)
             work = total([(use.size * use.amount, use.when) for use in uses])
-            # A resource that is not used at all needs no time before and after it.
+            # The limit `floor` keeps this valid for a resource that is not used at all.
             idle = min(min(use.head for use in uses) + min(use.tail for use in uses), self.floor)
             cp.add(capacity * self.makespan >= capacity * idle + work)
 

@@ -1,11 +1,11 @@
 """Successive CP-SAT calls that tighten a proof, on the whole model and on parts of it.
 
-First longer heads and tails (`narrowed`), for schedules without duplicates, from optimal schedules of the parts of the
-graph before and after each cluster. A schedule of the graph contains one of each part, so a cluster cannot start
-before all clusters that precede it can have ended, each with its own head; likewise backwards. A part ends at a
-cluster through which everything passes, without loss; otherwise it is the nearest clusters. Only schedules shorter
-than the best known count, so that devices drop out (Klein and Scholl, "Computing lower bounds by destructive
-improvement", European Journal of Operational Research 112, 1999).
+`narrowed` first lengthens heads and tails, for schedules without duplicates, from optimal schedules of the
+parts of the graph before and after each cluster. A schedule of the graph contains one of each part, so a
+cluster cannot start before all its predecessors can have ended, each with its own head; likewise backwards. A
+part ends at a cluster through which everything passes, without loss; otherwise it consists of the nearest
+clusters. Only schedules shorter than the best known count, which rules out devices (Klein and Scholl,
+"Computing lower bounds by destructive improvement", European Journal of Operational Research 112, 1999).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .transfers import cap, transfer
 EFFORT = 6.0
 """Default budget of a proof in the solver's deterministic time, each unit about 10 s of a core."""
 FIRST = 0.05
-"""Share of it for the first call on the whole graph, which proves most small ones."""
+"""Share of the budget for the first call on the whole graph, which proves most small ones."""
 NARROWING = 0.4
 """Largest share then spent on heads and tails."""
 FOLLOWING, GROWTH = 0.3, 3.0
@@ -55,8 +55,8 @@ def proofs(
     step.
 
     Steps: a short call, one for heads and tails, then longer calls. `bound`: known lower bound in seconds. `budget_s`:
-    limit in seconds. The model has a variable for each (cluster, device) and (value, device): for up to some hundreds
-    of clusters.
+    limit in seconds. The model has a variable for each (cluster, device) and (value, device), which suits up
+    to some hundreds of clusters.
     """
     proof = _Proof(instance, start, bound, effort, budget_s)
     proof.solve(FIRST)
@@ -85,7 +85,7 @@ class _Proof:
         self._raise(max(bound, lower_bound(instance), self.ways.length, load(instance, self.ways)[0]))
         self.effort, self.spent = effort, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
-        # What a model takes to be made is not cut short, and takes less than all this.
+        # Building a model cannot be cut short; it takes less time than this constructor.
         self._last = self._until - (time.monotonic() - began)
         self._stages = list(STAGES)
 
@@ -165,7 +165,7 @@ def _read(model: Model, solver: cp_model.CpSolver) -> Schedule:
     for r in sorted(range(instance.clusters), key=lambda r: (start[r], end[r], r)):
         d, lanes = device[r], free[device[r]]
         wide = next(n for n, _, when in model.modes[r, d] if solver.boolean_value(when))
-        # The lane that has been free for the shortest time; one that is taken is so for a rounding error.
+        # The lane that has been free for the shortest time; a lane seems taken only by a rounding error.
         own = sorted(range(len(lanes)), key=lambda lane: (lanes[lane] > start[r], -lanes[lane]))[:wide]
         placed.append((r, d, tuple(own)))
         for lane in own:
@@ -241,8 +241,8 @@ class _Windows:
         self.ways = replace(ways, length=min(length, self.units.seconds(self.aim + 1)))
 
     def _length(self, part: Sequence[int], r: int, d: int, limit: int, forward: bool) -> float:
-        """Return a lower bound in seconds on cluster r on device d with the part next to it, if at most `limit` units;
-        more than that if it is infeasible."""
+        """Return a lower bound in seconds on the part next to cluster r together with r on device d; more
+        than `limit` units if no schedule is that short."""
         instance, ways, units = self.instance, self.ways, self.units
         none = np.where(np.isfinite(ways.seconds), 0.0, np.inf)
         least = (ways.head if forward else ways.tail)[r, d] + ways.seconds[r, d]
@@ -257,7 +257,7 @@ class _Windows:
         transfer(model)
         model.limit()
         own = solver(min(EACH, self.left), self.until)
-        # What takes long on the whole model to save much later does not pay on a part.
+        # These steps take long and save time later only on the whole model.
         own.parameters.cp_model_probing_level = 0
         own.parameters.symmetry_level = 0
         status = own.solve(model.cp)

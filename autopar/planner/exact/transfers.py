@@ -1,7 +1,7 @@
 """Transfers in the model, where each value reaches a device at most once, by the route from its producer; and memory
 caps: bytes in use on each device over time, counted as in `model/timing`.
 
-Views and changes in place are ignored, so that the model never forbids what fits; the simulation checks its
+Views and in-place changes are ignored, so the model never forbids a plan that fits; the simulation checks its
 solutions.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 from .model import Literal, Model
 
 Hops = dict[tuple[int, int, int, int], list[tuple[int, int]]]
-"""Hops that can bring a value to a device: (units, copy queue, wire, intermediate device or -1) → the (source, target)
-pairs that use it."""
+"""Hops that can bring a value to a device: (units, copy queue, bus, intermediate device or -1) → the (source,
+target) pairs that use it."""
 Held = tuple[Any, Any, Any, Literal, float]
 """Memory demand: start, size and end of an interval, whether there is one, and its bytes."""
 
@@ -71,7 +71,7 @@ def _value(model: Model, v: int, played: Mapping[tuple[int, int], int]) -> None:
 
 
 def _wanted(model: Model, v: int, deliver: Sequence[int], carry: Sequence[int]) -> dict[int, Literal]:
-    """Return, for each device that may need a value, the literal that it does, without resident state."""
+    """Return, for each device that may need a value, a literal: it does, and has no resident copy."""
     instance, literals = model.instance, model.literals
     found: dict[int, list[Literal]] = {}
     for r in (*instance.readers[v], *carry):
@@ -133,7 +133,7 @@ def _when(
     found = []
     for paired, some in alike.items():
         rest = [there for e, there in sources.items() if e not in some]
-        # The negation of the other sources makes no new variable where there is one other.
+        # If there is one other source, its negation needs no new variable.
         here = literals.no(rest[0]) if len(rest) == 1 else literals.any([sources[e] for e in some])
         if not rest:
             here = True
@@ -154,10 +154,10 @@ def cap(model: Model) -> None:
         for start, size, end, here, nbytes in _held(model, d):
             if here is not False:
                 intervals.append(model.cp.new_optional_interval_var(start, size, end, here, ""))
-                # Graph files may have fractions of bytes and the solver has not.
+                # Graph files may have fractions of bytes; the solver needs integers.
                 sizes.append(math.floor(nbytes))
         if sum(sizes) > room:
-            # The solver counts in 64 bits. Sizes rounded down and room rounded up rule nothing out.
+            # The solver counts in 64 bits. Rounding sizes down and room up forbids nothing that fits.
             unit = max(1.0, sum(sizes) / MOST)
             less = [math.floor(size / unit) for size in sizes]
             model.cp.add_cumulative(intervals, less, max(0, math.ceil(room / unit)))
@@ -212,8 +212,8 @@ def _span(
 ) -> Iterator[Held]:
     """Yield the demand of a value on a device, if it is `here`, from `start` to the last of `ends` and of its uses.
 
-    Every end depends on its step: an absent transfer is bounded only by its producer, and an end within the horizon
-    would force that to end too early.
+    Each end holds only if its step takes place: only its producer bounds an absent transfer, and an end
+    within the horizon would force the producer to end too early.
     """
     instance, maker = model.instance, model.instance.maker[v]
     if here is False:
@@ -224,7 +224,7 @@ def _span(
     for (value, target), brings in model.brings.items():
         if value == v and target != d:
             for when, via, _, taken in brings:
-                # Straight from its source, or by way of this device.
+                # Sent from its source, or relayed by this device.
                 if via == d or (via < 0 and (maker < 0 or d in model.on[maker])):
                     origin = True if via == d or maker < 0 else model.on[maker][d]
                     uses.append((model.sent[v, target] + taken, model.literals.all([when, origin])))
