@@ -1,5 +1,5 @@
-/* Simulated annealing of one list, each step timed as wires serve it: Kirkpatrick, Gelatt and Vecchi, "Optimization by
-   simulated annealing", Science 220, 1983. */
+/* Simulated annealing of one list, each step timed with FIFO buses: Kirkpatrick, Gelatt and Vecchi,
+   "Optimization by simulated annealing", Science 220, 1983. */
 
 #include "core.h"
 
@@ -9,19 +9,19 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-/* How often one cluster is moved to another device, or on its own, two change places, or many are moved together, in
-   proportion; and, of each chain, how often clusters are copied. */
+/* Relative weights of the moves: one cluster to another device, one on its own device, two exchanged, many
+   together. `copies` of a chain is the weight of changes of duplicates. */
 enum { MOVES = 4, SHIFTS = 2, EXCHANGES = 3, GROUPS = 2, FEW = MOVES + SHIFTS + EXCHANGES };
 enum {
-    TRIED = 6,    /* clusters for each of which one change is estimated, of which the best is timed */
-    ESTIMATE = 5, /* steps that an estimate takes */
-    LOOKS = 16,   /* changes after which the heat is taken anew and the clock is looked at */
+    TRIED = 6,    /* clusters for each estimated change; the best of these changes is timed */
+    ESTIMATE = 5, /* steps that an estimate counts as */
+    LOOKS = 16,   /* changes between updates of the temperature and looks at the clock */
 };
-/* Weight of when the other devices end: of schedules that end together, as many do where clusters are alike, the one that
-   leaves more room is nearer to a shorter one. */
+/* Weight of the ends of the other devices. If clusters are alike, many schedules have the same makespan; the
+   one that leaves more room is nearer to a shorter one. */
 #define EARLY 0.03
 
-/* The state of a chain, before and after. `best` has room for `keep`, the shortest first; `spent` are steps. */
+/* State of a chain, in and out. `best` has room for `keep` lists, shortest first; `spent` counts steps. */
 typedef struct {
     List now, *best;
     int count, keep, copies;
@@ -46,7 +46,7 @@ static double monotonic(void)
     return now.tv_sec + 1e-9 * now.tv_nsec;
 }
 
-/* Takes `bytes` of a block, or only adds them up where there is none. */
+/* Take `bytes` of a block, or only add them up without one. */
 static void *take(char *block, size_t *taken, size_t bytes)
 {
     void *found = block ? block + *taken : NULL;
@@ -88,12 +88,12 @@ static size_t lay_out(Search *search, const Network *net, char *block)
     return taken;
 }
 
-/* The clusters and copies in the order of their keys, from an order close to it. */
+/* Sort the clusters and duplicates by key, starting from an order close to it. */
 static void sort(const Search *search, const int *from, const double *keys, int had, int copies)
 {
     int *order = search->order, clusters = search->net->clusters, count = 0;
     for (int i = 0; i < clusters + had + copies; i++) {
-        /* Copies come last, for those there were may have other numbers now. */
+        /* Duplicates come last, since their numbers may have changed. */
         int old = i < clusters + had, r = old ? (from ? from[i] : i) : i + 1 - had, at = count;
         if (old && r >= clusters)
             continue;
@@ -104,7 +104,7 @@ static void sort(const Search *search, const int *from, const double *keys, int 
     }
 }
 
-/* `EARLY` of the mean of when devices end, but for the last. */
+/* `EARLY` times the mean end of all devices but the last. */
 static double early(const Search *search, const Timed *timed)
 {
     double sum = 0.0, longest = 0.0, *last = search->bench.begun;
@@ -119,7 +119,7 @@ static double early(const Search *search, const Timed *timed)
     return EARLY * (sum - longest) / (devices > 2 ? devices - 1 : 1);
 }
 
-/* Time what `next` has become. */
+/* Time the changed list `next`. */
 static void timing(Search *search, double limit, int eager)
 {
     const Network *net = search->net;
@@ -144,7 +144,7 @@ static void timing(Search *search, double limit, int eager)
     search->chain->spent += ESTIMATE + next->endings;
 }
 
-/* One or two clusters elsewhere: of several such changes the one that is estimated best, give or take the heat. */
+/* Move one or two clusters: of several such changes, the one estimated best, give or take the heat. */
 static int few(Search *search, double limit, double heat)
 {
     Beside *beside = &search->beside;
@@ -203,7 +203,7 @@ static void keep(const Network *net, Chain *chain, const Timed *timed)
         chain->count++;
 }
 
-/* Let what is next be what is at hand, to be changed. */
+/* Copy the current list to `next`, to be changed. */
 static void begin(const Network *net, Timed *next, const Timed *now, const double *keys)
 {
     copy(net->clusters + 1 + now->copies, next->device, next->keys, now->device, keys);
@@ -262,7 +262,7 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
     }
 }
 
-/* Room for a search from a list, which is timed; NULL where there is no memory for it. */
+/* Allocate a search and time the list that it starts from; NULL if memory runs out. */
 static char *begun(Search *search, const Network *net, const List *list, double limit)
 {
     size_t bytes = lay_out(search, net, NULL), all = net->clusters + 1 + list->copies;
@@ -276,10 +276,10 @@ static char *begun(Search *search, const Network *net, const List *list, double 
     copy(all, now->device, now->keys, list->device, list->keys);
     memcpy(now->of, list->of, now->copies * sizeof *now->of);
     look_up(net, now);
-    /* What reads from a cluster need not wait for it where there are copies of it. */
+    /* Readers of a cluster need not wait for it if it has duplicates. */
     for (int r = 0; !now->copies && r < net->clusters; r++)
         search->after[r] = net->to_go[r * net->devices + now->device[r]];
-    /* An eager list needs no order to be timed, and sorting takes long where keys are far from the order of the graph. */
+    /* Timing an eager list needs no order, and sorting is slow if keys are far from graph order. */
     if (search->chain || !now->eager)
         sort(search, NULL, now->keys, 0, now->copies);
     play(net, now, &search->bench, search->order, limit, search->after);
@@ -288,8 +288,8 @@ static char *begun(Search *search, const Network *net, const List *list, double 
     return block;
 }
 
-/* Time a list, which is given up where it must become longer than `limit`: its makespan, what is above the caps, and, by number, when
-   each starts and ends and on which lane; `endings` have ended by then. 0, or -1 where there is no memory for it. */
+/* Time a list until it must exceed `limit`: makespan, bytes above the caps and, by number, starts, ends and
+   lanes; `endings` clusters and duplicates had ended by then. Returns 0, or -1 if memory runs out. */
 PUBLIC int autopar_time(
     const Network *net, List *list, double limit, double *start, double *end, int *lane, int *endings)
 {
@@ -309,8 +309,8 @@ PUBLIC int autopar_time(
     return 0;
 }
 
-/* Go on for about so many steps, from one heat to another, each a share of the shortest makespan, for `s` seconds at
-   most. 0, or -1 where there is no memory for it. */
+/* Continue a chain for about `steps` steps and at most `s` seconds, from temperature `hot` to `cold`, each a
+   share of the shortest makespan. Returns 0, or -1 if memory runs out. */
 PUBLIC int autopar_cool(const Network *net, Chain *chain, double steps, double hot, double cold, double s)
 {
     Search search = {.chain = chain, .net = net};

@@ -1,5 +1,5 @@
-/* The data of the search. Arrays of several dimensions are flat, the last index running fastest; times are seconds, inf
-   where there is no way. search/core.py fills in what comes from Python. */
+/* Data structures of the search. Arrays of several dimensions are flat, the last index running fastest. Times
+   are in seconds, inf without a route. search/core.py fills in the structures that come from Python. */
 
 #ifndef AUTOPAR_NETWORK_H
 #define AUTOPAR_NETWORK_H
@@ -10,7 +10,7 @@
 #define NEAR 1e-9 /* share of the makespan below which a delay counts as none */
 #define NOT_THERE -1.0
 
-/* Those of i are of[at[i]] to of[at[i + 1] - 1]. */
+/* The entries of list i are of[at[i]] to of[at[i + 1] - 1]. */
 typedef struct {
     const int *at, *of;
 } Lists;
@@ -30,15 +30,15 @@ static inline double least(double a, double b)
     return b < a ? b : a;
 }
 
-/* R clusters on D devices with W wires and copy queues and V values; W stands for no wire and for no queue. `makes` has the
-   values of each cluster and, for R, of what is there before the call; `later` those that wait for a cluster without reading
-   from it, `sooner` those that it so waits for, and `waits` how many values and clusters that is in all. `near` are all clusters
-   beside one. `to_go` are the seconds from the end of a cluster on a device to the end of the graph, at best. `members` are
-   clusters that must be on one device; `repeatable` ones may be computed on several, `most_copies` in a list at most.
+/* R clusters on D devices with W buses and copy queues (index W: none) and V values. `makes` has the values
+   of each cluster and, at R, those that exist before the call. `later` are the clusters that wait for one
+   without reading from it, `sooner` the reverse; `waits` counts all values and clusters that one waits for.
+   `near` are predecessors and successors. `to_go`: least seconds from the end of a cluster on a device to the
+   end. `members` share a device. `repeatable` clusters may have duplicates, at most `most_copies` in a list.
 
-   Of memory, in bytes, where it is `capped`: `room` of each device, `keeps` the storages of which a cluster needs a copy where
-   it is, `stored` what that takes there, the `size` of each value, and `scratch` of each cluster while it lasts. Copies of a
-   value that `stays` are never given up; what is there before the call is `given_up` after its last use, or never. */
+   If `capped`, in bytes: `room` of a device, `size` of a value, `scratch` of a running cluster, `stored` of
+   each storage that a cluster `keeps` on its device. Copies of a value that `stays` are never freed; values
+   that exist before the call are freed after their last use if `given_up`, otherwise never. */
 typedef struct {
     int clusters, devices, wires, values, groups, most_copies, storages, capped, given_up;
     const int *lane_at;             /* [D + 1] */
@@ -53,43 +53,43 @@ typedef struct {
     const double *room, *stored, *size, *scratch; /* [D], [S][D], [V], [R] */
 } Network;
 
-/* What times a list again: `device` and `keys` are [R + 1 + most_copies], `of` is [most_copies]. `over` are bytes above the caps. */
+/* A list to time: `device`, `keys` [R + 1 + most_copies]; `of` [most_copies]; `over` bytes above the caps. */
 typedef struct {
     int *device, eager, copies, *of;
     double *keys, makespan, over;
 } List;
 
-/* Seconds that a value takes from one device to another, with wires that nobody else takes. */
+/* Seconds of a value from one device to another over idle buses. */
 static inline double travel(const Network *net, int value, int source, int target)
 {
     int way = source * net->devices + target;
     return net->latency[way] + net->bytes[value] * net->s_per_byte[way];
 }
 
-/* A transfer of a value that a cluster makes (R: none), its seconds, when it goes and is there, and what follows that. */
+/* A transfer of a value that a cluster makes (R: none): its seconds, start, arrival and tail. */
 typedef struct {
     int cluster, value, source, stop, wire, queue;
     double takes, went, came, tail;
 } Sent;
 
-/* A list with its times: each device starts its clusters in the order of their `keys`, as early as it can, also where it has
-   several lanes; or, if `eager`, whatever it can start, the least key first. `ready` is when all that a cluster waits for is
-   there; `ended` has the `endings` clusters by end, `sent` the transfers in the order in which they were asked for. `tail` are
-   the seconds from the end of a cluster to the end of all along what waits for it here, `wanted` the same without what is
-   behind it on its lane. `makespan` is inf where no way leads, clusters wait for each other, or the list was given up; `over` are
-   the bytes above the caps, all devices together.
+/* A list with its times. Each device starts its clusters in the order of their `keys`, as early as possible,
+   even on several lanes; if `eager`, it starts any ready cluster, the least key first. `ready` is when
+   everything that a cluster waits for is there. `ended` has the `endings` clusters by end, `sent` the
+   transfers in the order of their requests. `tail` is the seconds from the end of a cluster to the end of the
+   schedule, along everything that waits for it; `wanted` ignores its lane. `makespan` is inf without a route,
+   in a deadlock, or if timing stopped early. `over` is the bytes above the caps, summed over the devices.
 
-   Numbers up to R - 1 are clusters, R stands for what no cluster makes, and those of `copies` follow, number R + 1 + i being of
-   cluster `of[i]`. `copied` [R + 1] says of which there are any, and `copy_at` [R][D] has their numbers, 0 for none. A copy
-   serves what reads from its cluster on its device, other copies too, and the cluster itself whatever has no copy where it is: so
-   a result is never moved to where it is computed. */
+   Numbers up to R - 1 are clusters, R stands for values that no cluster makes, and R + 1 + i is a duplicate
+   of cluster `of[i]`. `copied` [R + 1] tells which clusters have any; `copy_at` [R][D] has their numbers, 0
+   for none. A duplicate serves the readers on its device, duplicates too; the original serves those on
+   devices without one. So no result is transferred to a device that computes it. */
 typedef struct {
     int copies, *of, *copy_at;
     char *copied;
     int *device, *lane, *ended, eager, endings, sendings;
     double *keys, *ready, *start, *end, *tail, *wanted, makespan, over;
-    double *there;     /* [V][D], NOT_THERE where a value does not come */
-    char *shared;      /* [V], whether it is known where a value is, as of those that several clusters read */
+    double *there;     /* [V][D], NOT_THERE where a value never is */
+    char *shared;      /* [V], whether `there` is known, as for values that several clusters read */
     Sent *sent;        /* [V * D] */
 } Timed;
 
@@ -107,24 +107,24 @@ static inline int run_of(const Network *net, const Timed *timed, int number)
     return number < net->clusters ? number : timed->of[number - net->clusters - 1];
 }
 
-/* The number of the copy of a cluster on a device, 0 for none. */
+/* The number of the duplicate of a cluster on a device, 0 for none. */
 static inline int copy_on(const Network *net, const Timed *timed, int cluster, int device)
 {
     return timed->copied[cluster] ? timed->copy_at[cluster * net->devices + device] : 0;
 }
 
-/* The numbers of all clusters, and then of all copies. */
+/* All clusters, then all duplicates. */
 #define EACH_NUMBER(number, net, timed) \
     for (int number = 0; number <= (net)->clusters + (timed)->copies; number++) \
         if (number != (net)->clusters)
 
-/* A cluster, and then its copies. */
+/* A cluster, then its duplicates. */
 #define EACH_OF(number, net, timed, cluster) \
     for (int number##_d = -1, number = (cluster); number##_d < ((timed)->copied[cluster] ? (net)->devices : 0); \
          number = ++number##_d < (net)->devices ? (timed)->copy_at[(cluster) * (net)->devices + number##_d] : 0) \
         if (number##_d < 0 || number)
 
-/* Room for one list to be timed in, and to follow it back. */
+/* Working memory to time one list and compute its tails. */
 typedef struct {
     int *missing, *able, *queue, *queue_at, *at, *idle, *idles, *pools;
     double *begun, *lane_free, *busy, *onward;
@@ -150,28 +150,28 @@ static inline int below(Draw *draw, int count)
     return (int)(drawn(draw) * count);
 }
 
-/* Time a list; `order` has its clusters and copies by their keys, unless it is eager. Second hops of a way are asked for with
-   the first. It is given up where a cluster ends less than `after[r]` seconds before `limit`. O(V log V + E). */
+/* Time a list; `order` has clusters and duplicates by key, unless it is eager. Second hops are requested with
+   the first. Stops once a cluster would end less than `after[r]` seconds before `limit`. O(V log V + E). */
 void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after);
 /* Set `tail` and `wanted` of clusters and `tail` of transfers. O(V + E). */
 void tails(const Network *net, Timed *timed, Bench *bench);
-/* When all that a cluster reads could be on a device, and the seconds that would still be wanted after its end there, with
-   all else as it is and wires that nobody else takes; after `tails`. */
+/* When all inputs of a cluster could be on a device, and the seconds that would follow its end there, with
+   all else unchanged and idle buses; after `tails`. */
 void reach(const Network *net, const Timed *now, int cluster, int device, double *ready, double *after);
 
-/* Bytes above the caps, all devices together, of a list that has been timed. O(V D + E + V log V). */
+/* Bytes above the caps, summed over the devices, of a list that has been timed. O(V D + E + V log V). */
 double overfull(const Network *net, const Timed *timed, Bench *bench);
 
-/* The schedule at hand and its neighbours. `keys` are the places of clusters and copies in the order of their starts; the
-   queues have those of each device so, with their ends and, below 0, the seconds from their starts to the end of all. */
+/* The current schedule and its neighbours. `keys` number clusters and duplicates by start; the queues have
+   those of each device in this order, with their ends and the negated seconds from start to the very end. */
 typedef struct {
     const Network *net;
     Draw *draw;
     Timed *now;
     double *keys;
-    int *order;        /* clusters and copies by their keys */
+    int *order;        /* clusters and duplicates by their keys */
     int *critical, criticals;
-    double *reached;   /* [R][D][2], below 0 where not known */
+    double *reached;   /* [R][D][2], below 0 if not known */
     int *queue_at, *queue;
     double *queue_keys, *queue_ends, *queue_tails;
     char *mark;        /* [R], all 0 between calls */
@@ -183,31 +183,31 @@ typedef struct {
     double key[2], length;
 } Change;
 
-/* Let a schedule be the one at hand. */
+/* Make a schedule the current one. */
 void stand(Beside *beside, Timed *now, Bench *bench, const int *order);
-/* A cluster to be moved, mostly one that nothing can delay without a longer makespan. */
+/* Draw a cluster to move, mostly one whose delay would lengthen the makespan. */
 int a_run(Beside *beside);
-/* A key between two. */
+/* Draw a key between two. */
 double inside(Beside *beside, double low, double high);
-/* These three estimate a change of one or two clusters from when the rest begins and how long it takes after them; 0 where
-   the estimate is above `limit` or nothing changes. `moved`: to another device, where it delays the end least. */
+/* These three estimate a change of one or two clusters from the times and tails of the rest; 0 if the
+   estimate exceeds `limit` or nothing changes. `moved`: to another device, where it delays the end least. */
 int moved(Beside *beside, int cluster, double limit, Change *change);
-/* Elsewhere in the order of its device, 0 too where nothing is gained: too many orders are as good as that at hand. */
+/* Elsewhere in the order of its device; also 0 without a gain, as too many orders are equally good. */
 int shifted(Beside *beside, int cluster, double limit, Change *change);
-/* A cluster and one of another device in each other's place. */
+/* A cluster changes places with one of another device. */
 int exchanged(Beside *beside, int cluster, double limit, Change *change);
-/* These change many devices at once, 0 if none; `gathered`: a cluster and some that are joined to it there, together. */
+/* These two move many clusters at once; 0 if none. `gathered`: a cluster and connected ones on its device. */
 int gathered(Beside *beside, int cluster, int *device);
-/* All of a stretch of the order that is on the device of a cluster, or all of it, and perhaps that one's the other way. */
+/* A stretch of the order: the clusters on a device, or all, to another, and perhaps the latter's back. */
 int stretched(Beside *beside, int cluster, int *device);
-/* Seconds that follow each cluster of a changed list: as long as now behind all that is changed, at best elsewhere. */
+/* Least seconds that follow each cluster of a changed list: as now if it comes after all changes. */
 void still(const Beside *beside, const Timed *next, double *after);
 
 /* Set `copied` and `copy_at`. */
 void look_up(const Network *net, Timed *timed);
-/* Leave out copies that nobody reads, and those on the devices of their clusters. */
+/* Remove duplicates without readers, and those on the device of their original. */
 void tidy(const Network *net, Timed *timed);
-/* Leave a copy out, have it change places with its cluster, or have what a cluster waits for, and perhaps what that waits for,
-   computed on its device too, which may be a new one; whether anything is changed. */
+/* Remove a duplicate, exchange it with its original, or duplicate inputs of a cluster, and perhaps their
+   inputs, on its device, which may be a new one. Return whether anything changed. */
 int recopied(Beside *beside, Timed *next);
 #endif

@@ -1,15 +1,15 @@
-/* Clusters of a list that are computed on several devices, and changes of these copies. */
+/* Duplicates, clusters of a list that are computed on several devices, and changes of these. */
 
 #include "core.h"
 
 #include <string.h>
 
-/* How often, of changes of copies where there are any, one is left out, or changes places with its cluster. */
+/* Shares of the changes, if there are duplicates, that remove one or exchange it with its original. */
 #define FEWER 0.25
 #define SWAPPED 0.25
-#define ELSEWHERE 0.5 /* how often what copies are made for goes to another device with them */
-#define ONWARD 0.5    /* how often the next copy is made for the last */
-#define ENOUGH 0.2    /* how often there is none */
+#define ELSEWHERE 0.5 /* how often the cluster whose inputs are duplicated goes to another device */
+#define ONWARD 0.5    /* how often the next duplicate is made for the last one */
+#define ENOUGH 0.2    /* how often there is no next one */
 
 void look_up(const Network *net, Timed *timed)
 {
@@ -65,7 +65,7 @@ static int could_be(const Network *net, const Timed *timed, int maker, int devic
            !copy_on(net, timed, maker, device) && net->seconds[maker * net->devices + device] < INFINITY;
 }
 
-/* What makes a value that a cluster on a device reads and could be computed there too, -1 for none. */
+/* Draw a cluster that makes an input of a cluster on a device and could be computed there too; -1 if none. */
 static int awaited(Beside *beside, const Timed *timed, int cluster, int device)
 {
     const Network *net = beside->net;

@@ -1,4 +1,4 @@
-/* One list of clusters as wires serve it that nobody holds back. */
+/* The times of one list, with FIFO buses. */
 
 #include "core.h"
 
@@ -38,7 +38,7 @@ static Event pop(Event *heap, int *count)
     return least;
 }
 
-/* One of the things that a cluster or copy waits for is there. */
+/* Note that one thing that a cluster or duplicate waits for is there. */
 static inline void arrive(Timed *timed, Bench *bench, int number, double came, int *ables)
 {
     if (came > timed->ready[number])
@@ -102,7 +102,7 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
         for (int k = 0; k < bench->idles[d]; k++)
             bench->idle[lane_at[d] + k] = k;
     }
-    /* From here on those of d are queue[queue_at[d + 1]] to queue[queue_at[d + 2] - 1]. */
+    /* From here on, the clusters of d are queue[queue_at[d + 1]] to queue[queue_at[d + 2] - 1]. */
     if (!eager) {
         for (int i = 0; i < clusters + copies; i++)
             queue[bench->at[device[order[i]]]++] = order[i];
@@ -262,7 +262,7 @@ void tails(const Network *net, Timed *timed, Bench *bench)
                     if (!copy_on(net, timed, cluster, *stop))
                         longest = most(longest, travel(net, *v, d, *stop));
         }
-        /* Nothing waits for a copy but what reads from it. */
+        /* Only readers wait for a duplicate. */
         if (cluster == base)
             EACH(r, net->later, cluster)
                 longest = most(longest, net->seconds[*r * devices + device[*r]] + timed->tail[*r]);

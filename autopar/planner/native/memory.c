@@ -1,4 +1,4 @@
-/* Bytes in use on each device over time, as planner/model/timing.py counts them, but that views have no memory. */
+/* Bytes in use on each device over time, counted as in planner/model/timing.py, but views take none. */
 
 #include "core.h"
 
@@ -10,7 +10,7 @@ static int by_time(const void *a, const void *b)
     const Level *one = a, *other = b;
     if (one->at != other->at)
         return one->at < other->at ? -1 : 1;
-    /* What is given up at a moment makes room for what is taken then. */
+    /* Bytes freed at a moment make room for those taken at the same moment. */
     return one->bytes < other->bytes ? -1 : one->bytes > other->bytes;
 }
 
@@ -21,7 +21,7 @@ static void hold(Bench *bench, int at, double since, double until)
     bench->until[at] = most(bench->until[at], until);
 }
 
-/* A value that comes to a device where it is not made, over links that nobody shares: these are not among those `sent`. */
+/* Hold a value that comes to a device, if there are no buses or copy queues: it is then not in `sent`. */
 static void bring(const Network *net, const Timed *timed, Bench *bench, int v, int target)
 {
     int maker = net->maker[v], source = maker < 0 ? net->home[v] : timed->device[maker];
@@ -32,7 +32,7 @@ static void bring(const Network *net, const Timed *timed, Bench *bench, int v, i
     hold(bench, v * net->devices + source, made, came);
 }
 
-/* Since when and until when each value is on each device. */
+/* Find since when and until when each value is on each device. */
 static void spans(const Network *net, const Timed *timed, Bench *bench)
 {
     int devices = net->devices;
@@ -71,7 +71,7 @@ static int levels(const Network *net, const Timed *timed, Bench *bench, int d)
     int devices = net->devices, count = 0;
     for (int v = 0; v < net->values; v++) {
         int at = v * devices + d;
-        /* What is there before the call and stays is no part of `room`. */
+        /* `room` already leaves out values that exist before the call and stay. */
         if (bench->since[at] < 0 || !(net->size[v] > 0) || (net->maker[v] < 0 && net->home[v] == d && !net->given_up))
             continue;
         bench->levels[count++] = (Level){bench->since[at], net->size[v]};

@@ -1,5 +1,5 @@
-/* What may be changed in a schedule: clusters of its critical paths to other places, clusters that change places, and many clusters to
-   another device at once.
+/* Changes of a schedule: a cluster of its critical paths moves, two clusters change places, or many clusters
+   move to another device at once.
 
    A cluster goes where it delays the end least: the best insertion of Mastrolilli and Gambardella ("Effective neighbourhood
    functions for the flexible job shop problem", Journal of Scheduling 3(1), 2000), with transfers. */
@@ -7,14 +7,14 @@
 #include "core.h"
 
 #define CRITICAL 0.9 /* how often a cluster of a critical path is taken */
-#define BESIDE 0.5   /* how often the device of a cluster beside it is tried */
+#define BESIDE 0.5   /* how often the device of a neighbour is tried */
 enum {
-    CLOSE = 2,     /* places from the best at most to that of a cluster to change places with */
-    GATHERED = 12, /* clusters that are moved together at most, half of the time */
-    FAR = 64,      /* the same else: where transfers take long, branches must move whole */
+    CLOSE = 2,     /* most places from the best one to the cluster to exchange with */
+    GATHERED = 12, /* most clusters moved together, half of the time */
+    FAR = 64,      /* most clusters otherwise: if transfers take long, branches must move whole */
 };
 
-/* Seconds, where not known as yet. */
+/* Return what `reach` computes, once for each cluster and device. */
 static const double *reached(Beside *beside, int cluster, int device)
 {
     double *found = beside->reached + 2 * (cluster * beside->net->devices + device);
@@ -23,7 +23,7 @@ static const double *reached(Beside *beside, int cluster, int device)
     return found;
 }
 
-/* How many of the sorted numbers are below one, or, if `equal`, not above it. */
+/* Count the sorted numbers below `at` or, if `equal`, not above it. */
 static inline int rank_of(const double *sorted, int count, double at, int equal)
 {
     int low = 0, high = count;
@@ -60,7 +60,7 @@ static int lanes_of(const Network *net, int device)
     return net->lane_at[device + 1] - net->lane_at[device];
 }
 
-/* Between those that a cluster waits for on a device and those that wait for it. */
+/* Find the range of keys of a cluster on a device: after its predecessors, before its successors. */
 static void between(const Beside *beside, int cluster, int device, double *low, double *high)
 {
     const Network *net = beside->net;
@@ -98,7 +98,7 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     double limit = now->makespan * (1 - NEAR);
     tails(net, now, bench);
     beside->now = now;
-    /* The order is close to that of the keys, so that each cluster goes but a few places. */
+    /* `order` is close to the order of starts, so each cluster moves only a few places. */
     int count = clusters + now->copies;
     for (int i = 0; i < count; i++) {
         int r = order[i], at = i;
@@ -118,7 +118,7 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     EACH_NUMBER(number, net, now) queue_at[now->device[number] + 2]++;
     for (int d = 0; d < devices; d++)
         queue_at[d + 2] += queue_at[d + 1];
-    /* When the last cluster is in its queue, those of d are queue[queue_at[d]] to queue[queue_at[d + 1] - 1]. */
+    /* Once all clusters are queued, those of d are queue[queue_at[d]] to queue[queue_at[d + 1] - 1]. */
     for (int i = 0; i < count; i++) {
         int r = beside->order[i], d = now->device[r], at = queue_at[d + 1]++;
         beside->keys[r] = i;
@@ -160,8 +160,8 @@ int a_run(Beside *beside)
     return below(beside->draw, beside->net->clusters);
 }
 
-/* The longest path through a cluster on a device: behind the one at place `last` of its queue, which ends `sooner` than now,
-   and before that at `next`, which has that much less to follow; if there are several lanes, nobody is in its way. */
+/* The longest path through a cluster on a device, between places `last` and `next` of its queue: one ends
+   `sooner` seconds earlier, the other's tail is `less` seconds shorter. Several lanes ignore the queue. */
 static double through(Beside *beside, int cluster, int d, int last, int next, double sooner, double less)
 {
     const Network *net = beside->net;
@@ -339,7 +339,7 @@ void still(const Beside *beside, const Timed *next, double *after)
         if (device[r] != now->device[r] || keys[r] != beside->keys[r])
             last = most(last, most(keys[r], beside->keys[r]));
     for (int r = 0; r < net->clusters; r++)
-        /* What reads from a cluster need not wait for it where there are copies of it. */
+        /* Readers of a cluster need not wait for it if it has duplicates. */
         after[r] = beside->keys[r] > last ? now->tail[r]
             : next->copied[r]             ? 0.0
                                           : net->to_go[r * net->devices + device[r]];
