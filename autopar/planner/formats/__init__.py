@@ -15,8 +15,8 @@ def described(plan: Plan) -> dict[str, Any]:
     """Return makespan, lower bound, tasks by start and transfers by start, in seconds; simultaneous steps of zero
     length are in execution order.
 
-    `lanes`: for a task with several. `period_s`: for a throughput plan. `lower_bound_once_s`: if a stronger bound is
-    proven without duplicates. `stopped`: if the search was cut short.
+    `lanes`: for a task with modes. `period_s`: for a throughput plan. `lower_bound_once_s`: if a bound
+    without duplicates is stronger. `stopped`: if the search was cut short.
     """
     costed = plan.costed
     number = {

@@ -23,7 +23,7 @@ _NEEDED: Any = object()
 
 
 class JsonObject:
-    """An object of a file, `called` so in error messages.
+    """An object of a file; `called` names it in error messages.
 
     Each method reads one field, which is required unless a default is given; a default is returned as it is.
     """
@@ -39,7 +39,7 @@ class JsonObject:
     def name(self, kind: str, words: Set[str], key: str = "id") -> str:
         """Read the name under `key`, and use it in error messages from then on.
 
-        `words` are the keys of the format: a key that is nearly a missing one is refused, since it would be ignored.
+        `words`: the keys of the format. A key that resembles a missing one is refused instead of ignored.
         """
         found: str = self.text(key)
         self.called = f"{kind} {found!r}"
@@ -47,7 +47,7 @@ class JsonObject:
         return found
 
     def spelt(self, words: Set[str]) -> None:
-        """Raise PlanError for a key that is not in `words` and nearly a missing one."""
+        """Raise PlanError for a key that is not in `words` but resembles a missing one."""
         for key in () if self.data.keys() <= words else self.data:
             near = None if key in words else _meant(key, words)
             if near is not None and near not in self.data:
@@ -137,7 +137,7 @@ def seconds(value: Any, what: str) -> float:
 
 
 def number(value: Any, unit: str, what: str) -> float:
-    """Return a value that must be a finite number ≥ 0; a number of another library, such as numpy, as Python's."""
+    """Return a value that must be a finite number ≥ 0, as Python's own if it comes from numpy or the like."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise PlanError(f"{what} is {short(value)}; it must be a number ({unit})")
     try:

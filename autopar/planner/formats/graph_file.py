@@ -6,7 +6,7 @@
 "memory_bytes": null}], "links": [{"src": "cpu", "dst": "cuda:0", "latency_s": 1e-5, "bytes_per_s": 2.5e10, "wire":
 "pcie0"}]}
 
-A device that `seconds` lacks cannot run the task; `{"cpu": {"1": 1.0, "2": 0.6}}` are seconds by lanes taken.
+A task cannot run on devices that its `seconds` lack. `{"cpu": {"1": 1.0, "2": 0.6}}`: seconds by lanes taken.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
     first error. Near linear in tasks, values and their consumers.
     """
     whole = JsonObject(data, "the graph")
-    # A file may be called what no text can hold.
+    # A file name may contain lone surrogates, which no text can encode.
     name = name.encode(errors="replace").decode()
     entries = _listed(whole, "tasks")
     on = machine.check() if machine else read_machine(whole)
@@ -249,7 +249,7 @@ def _listed(data: JsonObject, key: str) -> list[JsonObject]:
 
 
 def read_machine(data: JsonObject) -> Machine:
-    """Read the machine of a graph file: transfers wait only for wires, and a link without a wire has its own.
+    """Read the machine of a graph file: transfers wait only for buses; a link without `wire` has its own.
 
     Raises PlanError for an invalid machine. A link from a device to itself is ignored.
     """

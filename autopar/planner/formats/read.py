@@ -28,7 +28,7 @@ Source: TypeAlias = Union[CostedGraph, Mapping[str, Any], networkx.DiGraph, str,
 WAY = "write a graph as a JSON object of four lists"
 """Advice in error messages."""
 BYTES_PER_S = 1e-3
-"""Bytes per second of a link of the dnn-partitioning set, which gives transfer costs in time: these bytes must be
+"""Bytes per second of a link of the dnn-partitioning set, which gives times of transfers: these bytes must be
 negligible against the sizes of nodes in an accelerator's memory."""
 
 
@@ -45,8 +45,8 @@ def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
 
 
 def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, Any]:
-    """Return the name and the parsed JSON, in autopar's format, of a source that is not costed yet; of a networkx graph
-    for `machine` without the lists of devices and links.
+    """Return the name and the parsed JSON, in autopar's format, of a source that is not costed yet. With
+    `machine`, that of a networkx graph lacks the lists of devices and links.
 
     A path that ends in `.stg` is a graph of the Standard Task Graph set, for which `machine` is the number of
     processors; JSON with `nodes` and `edges` is a graph of the dnn-partitioning set.
@@ -164,9 +164,9 @@ def dnn_partitioning(data: Mapping[str, Any]) -> dict[str, Any]:
     `nodes` have `id`, `cpuLatency` and `fpgaLatency` (ms), `size` (bytes on an accelerator), `supportedOnFpga`,
     `isBackwardNode` and `colorClass` (nodes of one class share a device); `edges` have `sourceId`, `destId` and `cost`
     (ms to transfer the output of the source between an accelerator and the host, in either direction). The host is one
-    device with `maxCPUs` lanes. Each accelerator has a wire from and one to the host, through which it reaches the
-    others. This relaxes the set's own model, in which an accelerator runs its part as one call without overlapping
-    transfers.
+    device with `maxCPUs` lanes. Each accelerator has a link from the host and one to it, and reaches the
+    others through the host. This relaxes the set's own model, in which an accelerator runs its part as one
+    call without overlapping transfers.
     """
     graph = JsonObject(data, "the graph")
     count, cpus = (graph.count(key, least=0) for key in ("maxFPGAs", "maxCPUs"))
@@ -209,7 +209,7 @@ def dnn_partitioning(data: Mapping[str, Any]) -> dict[str, Any]:
         for src, dst in (("cpu", accelerator), (accelerator, "cpu"))
     ]
     devices = [{"name": "cpu", "lanes": max(1, cpus), "memory_bytes": None}]
-    # Nodes may fill an accelerator to the last byte.
+    # Nodes may fill an accelerator to the last byte, and values take bytes here too.
     room = graph.nbytes("maxSizePerFPGA") + BYTES_PER_S * sum(seconds for _, seconds in outputs)
     devices += [{"name": name, "lanes": 1, "memory_bytes": room} for name in accelerators]
     return {"tasks": [*tasks.values()], "values": values, "devices": devices, "links": links}
@@ -218,9 +218,9 @@ def dnn_partitioning(data: Mapping[str, Any]) -> dict[str, Any]:
 def stg(text: str, processors: int) -> dict[str, Any]:
     """Convert the text of an `.stg` file, on `processors` identical lanes of one device, to a graph file.
 
-    The first line has the number of tasks; then a line for each: its number, processing time, number of predecessors,
-    and these. `#` starts the remarks at the end. Times have no unit in the set; here they are seconds. Dummy start and
-    end tasks are kept, with zero time. Raises PlanError with the wrong line.
+    The first line has the number of tasks. Each task has a line: its number, processing time, number of
+    predecessors, and these. `#` starts the remarks at the end. Times have no unit in the set; here they are
+    seconds. Dummy start and end tasks are kept, with zero time. Raises PlanError with the wrong line.
     """
     lines = [line.split("#")[0].split() for line in text.splitlines()]
     numbered = [(number, words) for number, words in enumerate(lines, 1) if words]

@@ -23,7 +23,7 @@ def _loaded(here: Path) -> tuple[ctypes.CDLL | None, str]:
     except OSError as error:
         return None, f"does not load ({error})"
     built = path.stat().st_mtime
-    # In a clone sources come and go; an installation writes all files at once.
+    # In a clone, sources change after a build; an installation writes all files at once.
     if _in_clone(here) and any(source.stat().st_mtime > built for source in here.glob("*.[ch]")):
         return None, f"was built before its sources were changed ({path})"
     return library, str(path)
