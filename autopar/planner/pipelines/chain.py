@@ -73,7 +73,7 @@ class Chain:
     A process needs `scratch_bytes` per row in addition to what it saves.
 
     added_bytes_per_s: for each kind, or one for all, bytes of weight gradients added to those of earlier micro-batches
-    in a second; infinite where the products that make them also add them, as in Megatron-LM.
+    in a second; infinite if the products that compute them also add them, as in Megatron-LM.
 
     Example:
         Chain("mlp", ("host0",), tuple(
@@ -246,8 +246,8 @@ def recomputed(chain: Chain) -> Chain:
 def tensor_parallel(chain: Chain, group: int, link: Link) -> Chain:
     """Divide the divisible units of a chain over `group` accelerators joined by links like `link`.
 
-    Pairs of a column and a row product (Shoeybi et al., "Megatron-LM", 2019): an attention layer and an MLP sum their
-    activations twice in the forward and twice in the backward. Figures are for one accelerator.
+    Products come in pairs, by column and by row (Shoeybi et al., "Megatron-LM", 2019): attention and MLP
+    together sum activations twice in the forward and twice in the backward. Figures are for one accelerator.
     """
     if group == 1:
         return chain

@@ -56,7 +56,7 @@ def distribution(  # noqa: PLR0913 - what users may fix
     micro-batch.
     memory: cap of each device of a process, in bytes or as "6GiB", instead of its own.
     optimizer_bytes: for each byte of trained weights, in addition to weights and gradients: 2 for Adam, 0 for SGD.
-    shard_replicas: shard all three over replicas (FSDP2): always, or with "auto" if they do not fit otherwise.
+    shard_replicas: shard weights, gradients and optimizer state (FSDP2): always, or with "auto" as needed.
     below: only find steps shorter than this, in seconds.
 
     Candidates not excluded by a lower bound are cut for the least bottleneck, and evenly by units, and simulated.
@@ -143,8 +143,8 @@ class _Search:
         return self.request.objective == "throughput"
 
     def _least(self, setup: Setup) -> float:
-        """Return a lower bound on the step before any cut: of v seconds, stage s gets at most a share 1/m of what the
-        previous stages leave."""
+        """Return a lower bound on the step before any cut: a stage gets at most a share 1/m of the seconds
+        that the earlier stages leave of the step."""
         option, kind = setup.option, self.chain.kind(self.members[0].kind)
         words = ("forward", "backward") if option.trained else ("forward",)
         total = sum(float(self.chain.upto(word, kind, option.rows)[-1]) for word in words)
@@ -193,7 +193,7 @@ class _Search:
             partition = Partition(setup, tuple(cuts))
             if partition.over[0] <= 0:
                 return
-            # What only whole stages show: messages, and chunks that are not full at one moment.
+            # Only whole stages show messages, and that chunks are not full at one moment.
             over = [
                 max(0, nbytes - (cap or nbytes)) for nbytes, cap in zip(partition.memory, setup.grid.caps)
             ]
@@ -213,7 +213,7 @@ class _Search:
         return over <= 0
 
     def _plain(self, setup: Setup) -> tuple[int, ...]:
-        """Return cuts by number of units."""
+        """Return cuts into equal numbers of units."""
         units, stages = len(self.chain.units), setup.option.stages
         return tuple(s * units // stages for s in range(stages + 1))
 

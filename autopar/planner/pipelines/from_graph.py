@@ -23,8 +23,8 @@ def chain_of(
 ) -> Chain:
     """Build the chain of a graph captured with a batch of `rows`: one unit for each forward task except views.
 
-    A backward task belongs to the last unit of its module. `repeats`: by the path of a list of equal modules captured
-    with three of them, their real number: the second one stands for all between the first and the last.
+    A backward task belongs to the last unit of its module. `repeats`: the real length, by path, of each list
+    of equal modules captured with three; the second stands for all between the first and the last.
     """
     builder = _Builder(graph, price, rows, [*(repeats or {})])
     for task in graph.tasks:
@@ -36,7 +36,7 @@ def chain_of(
 
 
 class _Builder:
-    """Units of the forward tasks so far, and the seconds of the gradients of weights in the backward of each."""
+    """Units of the forward tasks so far, and the seconds for gradients of weights in the backward of each."""
 
     def __init__(self, graph: Graph, price: Price, rows: int, lists: Sequence[str]) -> None:
         self.graph, self.price, self.rows, self.lists = graph, price, rows, lists
@@ -79,7 +79,7 @@ class _Builder:
             self.made.setdefault(self._storage(value), number)
 
     def _unit(self, task: Task) -> Unit:
-        """Return the unit of a task without its backward, and without what it saves and what crosses it."""
+        """Return the unit of a task, still without its backward, saved bytes and crossing bytes."""
         value, costs = self.graph.value, self.price(task)
         state = {value[name].storage: value[name] for name in task.inputs if value[name].kind == "state"}
         trained = {key: v for key, v in state.items() if f"{v.path}.grad" in self.gradients}

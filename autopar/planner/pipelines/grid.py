@@ -20,9 +20,9 @@ CORE_BYTES_PER_S = 1.6e9
 """Bytes that a core sends or receives in a second: on two cores of an AMD EPYC with AVX2, gloo took 0.5 ms of a core to
 send 1 MiB over loopback, 0.7 ms to receive it, and 5 ms to sum 4 MiB."""
 SUMMED_BYTES_PER_S = CORE_BYTES_PER_S / 2
-"""Bytes of a sum, each of which is sent and received."""
+"""Bytes of a sum that a core handles in a second: each byte is sent and received."""
 CORE_S = 1e-4
-"""Seconds of a core for a message of any size, on both sides: a thread is woken."""
+"""Seconds of a core, on each side, to wake a thread for a message of any size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def processes(
 
 
 def _of(host: Host, each: str, group: int) -> Iterator[tuple[Hashable, Process]]:
-    """Yield the processes of a host, each after what it has in common with equal ones."""
+    """Yield (key, process) for each process of a host; equal processes share a key."""
     names = compute_devices(host.machine)
     if each == "host":
         memory = [host.machine.device[name].memory_bytes for name in names]
@@ -151,9 +151,9 @@ class Grid:
         return replace(link, bytes_per_s=rate, wire=f"{src.host if host.ports == 1 else src.name} out")
 
     def reduce_s(self, position: int, nbytes: float, backward_s: float) -> float:
-        """Return the seconds by which the sum of `nbytes` of gradients over the replicas of a position ends after the
-        last backward, which makes them evenly in `backward_s`. Buckets are summed one by one, while other positions do
-        the same. On a CPU, sums take time of the cores that compute."""
+        """Return the seconds by which the sum of `nbytes` of gradients over the replicas of a position ends
+        after the last backward, which computes them evenly over `backward_s`. Buckets are summed one by one,
+        while other positions do the same. On a CPU, sums take time of the cores that compute."""
         if not nbytes:
             return 0.0
         first = min(nbytes, FIRST_BUCKET_BYTES)
@@ -164,7 +164,7 @@ class Grid:
         busy_s = (
             all_reduce_s(len(members), nbytes, 0.0, SUMMED_BYTES_PER_S) if self._on_cpu(members[0]) else 0.0
         )
-        # The links have work from the first bucket on, or wait for the last one.
+        # The links are busy from the first bucket on, or wait for the last one.
         return max(all_s - backward_s * (1 - first / nbytes), all_s * last / nbytes, busy_s)
 
     def gather_s(self, position: int, nbytes: float, groups: int) -> float:
@@ -253,8 +253,8 @@ def all_reduce_s(count: int, nbytes: float, latency_s: float, bytes_per_s: float
 
 
 def grids(hosts: Hosts, members: Sequence[Process], replicas: int, positions: int) -> list[Grid]:
-    """Return the two common layouts of the first `replicas × positions` processes: each replica on neighbours, and
-    each position on neighbours; one if they are equal."""
+    """Return the two common layouts of the first `replicas × positions` processes: each replica on
+    neighbours, and each position on neighbours; only one if they are equal."""
     used = members[: replicas * positions]
     rows = tuple(tuple(used[r * positions : (r + 1) * positions]) for r in range(replicas))
     columns = tuple(tuple(used[s * replicas + r] for s in range(positions)) for r in range(replicas))

@@ -247,7 +247,7 @@ def in_flight(schedule: str, positions: int, chunks: int, micro_batches: int, at
 
 
 def _begun(passes: NDArray[np.int64], turn: NDArray[np.int64], each: int) -> NDArray[np.int64]:
-    """Return the micro-batches of each chunk among the first `passes`, for a chunk with the turn-th turn of a
+    """Return the micro-batches of each chunk among the first `passes`. `turn`: the turn of a chunk in each
     round."""
     rounds, rest = np.divmod(passes, each * len(turn))
     begun: NDArray[np.int64] = rounds[:, None] * each + np.clip(rest[:, None] - turn * each, 0, each)

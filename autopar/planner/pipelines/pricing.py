@@ -39,7 +39,7 @@ class Setup:
         return self.kept / self.option.replicas if self.option.sharded else self.kept
 
     def groups(self, first: int, stop: int) -> tuple[int, ...]:
-        """Return ends of the groups of units of a stage whose parameters are gathered together, of about equal
+        """Return the ends of a stage's groups of units whose parameters are gathered together, of about equal
         bytes."""
         weights = self.chain.weights[first : stop + 1]
         total = int(weights[-1] - weights[0])
@@ -135,7 +135,7 @@ class Partition:
 
     @cached_property
     def passes(self) -> list[dict[str, float]]:
-        """Seconds of each stage's actions, as of `passes_of`."""
+        """Seconds of each stage's actions, as in `passes_of`."""
         setup, option = self.setup, self.setup.option
         shares = [
             self._seconds("weight", setup.kinds[number % option.positions], stage.first, stage.stop)
@@ -236,6 +236,6 @@ class Partition:
         once = simulate(grid, option, self.stages, self.passes, self.ties).makespan
         if not period:
             return once
-        # Only forward passes are asked for their period, and those of two steps are one longer step.
+        # Only forward steps have a period, and two of these are one longer step.
         twice = replace(option, micro_batches=2 * option.micro_batches)
         return simulate(grid, twice, self.stages, self.passes, self.ties).makespan - once

@@ -52,10 +52,10 @@ def simulate(
     grid: Grid, option: Option, stages: Sequence[Stage], passes: Sequence[Mapping[str, float]],
     ties: Sequence[tuple[tuple[int, ...], int]],
 ) -> Play:  # fmt: skip
-    """Simulate the actions of each process in order; messages use their wires FIFO.
+    """Simulate the actions of each process in order; each bus serves messages FIFO.
 
     The rest of a stage's gradient sums follows its last backward, overlapping with the process's remaining actions.
-    `passes`: as of `passes_of`. `ties`: (stages, bytes) of shared parameters, whose gradients are summed too.
+    `passes`: as in `passes_of`. `ties`: (stages, bytes) of shared parameters, whose gradients are summed too.
     """
     positions, last_stage = option.positions, len(stages) - 1
     tasks: list[Task] = []
@@ -95,7 +95,7 @@ def simulate(
         (of, grid.tie_s([stage % positions for stage in of], nbytes / parts))
         for of, nbytes in (ties if option.trained else ())
     ]
-    # The last stages end first.
+    # The last stages finish their backward first.
     for number, (of, seconds) in enumerate(each for each in (*reversed(own), *tied) if each[1] > 0):
         add(f"sum{number}", f"{of[0] % positions}/1", (seconds,) * positions, (), "", 0,
             tuple(last[stage] for stage in of))  # fmt: skip
