@@ -20,7 +20,7 @@ STEEPEST = 1e18
 """Limit on a load, relative to the initial maximum, so that its power stays finite."""
 CHAINS = ((0, 0.01, 0.35), (1, 0.15, 0.25), (0, 0.0, 0.15), (-1, 0.01, 0.25), (-1, 0.0, 0.25))
 """For each chain: its start (-1: the best so far), the initial share by which the mean may rise, and its share of the
-steps. With many groups, chains that never rise find what is near the best start."""
+steps. With many groups, chains that never rise find placements near the best start."""
 
 
 def balance(

@@ -1,4 +1,4 @@
-"""Loads of devices and wires in one period, for a placement of groups."""
+"""Loads of devices and buses in one period, for a placement of groups."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ busy."""
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """A value of `nbytes` made by group `maker`, or given on device `home` (maker -1), with its reading groups, each
-    once for each reader, and devices that it must reach."""
+    """A value of `nbytes` made by group `maker`, or given on device `home` (maker -1), with its reading
+    groups, each as often as it has readers, and the devices that it must reach."""
 
     nbytes: float
     maker: int
@@ -44,14 +44,14 @@ class Loads:
     seconds[g][d]: lane seconds of group g on device d; inf: cannot run there.
     lanes[d]: lanes of device d, which is resource d.
     routes[s][d]: hops, whose `lane` and `wire` are resources here; None without a route.
-    resources: number of devices, wires and queues.
+    resources: number of devices, buses and queues.
     held[g][d]: bytes that group g needs there.
     caps[d]: bytes; inf: enough.
-    position[g]: place in the graph; groups are told apart by it, the first of equals first.
+    position[g]: place in the graph, by which groups are sorted; ties by number.
     fixed[r]: seconds of resource r in any case; by default 0.
-    parts[g][d]: (seconds, lanes) of the indivisible tasks of group g on device d; `seconds` counts each for each of
-    its lanes. By default, a group is one task.
-    members[g]: clusters of group g, if it is of an instance.
+    parts[g][d]: (seconds, lanes) of the indivisible tasks of group g on device d; `seconds` counts a task
+    once for each of its lanes. By default, a group is one task.
+    members[g]: clusters of group g, if the loads are those of an instance.
     touches[g]: values that group g makes or reads, and how often it reads them.
     """
 
@@ -91,7 +91,7 @@ class Loads:
 
     def uses(self, source: int, targets: int) -> tuple[tuple[int, float, float], ...] | None:
         """Return each resource that a value occupies on its way from a device to a set of devices (a bit mask), with
-        its seconds there: latency, and for each byte; None without a route. Each hop counts once."""
+        its seconds there: latency, and seconds per byte; None without a route. Each hop counts once."""
         key = source, targets
         if key not in self._uses:
             routes = [self.routes[source][d] for d in range(self.devices) if targets >> d & 1]

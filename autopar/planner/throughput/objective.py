@@ -44,14 +44,14 @@ ROOM = (1.0, 0.8, 0.6)
 def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
     """Return the plan with the least period found, in seconds, at which calls can start indefinitely.
 
-    In a pipeline's steady state each call is at another stage, so that only loads count: `period` is the seconds in
-    one call of the busiest lane, wire or queue, or of the host's dispatch. The plan's steps are one call, with the
-    tasks of a device distributed over its lanes accordingly. A graph split into micro-batches is one call with all its
-    parts. `lower_bound` is on the period.
+    In a pipeline's steady state, each call is at a different stage, so only loads count: `period` is the
+    seconds that one call takes of the busiest lane, bus or queue, or of the host's dispatch. The plan's steps
+    are one call, with the tasks of a device distributed over its lanes accordingly. A graph split into
+    micro-batches is one call with all its parts. `lower_bound` is on the period.
 
-    Memory caps include state and the values of all calls in flight, each as in the plan; if these do not fit, calls
-    start further apart. If state is carried between calls, or nothing else fits, calls are sequential: the period is
-    the makespan.
+    Under memory caps, state and the values of all calls in flight, each as in the plan, must fit; otherwise
+    calls start further apart. If state is carried between calls, or nothing else fits, calls are sequential:
+    the period is the makespan.
 
     Raises MemoryCapError if not even one call fits, PlanError for a graph that cannot be placed.
     """
@@ -207,7 +207,7 @@ def _shared_out(plan: Plan, until: float) -> Plan:
 
 
 def busy(plan: Plan) -> dict[str, float]:
-    """Return the busy seconds of a call for each lane, queue and wire of a plan, and for the host."""
+    """Return the busy seconds of a call for each lane, queue and bus of a plan, and for the host."""
     machine = plan.costed.machine
     found = {"dispatch": sum(cluster.dispatch_s for cluster in plan.costed.clusters)}
     for step in plan.placed:
@@ -225,8 +225,8 @@ def busy(plan: Plan) -> dict[str, float]:
 
 
 def _narrow(cluster: Cluster, quick: bool) -> Cluster:
-    """Restrict a cluster to one mode on each device: the one with the least lanes × seconds, since other calls fill
-    the lanes; or the fastest, if that would take longer than all else."""
+    """Restrict a cluster to one mode on each device: the one with the least lanes × seconds, since other
+    calls fill the lanes; or, if `quick`, the fastest, in case that one takes longer than all else."""
     if not cluster.modes:
         return cluster
     ways: dict[int, tuple[float, int, float]] = {}
@@ -286,7 +286,7 @@ def fits(plan: Plan, period: float) -> bool:
             begin = round(start / period * TICKS)
             whole, rest = divmod(max(0, round(end / period * TICKS) - begin), TICKS)
             begin %= TICKS
-            # What is still held as the next call starts is held from the start of each.
+            # Bytes still held when the next call starts are held at the start of every call.
             wraps = begin + rest > TICKS
             always += (whole + wraps) * (level - base)
             changes += [(begin, level - base), (begin + rest - wraps * TICKS, base - level)]
