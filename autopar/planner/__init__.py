@@ -70,7 +70,7 @@ def schedule(
 
 
 def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
-    """Bind clusters to devices by name or glob: a name precedes a glob, a long glob a short one.
+    """Bind clusters to devices by name or glob; names precede globs, and longer globs shorter ones.
 
     Raises PlanError for a name that no cluster has and for a device that cannot run it, DeviceError for an unknown
     device.
@@ -78,7 +78,7 @@ def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
     if not pins:
         return costed
     chosen: dict[str, str] = {}
-    # A node of a networkx graph may be anything, and its task is called what it is as text.
+    # A node of a networkx graph may be any object; its text is the name of its task.
     named = [(str(pattern), device) for pattern, device in pins.items()]
     for pattern, device in sorted(named, key=lambda pin: (pin[0] in costed.cluster, len(pin[0]), pin[0])):
         costed.machine.require(device)

@@ -19,14 +19,14 @@ from .model.timing import memory
 SHORTER = 1e-9
 """Share by which a later schedule must be shorter than an earlier one to win."""
 KEPT = 1.02
-"""Largest makespan with FIFO wires, relative to that with the schedule's own order of copies, to keep that order."""
+"""Limit on a schedule's makespan with FIFO buses, relative to that in its own order, to keep this order."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """A schedule and its simulation.
 
-    served: its makespan in seconds with FIFO wires.
+    served: its makespan in seconds with FIFO buses.
     over: (device, peak bytes, cap) of each device that it exceeds.
     """
 
@@ -82,7 +82,7 @@ class Race:
     def trial(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule without entering it; None if it is infeasible.
 
-        If it exceeds a cap, copies of streamed state are held back as little as makes it fit.
+        If it exceeds a cap, transfers of streamed state are delayed as little as makes it fit.
         """
         entry = self._simulated(schedule)
         if entry is None or not entry.over or not self.instance.costed.graph.streamed:
@@ -95,7 +95,7 @@ class Race:
                 held[ahead] = tried
             return ahead in held
 
-        # The more clusters ahead, the more copies are there at once.
+        # The more clusters ahead, the more streamed state is there at once.
         bisect_left(range(max(map(len, entry.play.orders), default=0))[::-1], True, key=fits)
         return held[max(held)] if held else entry
 
@@ -107,8 +107,8 @@ class Race:
             return None
         served = play.makespan
         if schedule.copies and not schedule.first_come and not self.instance.costed.machine.queued:
-            # Nobody holds a copy back for a more urgent one here: what a plan promises must not depend on that. But of
-            # those that ask at one moment the one that the plan lists first goes first.
+            # Nothing delays a transfer for a more urgent one here, so a plan's promise must not depend on
+            # that. Of simultaneous requests, the one that the plan lists first goes first.
             plain = replace(schedule, first_come=True)
             freed = Play(self.instance, plain)
             served = freed.makespan
@@ -140,8 +140,8 @@ class Race:
         self.candidates.append(Candidate(schedule.policy, split, makespan, note))
 
     def leading(self, entries: list[Entry] | None = None) -> Entry | None:
-        """Return the shortest entry that fits, among equals the one with the least makespan on FIFO wires, then the
-        first; or else the one with the least excess; None if there is none."""
+        """Return the shortest entry that fits (of equals, the one with the least makespan on FIFO buses, then
+        the first), or else the one with the least excess; None without entries."""
         tried = self.entries if entries is None else entries
         fitting = [entry for entry in tried if not entry.over]
         least = min((entry.makespan for entry in fitting), default=0.0) * (1 + SHORTER)
@@ -200,7 +200,7 @@ def _named(graph: Graph, name: str, nbytes: int) -> str:
     """Return the name of a storage of this many bytes: the path of a weight, or how many weights it holds (`flat`)."""
     made, held = {target: made for made, target in graph.updates}, graph.value[name].path or name
     flat = name if name in graph.flat else made.get(name, "")
-    # The copies of all weights of a bucket lie in one storage, which has the name of the first.
+    # Replicas of all weights of a bucket share one storage, named after the first.
     if flat not in graph.flat or (flat != name and nbytes <= graph.value[name].bytes):
         return held
     first, *others = (target for target in made if made[target] == flat)

@@ -1,5 +1,5 @@
-"""Task duplication: plans that compute clusters on several devices, with placement and copies searched together, since
-each depends on the other."""
+"""Task duplication: plans that compute clusters on several devices. Placement and duplicates are searched
+together, since each depends on the other."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LARGEST = 2_000
 HOT = 0.07
 """Initial temperature: share by which a plan may become longer."""
 TRIED = 3
-"""Number of plans with copies that are simulated."""
+"""Number of plans with duplicates that are simulated."""
 POLICY = "search with copies"
-"""Policy name of schedules with copies."""
+"""Policy name of schedules with duplicates."""
 
 Names: TypeAlias = dict[tuple[str, str], str]
-"""Names of copies, by (original, device)."""
+"""Names of duplicates, by (original, device)."""
 
 
 def repeated(race: Race, start: Entry) -> Entry:
-    """Return a plan without copies, or a shorter one with duplicated clusters if the search finds one in time.
+    """Return `start`, which has no duplicates, or a shorter plan with some if the search finds one in time.
 
     The entry has its own `Instance` if clusters are duplicated. Skipped for large plans and without the native search.
     Duplication heuristics: Ahmad and Kwok, "On exploiting task duplication in parallel program scheduling", IEEE TPDS
@@ -71,7 +71,7 @@ def _promising(instance: Instance) -> bool:
 
 
 def scheduled(timed: Listed) -> Entry | None:
-    """Simulate the schedule of a list with its copies; None if it deadlocks.
+    """Simulate the schedule of a list with its duplicates; None if it deadlocks.
 
     The entry has its own `Instance`. Linear in the graph except for sorting.
     """
@@ -89,22 +89,22 @@ def scheduled(timed: Listed) -> Entry | None:
 def again(
     instance: Instance, device: Mapping[str, str], more: Collection[tuple[str, str]]
 ) -> tuple[CostedGraph, Names]:
-    """Add each (cluster, device) of `more`, all `repeatable`, to the graph as a cluster bound to its device; return
-    the graph and the names of the copies.
+    """Add each (cluster, device) of `more`, all `repeatable`, to the graph as a cluster bound to its device;
+    return the graph and the names of these duplicates.
 
-    `device`: the device of each cluster. Readers and deliveries on a device with a copy use the copy's values, and so
-    do transfers that would pass through it, so that no value is on a device twice. Linear in the graph.
+    `device`: the device of each cluster. Readers and deliveries on a device with a duplicate, and transfers
+    through it, use the duplicate's values, so no value is on a device twice. Linear in the graph.
     """
     costed, graph = instance.costed, instance.costed.graph
     steps, made = _named(costed, more)
     copies: dict[str, list[str]] = {}
     for name, where in more:
         copies.setdefault(name, []).append(where)
-    # The one of a value and its copies that is on a device: made there, or brought.
+    # Which of a value and its duplicates is on a device, made there or transferred.
     present = {(value, device[cluster]): value for value, cluster in costed.producer.items()} | made
 
     def source(value: str, at: str) -> str:
-        """Return the value, original or copy, that readers on device `at` use."""
+        """Return the value, original or duplicate, that readers on device `at` use."""
         if value not in costed.producer:
             return value
         if (value, at) not in present:
@@ -152,7 +152,7 @@ def again(
 
 
 def _named(costed: CostedGraph, more: Iterable[tuple[str, str]]) -> tuple[Names, Names]:
-    """Return names for the copies of clusters and tasks, and of values, which may be named like tasks."""
+    """Return names for the duplicates of clusters and tasks, and of values, which may be named like tasks."""
     taken = {*costed.graph.value, *costed.graph.task, *costed.cluster}
     steps: Names = {}
     values: Names = {}
@@ -170,7 +170,7 @@ def _named(costed: CostedGraph, more: Iterable[tuple[str, str]]) -> tuple[Names,
 
 
 def once(costed: CostedGraph) -> CostedGraph:
-    """Return the graph without the copies of `again`: readers of a copy read the original. Linear in the graph."""
+    """Return the graph without the duplicates of `again`: readers use the originals. Linear in the graph."""
     if not costed.again:
         return costed
     of = dict(costed.again)

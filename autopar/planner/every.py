@@ -1,5 +1,5 @@
-"""Exhaustive search for tiny graphs: every placement, every order of each lane, and every order of simultaneous
-requests for a wire."""
+"""Exhaustive search for tiny graphs: every placement, every order of each lane, and every order of
+simultaneous requests for a bus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .model.timing import fits
 MOST = 2_600
 """Limit on the number of lane orders: five clusters on three lanes."""
 STEPS = 50_000
-"""Limit on simulated clusters and copies, orders of simultaneous wire requests included."""
+"""Limit on simulated clusters and transfers, over all orders of simultaneous requests."""
 POLICY = "every order"
 
 Place = tuple[int, int]
@@ -33,8 +33,8 @@ def tiny(instance: Instance) -> bool:
 def every(race: Race) -> None:
     """Enter the shortest of all schedules of a `tiny` problem, if it is shorter than the entries so far.
 
-    Covers schedules without duplicates that start everything as early as the lane orders allow, with FIFO wires. Stops
-    when the bound is reached.
+    Covers schedules without duplicates that start everything as early as the lane orders allow, with FIFO
+    buses. Stops when the bound is reached.
     """
     instance, bound, leader = race.instance, race.bound, race.leading()
     longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
@@ -104,11 +104,11 @@ def _orders(instance: Instance, chosen: Sequence[Place]) -> Iterator[Schedule]:
 
 
 def _plays(instance: Instance, schedule: Schedule) -> Iterator[tuple[Play, Schedule]]:
-    """Yield simulations of a schedule for every order of copies that request one wire at the same time."""
+    """Yield simulations of a schedule for every order of transfers that request one bus at the same time."""
     try:
         play = Play(instance, schedule)
     except PlanError:
-        # Its orders wait for each other, or no link leads where something is read.
+        # The orders deadlock, or a value has no route to a reader.
         return
     yield play, schedule
     if not instance.costed.machine.queued:

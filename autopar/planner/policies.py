@@ -22,7 +22,7 @@ Policy: TypeAlias = str | Callable[[CostedGraph], Schedule | Mapping[str, str]]
 def round_robin(instance: Instance, room: float = 1.0) -> Schedule:
     """Place each cluster, in graph order, on the next queue that it may use; a colocate group counts as one cluster.
 
-    It causes the most transfers, to test a runtime with. `room` is ignored.
+    It causes the most transfers, which tests a runtime. `room` is ignored.
     """
     queues = [(d, lane) for d, lanes in enumerate(instance.lane_names) for lane in range(len(lanes))]
     chosen: dict[int, tuple[int, int]] = {}
@@ -53,7 +53,7 @@ HOPELESS = 8
 
 
 def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
-    """Enter a policy's schedule, planned for less room while it does not fit and that may help; return the entry."""
+    """Enter a policy's schedule, planned for less room until it fits or none helps; return the entry."""
     entry = race.enter(policy(race.instance, room=1.0))
     for room in TIGHTER:
         if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):

@@ -66,7 +66,7 @@ def _lists(race: Race, *policies: Callable[..., Schedule]) -> None:
 
 
 def _weighted(race: Race, _: int) -> None:
-    """Enter list schedules under several weights; if wires are crowded, simulate only the best."""
+    """Enter list schedules under several weights; if buses are crowded, simulate only the best."""
     if crowded(race.instance):
         race.enter(quickest(race.instance, race.until))
     else:
@@ -76,7 +76,7 @@ def _weighted(race: Race, _: int) -> None:
 def _uncapped(race: Race, _: int) -> None:
     """Enter list schedules without caps, and with caps only if those do not fit.
 
-    A list schedule with caps overestimates memory, since in the order of placement values seem to be alive that are
+    With caps, list schedules overestimate memory: in the order of placement, values seem to be alive that are
     freed by then.
     """
     instance = race.instance
@@ -130,11 +130,12 @@ def place(
 ) -> Plan:
     """Return the best plan that `policy` finds for a costed graph, simulated, with its bound and reasons.
 
-    `auto` races single devices against the strategies of `STRATEGIES`, each with about `steps` placed clusters. A plan
-    over several devices wins only if it is predicted to be shorter than the best single device. With `copies` it may
-    duplicate clusters: the plan is then of the graph with these copies (`CostedGraph.again`). Shortly before
-    `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an unknown
-    policy or name, MemoryCapError if nothing fits, TooLongError if none takes less than `below` seconds.
+    `auto` races single devices against the strategies of `STRATEGIES`, each with about `steps` placed
+    clusters. A plan over several devices wins only if predicted to be shorter than the best single device.
+    `copies` allows duplicates: the plan is of the graph with these (`CostedGraph.again`). Shortly before
+    `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an
+    unknown policy or name, MemoryCapError if nothing fits, TooLongError if none takes less than `below`
+    seconds.
     """
     began = time.monotonic()
     until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)
@@ -158,16 +159,16 @@ def place(
 
 
 def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
-    """Return the shortest plan, perhaps with copies, a bound for plans without copies, and what stopped their search.
+    """Return the shortest plan, duplicates allowed, a bound for plans without, and what stopped the proof.
 
-    Duplication comes first, because it is fast, and a proof may take any amount of time.
+    Duplication comes first, because it is fast and a proof may take any amount of time.
     """
     plans = [found, repeated(race, found)]
     proven, bound, cut = prove(race, found)
     if proven is not found:
         plans += [proven, repeated(race, proven)]
     best = min(plans, key=lambda plan: plan.makespan)
-    # Searches for plans with copies may come to shorter ones that have none.
+    # A search for plans with duplicates may find a shorter one without any.
     least = min(plan.makespan for plan in plans if not plan.play.instance.costed.again)
     return best, sound(bound, least), "time" if cut else ""
 
@@ -180,7 +181,7 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     instance = Instance(costed)
-    # Of the graph itself, where what is given computes clusters again.
+    # If the edited plan has duplicates, the bound is that of the graph without them.
     race = Race(instance, lower_bound(Instance(once(costed)) if costed.again else instance))
     alone = _singles(race, until=until)
     for step in edited.placed:
@@ -194,7 +195,7 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     as_it_was = race.trial(given)
     if as_it_was:
         race.admit(as_it_was)
-    # Where clusters have moved, other values do: the copy queues then take them as they become ready.
+    # If clusters have moved, other values are transferred: copy queues serve these as they become ready.
     entry = as_it_was or race.enter(replace(given, copies={}))
     if entry is None:
         raise race.errors[-1]
@@ -231,10 +232,10 @@ def _plan(
     if several:
         times = seconds(min(several)), seconds(found.makespan)
         others = f"the best plan found over several devices would take {times[0]}, this one {times[1]}"
-    # What raced and lost refutes a bound as well as the plan does, which `Plan` sees to.
+    # A losing entry refutes a bound as well as the plan does; `Plan` itself checks only the latter.
     least = min((entry.makespan for entry in race.entries if not entry.over), default=found.makespan)
     if all(entry is not chosen for entry in race.entries):
-        # With copies of clusters, or copies held back, it is none of those that raced, but is to be seen beside them.
+        # A plan with duplicates or delayed transfers did not race, but is listed beside the entries.
         race.admit(chosen)
     return Plan(
         costed=instance.costed,

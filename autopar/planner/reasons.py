@@ -23,7 +23,7 @@ ROUNDING = 1e-12
 
 
 class LazyReasons(Sequence[Reason]):
-    """Reasons of the `clusters`, in order, each computed on first access by the function of its number that `begin`
+    """Reasons of the `clusters`, in order, each computed on first access from its number by what `begin`
     returns."""
 
     def __init__(self, clusters: Iterable[str], begin: Callable[[], Callable[[int], Reason]]) -> None:
@@ -64,10 +64,10 @@ def reasons(costed: CostedGraph, timing: Plan, policy: str, shortest: bool, othe
 class _Elsewhere:
     """Arrays of a plan, to estimate one cluster on another device.
 
-    Values that the plan has on a device are read at their arrival; others are sent by transfers of their own, one
-    after the other, each in the first sufficient gap of its queue and wire, from which the transfers needed only by
-    the cluster's present place are removed. The cluster takes the first sufficient gap of a lane, or of as many lanes
-    as are fastest. The host's dispatch and memory are ignored.
+    Values that the plan has on a device are read at their arrival. Others are sent one after the other, each
+    in the first sufficient gap of its queue and bus, from which the transfers needed only by the cluster's
+    present place are removed. The cluster takes the first sufficient gap of a lane, or of the lanes of its
+    fastest mode. Dispatch is ignored; a device that lacks memory gets no end.
     """
 
     def __init__(self, instance: Instance, timing: Plan, policy: str, shortest: bool, others: str) -> None:
@@ -78,7 +78,7 @@ class _Elsewhere:
         place = {step.cluster: step for step in timing.placed}
         self.own = [place[name] for name in instance.names]
         self.device = [index[step.device] for step in self.own]
-        # A value and its copies are one: whoever reads one could read another.
+        # A value and its duplicates count as one, since readers of one could read another.
         self.root = [value.get(self.original.get(name, name), v) for v, name in enumerate(instance.values)]
         self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
         for r, step in enumerate(self.own):
@@ -146,8 +146,8 @@ class _Elsewhere:
         return next((m for m in (r, *self.instance.together(r)) if clusters[m].seconds[d] is None), None)
 
     def _lacks(self, r: int, d: int, start: float, end: float) -> str:
-        """Return a clause on the memory that a device lacks for a cluster, beside what it holds in any case; "" if
-        none."""
+        """Return a clause on the memory that a device lacks for a cluster, in addition to what it holds
+        anyway; "" if none."""
         instance, cap = self.instance, self.instance.caps[d]
         if cap is None:
             return ""
@@ -201,8 +201,8 @@ class _Elsewhere:
         return text + together
 
     def _despite(self, r: int, d: int, end: float, sooner: str, device: str) -> str:
-        """Return the reason why a cluster is not where it would end sooner: the later arrival at its readers, if
-        so."""
+        """Return the reason why a cluster is not where it would end sooner, such as a later arrival at its
+        readers."""
         reader, late = self._delayed(r, d, end)
         if late > NEGLIGIBLE:
             return (
@@ -249,7 +249,7 @@ class _Elsewhere:
         )
 
     def _shared(self, r: int) -> dict[tuple[str, int], Slots]:
-        """Return the queues and wires without the transfers needed only by this cluster where it is."""
+        """Return the queues and buses without the transfers needed only by this cluster where it is."""
         instance, d = self.instance, self.device[r]
         freed: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
         for v in instance.reads[r]:
@@ -295,8 +295,8 @@ class _Elsewhere:
         return arrives
 
     def _delayed(self, r: int, d: int, end: float) -> tuple[str, float]:
-        """Return the reader that gets outputs of `r` latest, relative to the plan, if `r` ended at `end` on `d`; and
-        its delay in seconds on idle wires."""
+        """Return the reader that gets outputs of `r` latest, relative to the plan, if `r` ended at `end` on
+        `d`; and its delay in seconds on idle buses."""
         instance = self.instance
         worst = ("", 0.0)
         for v in instance.makes[r]:
@@ -311,5 +311,5 @@ class _Elsewhere:
 
 
 def _keys(hop: Hop) -> list[tuple[str, int]]:
-    """Return the queue and the wire that a hop waits for."""
+    """Return the queue and the bus that a hop waits for."""
     return [(kind, number) for kind, number in (("queue", hop.lane), ("wire", hop.wire)) if number >= 0]

@@ -47,7 +47,7 @@ STEPS = 40_000
 HELPS = 0.005
 """Share by which a change must shorten a plan to be reported."""
 FASTER = 2.0
-"""Speed-up of a device or wire that is tried."""
+"""Speed-up of a device or bus that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def promising(plan: Plan, most: int) -> list[_Option]:
     found = [*options(plan.costed)]
 
     def gained(i: int) -> float:
-        # A second device takes work over as another lane does.
+        # Another device takes work over as another lane does.
         kind = "lanes" if found[i].kind == "device" else found[i].kind
         return gain.get((kind, found[i].of), 0.0)
 
@@ -93,7 +93,7 @@ def promising(plan: Plan, most: int) -> list[_Option]:
 
 
 def _gains(plan: Plan) -> dict[tuple[str, str], float]:
-    """Return the seconds of the critical path that each (kind of change, device or wire) affects."""
+    """Return the seconds of the critical path that each (kind of change, device or bus) affects."""
     machine, found = plan.costed.machine, plan.critical
     name_of = {(link.src, link.dst): name for name, links in wires(machine).items() for link in links}
     gain: dict[tuple[str, str], float] = defaultdict(float)
@@ -111,7 +111,7 @@ def _gains(plan: Plan) -> dict[tuple[str, str], float]:
             gain["bytes", wire] += (took - latency) / 2
     used = {step.device for step in plan.placed}
     for device in machine.devices:
-        # What keeps all work away leaves a device as empty as one that nobody wants.
+        # An unused device counts too: its cap may be what keeps work away.
         if device.memory_bytes is not None and (
             device.name not in used or plan.peaks.get(device.name, 0) * 2 > device.memory_bytes
         ):
@@ -137,7 +137,7 @@ def _latency(plan: Plan) -> Iterator[_Change]:
 
 
 def _throughput(plan: Plan) -> Iterator[_Change]:
-    """Yield changes with their periods: of the same placement, and for the most promising of a better one."""
+    """Yield changes with their periods: for the same placement and, if promising, for a better one."""
     at = {step.cluster: step.device for step in plan.placed}
     hoped = []
     for option in options(plan.costed):
@@ -163,7 +163,7 @@ def _raced(plan: Plan, option: _Option) -> Race:
         race.enter(kept(plan))
     policies: list[Callable[..., Schedule]] = [heft, lookahead]
     if instance.clusters > LARGE:
-        # One is what there is time for: that which was best.
+        # There is time for only one: the one that was best.
         quick = partial(quickest, until=math.inf) if crowded(instance) else heft
         policies = [variants(instance).get(plan.policy, quick)]
     for policy in (*policies, *((fill, follow) if instance.tight else ())):
@@ -196,7 +196,7 @@ def _searched(plan: Plan, race: Race) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A change, its name, and its target by name: a device (`compute`, `lanes`, `device`, `memory`) or a wire
+    """A change, its name, and its target by name: a device (`compute`, `lanes`, `device`, `memory`) or a bus
     (`bytes`, `latency`)."""
 
     what: str
@@ -206,7 +206,7 @@ class _Option:
 
 
 def options(costed: CostedGraph) -> Iterator[_Option]:
-    """Yield all single changes: a device or wire twice as fast, no latency, one more lane or device, no cap.
+    """Yield all single changes: a device or bus twice as fast, no latency, one more lane or device, no cap.
 
     Lanes are added to devices that have several, to CPUs, and to all devices of a graph file; CPUs only to a graph
     file.
@@ -232,7 +232,7 @@ def options(costed: CostedGraph) -> Iterator[_Option]:
 
 
 def wires(machine: Machine) -> dict[str, list[Link]]:
-    """Return links by wire; a link without a shared wire by its ends."""
+    """Return links by bus; a link without a bus by its ends."""
     found: dict[str, list[Link]] = {}
     for link in machine.links:
         found.setdefault(link.wire or f"{link.src} → {link.dst}", []).append(link)
@@ -290,8 +290,8 @@ def _another(costed: CostedGraph, d: int) -> CostedGraph:
 
 
 def _joined(machine: Machine, model: Device, new: Device) -> list[Link]:
-    """Return links of a new device like those of an equal one, on the same shared wires, or on new ones if not shared;
-    and those between the two, as between that one and a third of their kind."""
+    """Return links of a new device like those of its `model`, on the same buses if others share these, else
+    on new ones; and links between the two like those between `model` and a third of their kind."""
     shared = {
         wire
         for wire, links in wires(machine).items()
