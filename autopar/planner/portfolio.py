@@ -130,12 +130,11 @@ def place(
 ) -> Plan:
     """Return the best plan that `policy` finds for a costed graph, simulated, with its bound and reasons.
 
-    `auto` races single devices against the strategies of `STRATEGIES`, each with about `steps` placed
-    clusters. A plan over several devices wins only if predicted to be shorter than the best single device.
-    `copies` allows duplicates: the plan is of the graph with these (`CostedGraph.again`). Shortly before
-    `budget_s` seconds (`ENDING`) the search ends, and the plan says `stopped: time`. Raises PlanError for an
-    unknown policy or name, MemoryCapError if nothing fits, TooLongError if none takes less than `below`
-    seconds.
+    `auto` races single devices against `STRATEGIES`, each with about `steps` placed clusters. A plan over
+    several devices wins only if predicted to be shorter than the best single one. `copies` allows duplicates:
+    the plan is of the graph with these (`CostedGraph.again`). The search ends shortly before `budget_s`
+    seconds (`ENDING`); the plan then says `stopped: time`. Raises PlanError for an unknown policy or name,
+    MemoryCapError if nothing fits, TooLongError if none takes less than `below` seconds.
     """
     began = time.monotonic()
     until = math.inf if budget_s is None else began + budget_s * (1 - ENDING)

@@ -23,7 +23,7 @@ ROUNDING = 1e-12
 
 
 class LazyReasons(Sequence[Reason]):
-    """Reasons of the `clusters`, in order, each computed on first access from its number by what `begin`
+    """Reasons of the `clusters`, in order, each computed on first access by the function that `begin`
     returns."""
 
     def __init__(self, clusters: Iterable[str], begin: Callable[[], Callable[[int], Reason]]) -> None:
@@ -146,8 +146,8 @@ class _Elsewhere:
         return next((m for m in (r, *self.instance.together(r)) if clusters[m].seconds[d] is None), None)
 
     def _lacks(self, r: int, d: int, start: float, end: float) -> str:
-        """Return a clause on the memory that a device lacks for a cluster, in addition to what it holds
-        anyway; "" if none."""
+        """Return a clause on the memory that a device lacks for a cluster, besides what it holds anyway; ""
+        if none."""
         instance, cap = self.instance, self.instance.caps[d]
         if cap is None:
             return ""

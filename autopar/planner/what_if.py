@@ -62,9 +62,9 @@ class _Change:
 def changes(plan: Plan) -> tuple[_Change, ...]:
     """Return the changes that would shorten a plan, best first; empty if none does.
 
-    The shortest of these counts for each change: the same plan on the changed machine; list schedules; and for the
-    best few a search. Deterministic. Since the plan itself may have been searched longer, the gain is a minimum. Never
-    raises: a change that cannot be planned is skipped.
+    For each change, the shortest of these counts: the same plan on the changed machine, list schedules and,
+    for the best few, a search. Deterministic. Since the plan itself may have been searched longer, the gain
+    is a minimum. Never raises: a change that cannot be planned is skipped.
     """
     found = _throughput(plan) if plan.policy == THROUGHPUT else _latency(plan)
     helping = [change for change in found if change.seconds < plan.reached * (1 - HELPS)]

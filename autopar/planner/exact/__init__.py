@@ -1,7 +1,7 @@
 """Optimality proof, or a shorter plan, for small graphs by constraint programming (OR-tools CP-SAT, if installed).
 
 Optional intervals on unrelated devices (Laborie et al., "IBM ILOG CP Optimizer for scheduling", Constraints 23, 2018),
-transfers as intervals on their wires, and the heads, tails and loads of `bounds`.
+transfers as intervals on their buses, and the heads, tails and loads of `bounds`.
 
 The first effort takes half a second of one core and proves most graphs of this size; the second lengthens
 heads and tails. Longer efforts follow only while a proof is near (`NEAR`) or gets nearer: otherwise more time

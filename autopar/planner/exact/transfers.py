@@ -71,7 +71,7 @@ def _value(model: Model, v: int, played: Mapping[tuple[int, int], int]) -> None:
 
 
 def _wanted(model: Model, v: int, deliver: Sequence[int], carry: Sequence[int]) -> dict[int, Literal]:
-    """Return, for each device that may need a value, a literal: it does, and has no resident copy."""
+    """Return a literal for each device that may need a value: it does, and holds no replica of it."""
     instance, literals = model.instance, model.literals
     found: dict[int, list[Literal]] = {}
     for r in (*instance.readers[v], *carry):

@@ -154,7 +154,7 @@ Price = Callable[[Graph, str], CostedGraph]
 def single(instance: Instance, device: int) -> list[Schedule]:
     """Return schedules with all clusters on `device`: on one queue, and on all if there are several.
 
-    Clusters that cannot run there go where they end first (`is_single` tells whether there are any).
+    Clusters that cannot run there go where they end first (none if `is_single`).
     """
     policy = f"single {instance.devices[device]}"
     found = []

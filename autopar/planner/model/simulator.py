@@ -218,7 +218,7 @@ class Play:
                 missing[r] += 1
 
     def _hold_back(self, ahead: int) -> None:
-        """Make each copy of streamed state wait for the cluster `ahead` + 1 before its first reader."""
+        """Make each transfer of streamed state wait for the cluster `ahead` + 1 before its first reader."""
         instance = self.instance
         streamed = set(instance.costed.graph.streamed)
         place = {r: (order, at) for order in self.orders for at, r in enumerate(order)}

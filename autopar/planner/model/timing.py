@@ -66,9 +66,9 @@ def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
 
     Each storage counts once. Inputs and state at home, and state on each device that reads it, count all the
     time. A made value or consumed input counts from the start of its cluster or transfer to the end of its
-    last local reader or outgoing transfer, or to the end of the call if it is kept or delivered there. If
-    inputs are consumed, delivered values may be freed on arrival. Workspace counts while its cluster runs. A
-    view shares the storage of the viewed value; a transferred value has its own.
+    last local reader or outgoing transfer. If it is kept or delivered there, it counts to the end of the
+    call; but if inputs are consumed, delivered values may be freed on arrival. Workspace counts while its
+    cluster runs. A view shares the storage of the viewed value; a transferred value has its own.
     """
     changes: list[dict[float, int]] = [{0.0: 0} for _ in instance.devices]
     for d, start, end, nbytes in _spans(instance, play):

@@ -27,7 +27,7 @@ class Cutting:
     spent[s]: seconds of all units before each position.
     link[s]: seconds on the outgoing link for a cut at each position.
     held[s]: bytes of all units before each position, limited by `caps[s]` (None: unlimited).
-    ties: (bytes, uses before each position) of what `held` counts for each use but a stage holds once.
+    ties: (bytes, uses before each position) of tensors that `held` counts per use but a stage holds once.
     """
 
     spent: Sequence[Numbers]

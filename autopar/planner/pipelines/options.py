@@ -29,7 +29,7 @@ ALL_UP_TO = 16
 """Limit on processes up to which every pipeline length is tried; above, divisors of their number."""
 
 Action: TypeAlias = tuple[str, int, int]
-"""A pass through a stage: what, stage and micro-batch. `F`: forward; `B`: whole backward; `I`: its input gradients;
+"""A pass: kind, stage and micro-batch. `F`: forward; `B`: whole backward; `I`: its input gradients;
 `W`: its weight gradients."""
 
 

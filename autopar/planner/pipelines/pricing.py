@@ -73,8 +73,8 @@ class Setup:
         return None in caps or least <= sum(cap or 0 for cap in caps)
 
     def live(self, position: int) -> NDArray[np.int64]:
-        """Return the micro-batches of each chunk of a position whose saved bytes are alive, at moments that may be the
-        worst."""
+        """Return how many micro-batches of each chunk of a position have saved bytes alive, at moments that
+        may be the worst."""
         option = self.option
         if not option.trained:
             return np.zeros((1, option.chunks), np.int64)

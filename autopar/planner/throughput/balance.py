@@ -58,7 +58,7 @@ def balance(
 
 
 def _only(loads: Loads, device: int) -> list[int]:
-    """Place everything on one device, and what cannot run there on its fastest device."""
+    """Place every group on one device, or on its fastest device if it cannot run there."""
     quickest = loads.area.argmin(axis=1)
     return [device if device in allowed else int(quickest[g]) for g, allowed in enumerate(loads.allowed)]
 

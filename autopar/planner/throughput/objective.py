@@ -245,7 +245,7 @@ def _longest(instance: Instance) -> float:
 
 
 def shared(instance: Instance) -> float:
-    """Return the lower bound in seconds from the load of devices, wires and memory, without precedence constraints."""
+    """Return the lower bound in seconds from the load of devices, buses and memory, without precedence."""
     if not instance.clusters:
         return 0.0
     lasting = durations(instance)
