@@ -1,5 +1,5 @@
-"""Kernels of several tasks, compiled by other libraries. `STACKS` lists these, the fastest to compile first; `named`
-also finds the backends of `torch.compile`."""
+"""Kernels of several tasks, compiled by other libraries. `STACKS` lists the libraries, the fastest to compile
+first; `named` also finds the backends of `torch.compile`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def named(name: str) -> Stack | None:
 
 
 def _by_backend(name: str, work: Compilation) -> Callable[..., Any]:
-    """Let a backend compile a piece, its weights as arguments, as if Dynamo had captured it. Raises its errors."""
+    """Let a backend compile a piece like a graph of Dynamo, with weights as arguments. Raises its errors."""
     import torch._dynamo
 
     backend = torch._dynamo.lookup_backend(name)

@@ -22,12 +22,12 @@ Call = Callable[..., Sequence[torch.Tensor]]
 
 
 def missing() -> str:
-    """Return the reason why they cannot be used; "" if they can."""
+    """Return the reason why CUDA graphs cannot be used; "" if they can."""
     return "" if torch.cuda.is_available() else "torch.cuda is not available"
 
 
 def keeps(task: Task, graph: Graph) -> bool:  # noqa: ARG001 - the interface of a stack
-    """Return True: the recording of an operator that waits for the host fails, and the piece stays eager."""
+    """Return True: if an operator waits for the host, the recording fails and the piece stays eager."""
     return True
 
 
@@ -39,8 +39,8 @@ def load(work: Compilation) -> Call:
 def recorded(kernel: Call, work: Compilation) -> Call:
     """Record a call of the `kernel` of a piece; return the function that replays it. Raises CUDA's errors.
 
-    Weights are read where they are; a call with weights elsewhere is one of the kernel itself. The other arguments are
-    copied into the memory of the recording and results out of it, since the next replay overwrites them.
+    A replay reads weights where they are; with weights elsewhere, the kernel itself runs. Other arguments are
+    copied into the memory of the recording, and results out of it, since the next replay overwrites them.
     """
     device, weights = work.device, work.weights or (False,) * len(work.examples)
     static = [item if stays else item.clone() for item, stays in zip(work.examples, weights)]
@@ -63,7 +63,7 @@ def recorded(kernel: Call, work: Compilation) -> Call:
         stream = torch.cuda.current_stream(device)
         with torch.no_grad():
             if stream != latest[0]:
-                # The replay before may still be running.
+                # The previous replay may still be running.
                 ready.record(latest[0])
                 stream.wait_event(ready)
                 latest[0] = stream
@@ -87,7 +87,7 @@ def _captured(
         with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             return call()
     except BaseException:
-        # torch leaves the stream, and lets its allocator wait for the end of the recording.
+        # After a failure, torch leaves `side` as the current stream and its allocator still recording.
         torch.cuda.set_stream(before)
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(side.device_index, pool)
@@ -95,8 +95,8 @@ def _captured(
 
 
 def faster(kernel: Call, work: Compilation) -> Call:
-    """Return the `kernel` of a piece or a recording of it, whichever takes less time; itself if it cannot be
-    recorded."""
+    """Return the `kernel` of a piece or a recording of it, whichever takes less time; the kernel if it cannot
+    be recorded."""
     try:
         replay = recorded(kernel, work)
     except RuntimeError:

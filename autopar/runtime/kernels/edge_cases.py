@@ -1,6 +1,6 @@
-"""Values on which libraries differ from PyTorch and that the comparison with eager seldom meets: rows of attention
-whose mask excludes every key, large numbers, empty tensors, and integers out of range; and operators that one of them
-lacks."""
+"""Values on which libraries differ from PyTorch, and which the comparison with eager seldom meets: rows of
+attention whose mask excludes every key, large numbers, empty tensors, and integers out of range. Also
+operators that one of the libraries lacks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _NARROW = torch.iinfo(torch.int32)
 
 
 def exact(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the module, changed so that what a library makes of it agrees with PyTorch where the library's form of an
-    operator does not."""
+    """Return the module after replacing the operators for which a library gives other results than PyTorch,
+    or has no form."""
     for operation, function in _EXACT.items():
         for node in module.graph.find_nodes(op="call_function", target=operation):
             node.target = function
@@ -33,7 +33,7 @@ def exact(module: fx.GraphModule) -> fx.GraphModule:
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """Attention that is zero where a mask excludes every key: libraries make it NaN, or the mean of all values."""
+    """Compute attention, 0 where a mask excludes every key; libraries give NaN or the mean of `value`."""
     mask = kwargs.pop("attn_mask", mask)
     made = functional.scaled_dot_product_attention(query, key, value, mask, *args, **kwargs)
     if mask is None:
@@ -43,20 +43,20 @@ def _attention(
 
 
 def _log_sigmoid(given: Tensor) -> Tensor:
-    """Libraries take the logarithm of the sigmoid, which is zero below -88."""
+    """Compute it as softplus: libraries take the logarithm of the sigmoid, which is zero below -88."""
     return -functional.softplus(-given)
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """PyTorch ignores `torch.tensor([])` among tensors of any shape, as caches of transformers begin; OpenVINO does
-    not."""
+    """Leave out `torch.tensor([])`, with which caches of transformers begin: PyTorch ignores it among tensors
+    of any shape, OpenVINO does not."""
     return torch.cat([tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors), dim)
 
 
 def _self_attention(
     query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *rest: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """`nn.MultiheadAttention` without gradients, of which ONNX has no form, by operators that all libraries know."""
+    """Compute `nn.MultiheadAttention` without gradients by plain operators, since ONNX lacks it."""
     own = torch.ops.aten._native_multi_head_attention.default
     names = [argument.name for argument in own._schema.arguments]
     given = {**dict(zip(names[5:], rest)), **kwargs}
@@ -74,18 +74,18 @@ def _self_attention(
             mask = mask[:, None, None, :]
     made = _attention(*parts, mask)
     if mask is not None:
-        # It is NaN where a mask excludes every key.
+        # PyTorch's operator is NaN where a mask excludes every key.
         made = made.where(mask.any(-1, keepdim=True), torch.nan)
     made = made.transpose(1, 2).flatten(-2)
     return functional.linear(made, given["proj_weight"], given["proj_bias"]), made
 
 
 _PADDING = 1
-"""Type of a mask of the keys of each row of the batch."""
+"""The `mask_type` of a mask that excludes keys for each row of the batch."""
 
 
 def _encoder_layer(source: Tensor, width: int, heads: int, *rest: Any, **kwargs: Any) -> Tensor:
-    """`nn.TransformerEncoderLayer` without gradients, of which ONNX has no form."""
+    """Compute `nn.TransformerEncoderLayer` without gradients by plain operators, since ONNX lacks it."""
     names = [each.name for each in torch.ops.aten._transformer_encoder_layer_fwd.default._schema.arguments]
     given = {**dict(zip(names[3:], rest)), **kwargs}
 
@@ -120,11 +120,12 @@ _EXACT: dict[Any, Callable[..., Any]] = {
 
 
 def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) -> Callable[..., Any]:
-    """Return a kernel that computes calls with integers out of range by PyTorch's operators, whose result or error is
-    eager's.
+    """Return a kernel that runs calls with integers out of range by PyTorch's operators, for eager's result
+    or error.
 
-    Out of range is an id that is not in the weight or argument that the piece looks it up in, where a library may read
-    the last row or zeros; and for a `narrow` library, which computes in int32, an int64 beyond that.
+    An id is out of range if the table that a piece looks it up in, a weight or an argument, lacks it;
+    libraries may then read the last row or zeros. A `narrow` library computes in int32, so larger integers
+    are out of range.
     """
     module = work.module
     given = list(zip(module.graph.find_nodes(op="placeholder"), work.examples))
@@ -154,7 +155,7 @@ def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) 
         for at, (least, most) in held.items():
             low, high = tensors[at].aminmax()
             if int(low) < least or int(high) > most:
-                # Of a module whose call fails torch prints the code.
+                # Not `module(...)`: if that fails, torch prints the module's code.
                 return module.forward(*tensors)
         return call(*tensors)
 
@@ -176,9 +177,9 @@ def _lookups(module: fx.GraphModule) -> Iterator[tuple[fx.Node, int, fx.Node, bo
 
 
 def _fixed(module: fx.GraphModule, integers: Mapping[fx.Node, int]) -> dict[int, tuple[int, int]]:
-    """Return the least and the greatest value of each argument whose values are ids in weights.
+    """Return the least and the greatest id of each argument that is looked up in weights.
 
-    Where all of it is looked up in several, those that are in each; where parts of it are, those that are in one.
+    If a whole argument is looked up in several weights, ids must be in each; if parts of it are, in one.
     """
     whole: dict[int, tuple[int, int]] = {}
     parts: dict[int, tuple[int, int]] = {}
@@ -203,8 +204,7 @@ def _fixed(module: fx.GraphModule, integers: Mapping[fx.Node, int]) -> dict[int,
 
 
 def _viewed(node: Any) -> tuple[Any, bool]:
-    """Return the tensor that a node is a view of, or the same integers of another type, and whether it is a part of
-    it."""
+    """Return the tensor that a node is a view, copy or cast of, and whether the node is only a part of it."""
     partly = False
     while node.target is operator.getitem or getattr(node.target, "is_view", False) or _cast(node.target):
         partly |= getattr(node.target, "_opname", "") not in _WHOLE and not _cast(node.target)

@@ -1,7 +1,7 @@
-"""PyTorch's own compiler, ahead of time: a piece is already a graph of ATen calls, so that no guard is needed.
+"""PyTorch's own compiler, run ahead of time: a piece is already a graph of ATen calls and needs no guards.
 
-Kernels for a CPU are called from C++. Those for a GPU are called from Python, which took 17 to 19 s to build instead of
-more than a minute, and recorded as a CUDA graph if that is faster.
+Kernels for a CPU are called from C++. Kernels for a GPU are called from Python, because they then took 17 to
+19 s to build instead of more than a minute. They are recorded as a CUDA graph if that is faster.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def load(work: Compilation) -> Callable[..., Any]:
 
     module, strides, fewer = work.module, [tensor.stride() for tensor in work.examples], False
     if work.device.type == "cpu":
-        # One call at a time and no more buffers than that takes: a lane has one thread.
+        # One runner, with buffers for one call at a time, is enough: a lane has one thread.
         made: Any = torch._inductor.aoti_load_package(str(work.folder / _PACKAGE))
         run, fewer = made.loader.boxed_run, work.lanes == 1 and work.threads != torch.get_num_threads()
     else:
@@ -75,14 +75,14 @@ def load(work: Compilation) -> Callable[..., Any]:
         run = _unpacked(artifact)
 
     def call(*tensors: torch.Tensor) -> Any:
-        # It reads memory as the examples had it.
+        # The kernel reads memory in the layout of the examples.
         if work.axes:
             if not all(tensor.is_contiguous() for tensor in tensors):
                 return module(*tensors)
         elif [tensor.stride() for tensor in tensors] != strides:
             return module(*tensors)
         if fewer:
-            # Kernels that are PyTorch's own take the number of the thread.
+            # PyTorch's own kernels within it use as many threads as this thread has set.
             with limited(work.threads):
                 return run([*tensors])
         return run([*tensors])

@@ -31,14 +31,14 @@ def compile(work: Compilation) -> None:
             graph = exported(work, exact(work.module))
             made = torch.onnx.export(graph, tuple(work.examples), dynamo=True, verbose=False)
     except torch.onnx.OnnxExporterError as error:
-        # Its own text begins with advice to developers of the exporter.
+        # The text of `error` begins with advice to developers of the exporter.
         raise Refusal(f"{_first(error)}\n{error}") from error
     assert made is not None
     (work.folder / "piece.onnx").write_bytes(made.model_proto.SerializeToString())
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the error that an error came from."""
+    """Return the first error in a chain of causes."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -51,7 +51,7 @@ def load(work: Compilation) -> Callable[..., Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = work.threads, 1
     options.log_severity_level = 3
-    # Helpers that spin take the cores of other lanes, and for 50 ms after a call those of the caller's next operations.
+    # Spinning helpers occupy cores of other lanes, and for 50 ms after a call those that the caller needs.
     spins = "intra_op.allow_spinning", "0" if work.lanes > 1 else "1"
     for name, value in (spins, ("force_spinning_stop", "1")):
         options.add_session_config_entry(f"session.{name}", value)
@@ -59,18 +59,18 @@ def load(work: Compilation) -> Callable[..., Any]:
         str(work.folder / "piece.onnx"), options, providers=["CPUExecutionProvider"]
     )
     names = [each.name for each in session.get_inputs()]
-    # What a piece is given and does not need, the exporter leaves out.
+    # The exporter drops inputs that a piece does not use.
     given = [str(node.target) for node in work.module.graph.find_nodes(op="placeholder")]
     taken = [(name, given.index(name)) for name in names]
     made = [each.name for each in session.get_outputs()]
-    # Beneath it a session looks up these names and its inputs' in each call: a seventh of a short one.
+    # `session.run` also looks up the names of inputs and outputs, which takes a seventh of a short call.
     run = getattr(session, "_sess", session).run
 
     def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
         feeds = {name: tensors[at].numpy(force=True) for name, at in taken}
         return [torch.from_numpy(array) for array in run(made, feeds, None)]
 
-    # It counts negative ids from the end.
+    # ONNX Runtime counts negative ids from the end.
     return in_range(call, work)
 
 

@@ -42,12 +42,12 @@ def load(work: Compilation) -> Callable[..., Any]:
     import openvino
 
     settings = {
-        # On CPUs with bfloat16 units it would compute in that.
+        # By default it computes in bfloat16 on CPUs that have units for it.
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": work.threads,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
-        # Models of several lanes would all be pinned to the first core.
+        # With pinning, the models of all lanes would run on the first core.
         "ENABLE_CPU_PINNING": False,
     }
     compiled = openvino.Core().compile_model(work.folder / "piece.xml", "CPU", settings)
@@ -58,7 +58,7 @@ def load(work: Compilation) -> Callable[..., Any]:
         made = request.infer(feeds, share_inputs=True, share_outputs=False)
         return [torch.from_numpy(made[at]) for at in range(count)]
 
-    # It computes int64 as int32, and the row of an id that is in no table as zeros.
+    # OpenVINO computes int64 as int32, and gives zeros for an id that its table lacks.
     return in_range(call, work, narrow=True)
 
 

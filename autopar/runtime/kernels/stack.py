@@ -1,8 +1,8 @@
-"""`Stack`: a library that compiles several tasks; `Kernel`: the compiled form of one piece; and the tasks of a piece as
-an `fx.GraphModule` of ATen calls, as these libraries accept (`module_of`).
+"""`Stack`: a library that compiles several tasks. `Kernel`: the compiled form of one piece. `module_of`: the
+tasks of a piece as an `fx.GraphModule` of ATen calls, which these libraries accept.
 
-One kernel may compute calls of many sizes: its module computes these from the shapes of its inputs, and is exported
-with axes of any length.
+One kernel may serve calls of many sizes. Its module then computes the sizes from the shapes of its inputs,
+and is exported with axes of any length.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ...ops import resolve
 from ...ops.composites import body
 
 Axes: TypeAlias = tuple[Mapping[int, str], ...]
-"""For each input, the axes whose length depends on the sizes of a call, each with an expression for it."""
+"""For each input, the axes whose length depends on the sizes of a call, and the expression of each length."""
 
 Bounds: TypeAlias = dict[str, tuple[int, int]]
 """The least and the greatest length for each expression."""
 
 LEAST = 2
-"""Least length of such an axis: torch exports graphs that need not hold for shorter ones."""
+"""Least length of such an axis: a graph that torch exports may be wrong for shorter ones."""
 
 _FUNCTIONS = {
     "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "IntTrueDiv": operator.truediv,
@@ -45,7 +45,7 @@ _BOUNDS = "bounds.json"
 class Refusal(Exception):
     """A library cannot compile a piece, or its kernel is wrong; the text is one sentence with the reason.
 
-    lacking: the operators, as targets of tasks, that its message names.
+    lacking: the operators that the library's message names, as targets of tasks.
     """
 
     def __init__(self, text: str, lacking: frozenset[str] = frozenset()) -> None:
@@ -65,11 +65,11 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Compilation:
-    """A compilation: a module of ATen calls on a `device`, for inputs like `examples`, with `threads`, as one of
-    `lanes` in parallel. `folder` takes the result.
+    """What to compile: a module of ATen calls on a `device`, for inputs like `examples`, with `threads`
+    threads, as one of `lanes` parallel lanes. The result goes into `folder`.
 
-    weights: whether each input is a weight, whose memory stays the same from call to call.
-    axes: those of each input whose length depends on the sizes of a call; none if it is for one set of sizes.
+    weights: for each input, whether it is a weight, whose memory stays the same from call to call.
+    axes: for each input, the axes whose length depends on the sizes of a call; empty for one set of sizes.
     """
 
     module: fx.GraphModule
@@ -84,15 +84,15 @@ class Compilation:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """A library that compiles. `frozen` ones copy the weights into the kernel, in the layout best for the machine.
+    """A library that compiles pieces. `frozen`: it copies the weights into the kernel, in the fastest layout.
 
-    missing: the reason why it cannot be used here as one sentence, or "".
+    missing: why it cannot be used here, as one sentence, or "".
     keeps: whether a task can be part of a piece.
-    load: load the kernel from the folder. Raises any error.
-    compile: compile into the folder, in a separate process, since tracing changes modules and flags shared by all
-        threads of a process. Raises any error. None: `load` does all, without a folder.
+    load: loads the kernel from the folder. Raises any error.
+    compile: compiles into the folder, in a separate process, since tracing changes modules and flags that all
+        threads of a process share. Raises any error. If None, `load` does everything, without a folder.
     devices: types of torch devices that it compiles for; None: all.
-    traces: whether `load` traces, so that no other call may run in this process meanwhile.
+    traces: whether `load` traces; no other call may then run in this process meanwhile.
     open: whether it can compile one kernel for calls of all sizes.
     """
 
@@ -108,7 +108,7 @@ class Stack:
 
 
 def keeps_numpy(task: Task, graph: Graph) -> bool:
-    """Return True for ATen operators, and composites of these, on NumPy's dtypes."""
+    """Return True for an ATen operator, or a composite of ATen operators, on NumPy's dtypes."""
     known = task.target.startswith("aten.") or body(task) is not None
     return known and all(graph.value[name].dtype in _NUMPY for name in (*task.inputs, *task.outputs))
 
@@ -123,9 +123,9 @@ def module_of(
 ) -> tuple[fx.GraphModule, tuple[int, ...], Axes]:
     """Return the module of a piece, the positions in `piece.reads` of its arguments, and their axes of any length.
 
-    The tensors of `state` are its attributes; all else that the piece reads is an argument. It returns a tuple of the
-    piece's outputs. `symbols`: the sizes by place, for a module for all calls; without, it is for one set of sizes.
-    Raises ValueError if a size is no function of the shapes of the arguments.
+    The tensors of `state` are attributes of the module; all else that the piece reads is an argument. The
+    module returns a tuple of the piece's outputs. With `symbols`, the sizes by place, it serves calls of all
+    sizes, else of one set. Raises ValueError if a size is not a function of the shapes of the arguments.
     """
     root, made = nn.Module(), fx.Graph()
     sizes, axes = _Sizes(made, symbols), []
@@ -153,7 +153,7 @@ def module_of(
         if isinstance(item, tuple):
             return [argument(part) for part in item]
         if isinstance(item, OpenSize):
-            # In the code of a module it has no name.
+            # The code that fx generates for a module cannot name an `OpenSize`.
             return sizes.node(item) if symbols else int(item)
         return item
 
@@ -190,13 +190,13 @@ class _Sizes:
         self._nodes: dict[sympy.Expr, fx.Node] = {}
 
     def given(self, node: fx.Node, value: Value) -> None:
-        """Note an input of the graph."""
+        """Note the sizes that an input of the graph tells."""
         for axis, size in enumerate(value.open[:-1]):
             if isinstance(size, OpenSize) and size.share == (1, 1):
                 self._sources.setdefault(self._symbols[size.place], (node, axis))
 
     def node(self, size: OpenSize) -> fx.Node:
-        """Return the node of a size. Raises ValueError if the inputs do not tell it."""
+        """Return the node that computes a size. Raises ValueError if the inputs do not determine it."""
         made, (rows, batch) = self._node(self._symbols[size.place]), size.share
         for function, number in ((operator.floordiv, batch), (operator.mul, rows)):
             if number != 1:
@@ -224,8 +224,8 @@ class _Sizes:
 
 
 def exported(work: Compilation, module: fx.GraphModule) -> torch.export.ExportedProgram:
-    """Export the module of a compilation. Raises ValueError if what is exported holds for one set of sizes alone, and
-    the errors of `torch.export`."""
+    """Export the module of a compilation. Raises ValueError if the export holds for one set of sizes only,
+    and the errors of `torch.export`."""
     axes: Any = None
     if any(work.axes):
         axes = tuple(dict.fromkeys(own, torch.export.Dim.DYNAMIC) or None for own in work.axes)
@@ -236,14 +236,14 @@ def exported(work: Compilation, module: fx.GraphModule) -> torch.export.Exported
 
 
 def bounds(work: Compilation) -> Bounds:
-    """Return the lengths for which the kernel of a compilation holds, where `exported` has limits for them."""
+    """Return the limits that `exported` found for the lengths of a compilation; empty if it wrote none."""
     path = work.folder / _BOUNDS
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def bounds_of(made: torch.export.ExportedProgram, axes: Axes) -> Bounds:
-    """Return the lengths for which an exported piece holds. Raises ValueError if it asks for more: that lengths are
-    equal, or one alone."""
+    """Return the lengths for which an exported piece holds. Raises ValueError if it holds only where two
+    lengths are equal, or for a single length."""
     ours: dict[str, str] = {}
     found: Bounds = {}
     nodes = {node.name: node for node in made.graph.find_nodes(op="placeholder")}

@@ -1,5 +1,5 @@
-"""The compiler process: started by `CompilerProcess`, it reads the folder of one job per line and answers each in a
-file there.
+"""The compiler process, started by `CompilerProcess`. Each line that it reads names the folder of one job; it
+writes the answer to a file in that folder.
 
 Run as `python -m autopar.runtime.kernels.worker`.
 """
@@ -29,11 +29,11 @@ from . import STACKS
 from .stack import Compilation, Refusal, module_of
 
 NICE = 5
-"""Increment of its nice value over the caller's process."""
+"""How far its nice value is above that of the caller's process."""
 LONGEST_S = 240.0
 """Limit on the seconds that a library may take for one piece."""
 LOOK_S = 0.02
-"""Seconds between looks for its answer, and whether it has ended."""
+"""Seconds between two checks for its answer or its end."""
 _ANSWER, _JOB = "answer.json", "job.pickle"
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -57,13 +57,13 @@ class CompilerProcess:
         symbols: Sequence[sympy.Expr],
         work: Compilation,
     ) -> None:
-        """Compile a piece of a program into `work.folder`; `state` are the weights to fold, `symbols` as in
-        `module_of`.
+        """Compile a piece of a program into `work.folder`. `state` holds the weights to fold; `symbols` is as
+        in `module_of`.
 
-        Raises Refusal with the library's message and the operators that it names, or if it takes longer than
-        `LONGEST_S` seconds.
+        Raises Refusal with the library's message and the operators that it names, or if the library takes
+        longer than `LONGEST_S` seconds.
         """
-        # In files a graph has no sizes of other calls; this one is read by this version of autopar alone.
+        # Pickle keeps open sizes of values, unlike autopar's JSON. Only this version of autopar reads it.
         parts = piece, program, replace(graph), tuple(symbols)
         job = stack, *parts, work.device, work.threads, work.lanes
         (work.folder / _JOB).write_bytes(pickle.dumps(job))
@@ -76,8 +76,8 @@ class CompilerProcess:
             raise Refusal(answer, frozenset(target for target in targets if target in told))
 
     def stop(self) -> None:
-        """Kill its process and the current compilation; compile nothing more."""
-        # First: the process may be starting.
+        """Kill the process and the current compilation; compile nothing more."""
+        # Set first, so that a process that another thread is starting ends too.
         self._stopped = True
         if self._process is not None:
             _end(self._process)
@@ -130,7 +130,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def reason(problem: BaseException) -> str:
-    """Return an error as one line: its first, or what follows a first line that only says where it was raised."""
+    """Return an error as one line: its first, or the rest if the first only says where it was raised."""
     lines = [line.strip(" \t-") for line in str(problem).splitlines() if line.strip(" \t-")]
     told = [line for line in lines if not line.endswith(":")]
     text = " ".join(told if told and lines[0].endswith(":") else lines[:1]) or type(problem).__name__
@@ -162,7 +162,7 @@ def main(jobs: Sequence[str] | Any) -> None:
         except Exception as problem:
             answer, told = reason(problem), str(problem)
         spent, done = sum(os.times()[:4]) - done, sum(os.times()[:4])
-        # Renamed once it is whole: the caller looks for this name.
+        # Renamed when complete: the caller waits for a file of this name.
         (folder / "answer.part").write_text(json.dumps([answer, told, spent]))
         (folder / "answer.part").rename(folder / _ANSWER)
 
