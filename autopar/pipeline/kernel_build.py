@@ -37,10 +37,10 @@ from .kernel_calls import fitting, fitting_all
 log = logging.getLogger("autopar")
 
 RETRIES = 3
-"""Attempts to compile without operators that a library's message names, before it is given up."""
+"""Attempts to compile without the operators that a library's message names, before giving up."""
 
 Sample: TypeAlias = tuple[Sequence[Any], Sequence[Any]]
-"""Inputs of a call, and eager's results."""
+"""Inputs of a call, and eager's results for them."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Form:
     symbols: tuple[sympy.Expr, ...] = ()
     """The sizes of a call by place (`OpenSize`), for kernels that serve calls of all sizes."""
     held: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Copies of the state that a call changes, which those that are to change nothing (`trying`) read while kernels are
-    compiled and compared: other calls go on meanwhile."""
+    """Copies of the state that a call changes. While kernels are compiled and compared, calls without side
+    effects (`trying`) read them, since other calls go on."""
 
     def hold(self) -> None:
-        """Copy the state that a call changes, unless that is all weights."""
+        """Copy the state that a call changes, unless all weights change."""
         state = {} if self.changing else self.captured.state
         for name in self.plan.costed.graph.mutated & state.keys():
             owner, key = state[name]
@@ -73,7 +73,7 @@ class Form:
         return replace(self.captured, state={**self.captured.state, **held})
 
     def steady(self, name: str) -> bool:
-        """Return True for state that is the same in each call, until the user changes it: kernels may fold it."""
+        """Return True for state that only the user changes, so that kernels may fold it."""
         return not self.changing and name not in self.plan.costed.graph.mutated
 
     @property
@@ -94,7 +94,7 @@ class Form:
 
 
 def symbols_of(captured: Captured, costed: CostedGraph) -> tuple[sympy.Expr, ...]:
-    """Return the sizes of a call by place if one kernel may serve calls of all sizes; else none."""
+    """Return the sizes of a call by place if one kernel can serve calls of all sizes; else ()."""
     on_cpu = all(device.torch_type == "cpu" for device in costed.machine.devices)
     long = bool(captured.sizes) and min(captured.sizes) >= LEAST
     return expressions(captured.open or ()) if on_cpu and long and resizable(captured, costed) else ()
@@ -115,11 +115,11 @@ def arranged(
 
     Operators that the stack turns out to lack stay eager, in up to `RETRIES` further attempts.
 
-    plain: eager's executor, without side effects; it answers the samples anew if weights change from call to call.
-    turn: keeps other calls out while both answer.
+    plain: eager's executor, without side effects; it runs the samples again if `form.changing`.
+    turn: keeps other calls out while kernels and eager run the samples.
 
-    Raises Refusal if there are no pieces, the weights have changed since, or a result differs from eager's, and the
-    stack's errors.
+    Raises Refusal if there are no pieces, weights have changed meanwhile, or a result differs from eager's,
+    and the stack's errors.
     """
     if missing := stack.missing():
         raise Refusal(missing)
@@ -135,7 +135,7 @@ def arranged(
                 task.target not in lacking and not _eager(form, stack, task)
                 for task in form.plan.costed.graph.tasks
             )
-            # A message may show the whole graph: it then says more than that nothing is left to compile.
+            # A message that shows the whole graph names all operators, and tells more than another attempt.
             if not left or lacking == known or not any(able):
                 raise
             log.info("%s lacks %s: %s", name, ", ".join(sorted(lacking)), refusal)
@@ -182,8 +182,8 @@ def _compiled(
     lacking: frozenset[str],
     limits: list[str],
 ) -> tuple[Program, dict[str, Kernel]]:
-    """Return the program of a form in pieces, and the kernel of each, by its first task. Operators in `lacking` stay
-    eager; `limits` as in `fitting_all`. Raises Refusal and the stack's errors."""
+    """Return the program of a form in pieces, and the kernel of each piece by its first task. Operators in
+    `lacking` stay eager; `limits` is as in `fitting_all`. Raises Refusal and the stack's errors."""
     graph = form.plan.costed.graph
     program = pieced(form.program, graph, lambda task: task.target in lacking or _eager(form, stack, task))
     pieces = _pieces(form, program)
@@ -215,8 +215,8 @@ def _compiled(
 
 
 def _stays(buffer: Buffer, form: Form) -> bool:
-    """Return True for a weight that is in the same memory in each call, as long as it does not change if that is a
-    copy."""
+    """Return True for a weight that is in the same memory in each call. A copy of a weight must also not
+    change."""
     graph = form.plan.costed.graph
     if buffer.value not in form.captured.state or buffer.value in graph.streamed:
         return False
@@ -249,9 +249,9 @@ def _judge(form: Form, inputs: Sequence[Any], found: Sequence[Any], eager: Seque
 
 
 def _lengthened(form: Form, inputs: Sequence[Any], trial: Executor, plain: Executor) -> None:
-    """Let kernels for calls of all sizes answer one in which each length is by one longer, where that is a call: what a
-    library has fixed for even lengths, or for multiples, need not show in the first calls. Raises the errors of
-    kernels."""
+    """Run kernels for all sizes on inputs whose lengths are longer by one, if eager accepts these. A library
+    may have assumed even lengths, or multiples, and the first calls need not show that. Raises the kernels'
+    errors."""
     known = dict(zip(form.symbols, form.captured.sizes))
     free = {symbol for expression in form.symbols for symbol in expression.free_symbols}
     if not free <= known.keys():
@@ -271,7 +271,7 @@ def _lengthened(form: Form, inputs: Sequence[Any], trial: Executor, plain: Execu
     except Exception as refused:
         log.debug("no call is one longer: %s", refused)
         return
-    # It is compared there.
+    # The kernels compare themselves with eager in their first calls of new sizes (`kernel_calls`).
     trial.resized(sizes)(others)
 
 
@@ -296,7 +296,7 @@ def _widened(task: Task) -> Task:
 
 
 def in_place(captured: Captured, plan: Plan, program: Program) -> Program:
-    """Return the program with updates of large weights in place (`overwriting`), proved, if it is of one lane."""
+    """Return the program, proved; if it has one lane, it updates large weights in place (`overwriting`)."""
     graph = plan.costed.graph
     if plan.costed.machine.clock == "declared":
         return program

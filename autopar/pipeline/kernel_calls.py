@@ -1,4 +1,4 @@
-"""Calls of kernels whose results are laid out in memory as eager's: for one set of sizes (`fitting`) or for all
+"""Calls of kernels with results in eager's memory layout: for one set of sizes (`fitting`) or for all
 (`fitting_all`)."""
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .compare import error, limit
 log = logging.getLogger("autopar")
 
 COMPARED = 4
-"""Sets of sizes, beside those of the compiler's examples, whose first call is compared with eager."""
+"""Sets of sizes, besides that of the compiler's examples, whose first call is compared with eager."""
 KNOWN = 4096
-"""Limit on the sets of sizes that are remembered as right: each takes a few hundred bytes."""
+"""Limit on the sets of sizes that are remembered as right; each takes a few hundred bytes."""
 
 Call = Callable[..., Any]
 
@@ -43,7 +43,7 @@ def fitting(call: Call, work: Compilation, wanted: Sequence[torch.Tensor]) -> Ca
 
 
 def _unlike(made: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> str:
-    """Return what is wrong with the outputs of a kernel beside their values; "" for nothing."""
+    """Return what is wrong with the number, dtypes or shapes of a kernel's outputs; "" if nothing is."""
     if len(made) != len(wanted):
         return f"it makes {len(made)} results, eager {len(wanted)}"
     for ours, right in zip(made, wanted):
@@ -56,8 +56,8 @@ def fitting_all(call: Call, work: Compilation, wanted: Sequence[torch.Tensor], l
     """Return a kernel for calls of all sizes with eager's output layout. Raises Refusal if its outputs are not such
     tensors, or eager's have gaps.
 
-    The first `COMPARED` sets of sizes are compared with eager: if one differs, the reason is added to `limits`, and
-    eager answers for all sizes that were not. It also does for sizes for which the kernel does not hold.
+    The first `COMPARED` sets of sizes are compared with eager. If one differs, the reason is added to
+    `limits`, and eager answers for all further sizes. Eager also answers where the kernel does not hold.
     """
     made = call(*work.examples)
     if why := _unlike(made, wanted):
@@ -76,7 +76,7 @@ class _AnySize:
         self._allowed = max(1.0, 2 * allowed)
         self._bounds = bounds(work)
         self._known = {_shapes(work.examples)}
-        # One more as soon as it is compiled.
+        # One more set is compared right after the compilation (`kernel_build._lengthened`).
         self._left = COMPARED + 1
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -88,7 +88,7 @@ class _AnySize:
         try:
             made = self._made(tensors)
         except Exception as problem:
-            # Where eager fails too, the error is eager's.
+            # If eager fails too, this raises eager's error.
             eager = self._work.module(*tensors)
             if not known:
                 self._limit(f"{type(problem).__name__}: {problem}")
@@ -125,8 +125,8 @@ class _AnySize:
 
 
 def _laying(order: tuple[int, ...]) -> Call:
-    """Return the function that lays a tensor out with its axes in this order in memory; itself if it is. Empty: in
-    order."""
+    """Return a function that lays a tensor out in memory with its axes in this order; empty: contiguous. It
+    returns a tensor that has this layout unchanged."""
     back = tuple(sorted(range(len(order)), key=order.__getitem__))
 
     def lay(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Choice of the fastest compiled form of a program on this machine, and its admission: its devices, its operators, and
-memory for copies of the weights, beside those that kernels of other programs of the same model hold."""
+"""Choice of the fastest compiled form of a program on this machine. No kernels are compiled if its devices or
+operators do not allow it, or if memory for further copies of the weights is missing."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from .kernel_verdict import Verdict, signature
 log = logging.getLogger("autopar")
 
 RACES = 2
-"""Processes in which eager must win before no other races: work beside the first race may have slowed the kernels."""
+"""Processes in which eager must win before later ones stop racing: other work may have slowed a race."""
 BUILD_S = 60.0
-"""CPU seconds of compilation after which no other is started."""
+"""CPU seconds of compilation after which no further one is started."""
 ROUNDS, RACE_S, BLOCK_S = 5, 8.0, 0.04
 """Undisturbed blocks of each contestant, seconds after which fewer suffice, seconds of a block."""
 SHOWN = 3
-"""Limit on the inputs whose shapes are shown."""
+"""Limit on the number of inputs whose shapes are shown."""
 FIRST = 3
-"""Rounds of the race between stacks; the fastest is then tried with other numbers of threads and lanes."""
+"""Rounds of the race between stacks. The fastest is then tried with other numbers of threads and lanes."""
 KEPT = 2
-"""Stacks that reach the final: few rounds beside other work may reverse the two fastest."""
+"""Stacks that reach the final: in few rounds, other work may reverse the order of the two fastest."""
 WORTH = 0.03
 """Share of eager's seconds that a compiled form must save, and of one lane's seconds that several lanes must save."""
 
@@ -52,8 +52,8 @@ _one = threading.Lock()
 def tunable(
     executor: Executor, wanted: str, form: Form, pool: Replicas, on_lanes: Callable[[], Form] | None
 ) -> tuple[Executor | TunedExecutor, tuple[str, ...]]:
-    """Return the executor with kernels as soon as there are any; where none are compiled the executor itself, and the
-    reason."""
+    """Return an executor that uses kernels as soon as there are any. If none can be compiled, return the
+    executor itself and the reason."""
     if why := _refused(form, pool):
         log.info("kernels of %s are eager's: %s", form.captured.graph.name, why)
         return executor, (why,)
@@ -61,7 +61,7 @@ def tunable(
     tuned = TunedExecutor(Choice(executor, choice))
     folds = not form.changing and any(stack.frozen for stack in choice.stacks)
     device = form.plan.costed.machine.device
-    # On a CPU only what folds the weights has copies of them.
+    # On a CPU, only kernels that fold the weights hold copies of them.
     pool.kernels[tuned] = {
         name: size for name, size in _more(form.plan).items() if folds or device[name].torch_type != "cpu"
     }
@@ -94,10 +94,10 @@ def _refused(form: Form, pool: Replicas) -> str:
 
 
 def _more(plan: Plan) -> dict[str, int]:
-    """Return the bytes that kernels may take on each device beside the peak of the plan.
+    """Return the bytes that kernels may take on each device in addition to the peak of the plan.
 
-    A library may keep the weights twice more, two recordings on a GPU all that a call makes; what they take besides is
-    in no proof.
+    On a CPU, a library may keep two more copies of the weights. On a GPU, two recordings may each keep all
+    that a call makes. No proof covers other memory of a library.
     """
     graph, device = plan.costed.graph, plan.costed.machine.device
     state = sum(graph.value[name].bytes for name in graph.state)
@@ -110,8 +110,8 @@ def _more(plan: Plan) -> dict[str, int]:
 class _KernelChoice:
     """The choice for one program, made when called.
 
-    `wanted`: name of a stack, or "auto" for the fastest. `on_lanes`: plans the same graph on as many lanes as there
-    are threads, with one thread each; None if the plan has that already.
+    `wanted`: name of a stack, or "auto" for the fastest. `on_lanes`: plans the same graph on as many lanes as
+    there are threads, with one thread each; None if the plan already has such lanes.
     """
 
     def __init__(
@@ -126,17 +126,17 @@ class _KernelChoice:
         self.key = signature(self.form)
         self.verdict: Verdict | None = None
         self.refuted: dict[str, str] = {}
-        """Why arrangements are not to be compiled again."""
+        """Arrangements that must not be compiled again, each with the reason."""
         self._race: _Race | None = None
         self._open = False
         """True if the kernels that won serve calls of all sizes."""
         self.ended = False
         self._lost = 0
-        """Processes before this one in which eager won."""
+        """Number of earlier processes in which eager won."""
 
     @property
     def traces(self) -> bool:
-        """True if it traces in this process, which the caller must therefore wait for."""
+        """True if it traces in this process; the caller must then wait for it."""
         return any(stack.traces for stack in self.stacks)
 
     @property
@@ -157,8 +157,8 @@ class _KernelChoice:
         return f"{graph.name}: {self.verdict}{sizes if inputs else ''}"
 
     def refute(self, name: str, ratio: float) -> bool:
-        """Let the next fastest win, also in other processes, since an arrangement took `ratio` of eager's time in the
-        caller's calls; return False if that is eager."""
+        """Let the next fastest win, also in other processes, after an arrangement took `ratio` of eager's
+        time in the caller's calls. Return False if the next fastest is eager."""
         assert self.verdict is not None
         self.refuted[name] = f"{ratio:.2f} of eager's time in the caller's own calls"
         self.verdict.refuse(name, self.refuted[name], 1 - WORTH)
@@ -178,10 +178,10 @@ class _KernelChoice:
     def __call__(self, inputs: Sequence[Any], to: Choice) -> Arrangement | None:
         """Return the fastest arrangement on these inputs; None for the eager program.
 
-        Each one that is faster than the previous serves at once. Raises Refusal if weights change meanwhile, eager
-        fails with these inputs by now, or the process ends.
+        An arrangement that is faster than the previous one serves at once. Raises Refusal if weights change
+        meanwhile, eager now fails with these inputs, or the process ends.
         """
-        # A caller who waits for this does not wait for others too.
+        # If this choice traces, the caller waits for it, and should not also wait for other choices.
         with nullcontext() if self.traces else _one:
             if self.ended:
                 raise Refusal("the process ends")
@@ -189,7 +189,7 @@ class _KernelChoice:
                 found = self._chosen(inputs, to)
                 self._open = found is not None and found.open
                 updates = self.form.plan.costed.graph.updates
-                # A trial holds copies of state that calls change.
+                # The executor of a trial holds copies of the state that calls change; drop it.
                 return replace(found, trial=found.executor) if found and updates else found
             finally:
                 self._race = None
@@ -197,7 +197,7 @@ class _KernelChoice:
 
     def _chosen(self, inputs: Sequence[Any], to: Choice) -> Arrangement | None:
         form = self.form
-        # Kernels read state that changes from call to call as it is then.
+        # Only steady state is watched: kernels take state that calls change as an argument.
         steady = filter(form.steady, form.plan.costed.graph.state)
         watch = Watch([self.pool.master(name, *form.captured.state[name]) for name in steady])
         with to.turn:
@@ -206,9 +206,9 @@ class _KernelChoice:
             try:
                 samples: list[Sample] = [(inputs, [*map(clone, plain(inputs))])]
             except RunError as error:
-                # The state, or an input in its own memory, may have moved on: a cache of keys and values may be full.
+                # Other calls may have changed the state, or an input in place: a cache may be full.
                 raise Refusal("a call like it fails by now") from error
-            # What eager refuses is no question: integers moved along may be offsets, which must rise.
+            # Eager may refuse perturbed inputs: rotated integers may be offsets, which must rise.
             for integers in (True, False):
                 with suppress(RunError):
                     other = perturbed(inputs, integers)
@@ -238,7 +238,7 @@ class _KernelChoice:
 
 def _after_fork() -> None:
     global _one
-    # The thread that may have held it is not in this process.
+    # A thread of the parent process may have held the lock; it does not exist in the child.
     _one = threading.Lock()
 
 
@@ -264,8 +264,8 @@ class _Race:
         self.worker.stop()
 
     def build(self, name: str) -> Arrangement | None:
-        """Build the arrangement of this name: `onnxruntime`, `onnxruntime, 1 thread`, `onnxruntime, 2 lanes`; None if
-        there is none."""
+        """Return the arrangement of this name, such as `onnxruntime`, `onnxruntime, 1 thread` or
+        `onnxruntime, 2 lanes`; None if it cannot be built."""
         library, _, how = name.partition(", ")
         stack = next((stack for stack in self.choice.stacks if stack.name == library), None)
         if stack is None or (self.form.symbols and not stack.open):
@@ -293,21 +293,21 @@ class _Race:
         return self.made.get(name)
 
     def fixed(self) -> _Race:
-        """Compile for the sizes of the samples alone from now on; return itself."""
+        """Compile only for the sizes of the samples from now on; return the race itself."""
         self.form = replace(self.form, symbols=())
         return self
 
     def run(self) -> Arrangement | None:
-        """Race all; return the fastest, None for eager. Kernels for all sizes come first; if there are none, those for
-        the sizes of the samples."""
+        """Race all; return the fastest, None for eager. If no kernels for all sizes can be built, kernels for
+        the sizes of the samples race."""
         best = self._fastest()
         if best is None and not self.made and self.form.symbols:
             best = self.fixed()._fastest()
         return best
 
     def _fastest(self) -> Arrangement | None:
-        """Race all; return the fastest, None for eager. Stacks that compile fast come first, and the fastest so far
-        serves."""
+        """Race all; return the fastest, None for eager. Stacks that compile fast come first; meanwhile the
+        fastest so far serves."""
         choice, best = self.choice, None
         for stack in choice.stacks:
             if stack.frozen and choice.form.changing:
@@ -330,7 +330,7 @@ class _Race:
             finalists += self._others(best)
         self._time(["eager", *finalists], ROUNDS)
         least = min(finalists, key=self.verdict.seconds.__getitem__)
-        # Threads of lanes cost the caller more than their seconds here.
+        # The threads of lanes cost the caller more than this race shows.
         if self.verdict.seconds[least] > (1 - WORTH) * self.verdict.seconds[best]:
             least = best
         if not self._worth(least):
@@ -347,8 +347,8 @@ class _Race:
         return self.choice.wanted != "auto" or seconds[name] <= (1 - WORTH) * seconds["eager"]
 
     def _others(self, best: str) -> list[str]:
-        """Return the fastest stack with one thread, and in lanes of one thread each if these can be faster: they take
-        at least the time of one thread divided by their number."""
+        """Return the fastest stack with one thread, and in lanes of one thread each if lanes can be faster.
+        Lanes take at least the time of one thread divided by their number."""
         threads = self.choice.form.threads
         if self.build(alone := f"{best}, 1 thread") is None:
             return []
@@ -383,7 +383,7 @@ class _Race:
         self.verdict.seconds.update({name: median(own) for name, own in blocks.items()})
 
     def __enter__(self) -> None:
-        """Begin a block of timed calls, while which other callers wait. Raises Refusal if the process ends."""
+        """Begin a block of timed calls; other callers wait meanwhile. Raises Refusal if the process ends."""
         self.to.turn.acquire()
         if self.choice.ended:
             self.to.turn.release()

@@ -19,7 +19,7 @@ PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
 
 @dataclass
 class Verdict:
-    """Name of the fastest arrangement, median seconds of a call of each, and the reasons why others were not timed.
+    """The fastest arrangement by name, the median seconds of a call of each, and why others were not timed.
 
     races: number of processes in which eager won.
     """
@@ -39,8 +39,8 @@ class Verdict:
         return f"kernels: {self.winner}, {ratios.get(self.winner, 1.0):.2f} of eager's time ({rest}{lost})"
 
     def refuse(self, name: str, why: str, below: float) -> None:
-        """Note why an arrangement is not used; the fastest other one that took at most `below` of eager's seconds wins,
-        else eager."""
+        """Note why an arrangement is not used. The fastest other one that took at most `below` of eager's
+        seconds wins, else eager."""
         self.refused[name] = why
         limit = below * self.seconds.get("eager", 0.0)
         others = [
@@ -64,15 +64,15 @@ class Verdict:
 
 
 def signature(form: Form) -> str:
-    """Return a hash of everything that the seconds of a program depend on, except the machine and library versions; of
-    sizes that kernels leave open only the magnitude."""
+    """Return a hash of everything that the seconds of a program depend on, except the machine and library
+    versions. Sizes that kernels leave open count by their magnitude only."""
     graph = form.plan.costed.graph
     tasks = [(task.target, task.args, task.kwargs) for task in graph.tasks]
     values = [
         (value.name, (form.symbols and value.open) or value.shape, value.dtype) for value in graph.values
     ]
     magnitude = max(form.captured.sizes).bit_length() if form.symbols else 0
-    # Not their order: costs measured anew may change it, and on one lane it says nothing.
+    # Sorted, because costs that are measured again may change the order, which says nothing on one lane.
     lanes = [
         (lane.device, sorted((type(step).__name__, tasks_of(step)) for step in lane.steps))
         for lane in form.program.lanes
