@@ -1,5 +1,5 @@
-"""A shortcut from the user's arguments to the program, once Dynamo's guards hold; and the choice between the placed
-model and the plain model, whichever is faster."""
+"""A shortcut from the user's arguments to the program, once Dynamo's guards hold; and the choice between the
+placed model and the plain model, by speed."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\]")
 _KINDS = (torch.Tensor, type(None), bool, int, float, str)
 """Types of the arguments of a shortcut; the guards compare constants."""
 FIRST, MORE = 3, 10
-"""The call without a shortcut in which one is sought, and the factor by which that number grows each time. The first
-call is compared with eager, the second makes the short path of its graph."""
+"""The first call in which a shortcut is sought, and the factor by which that number grows each time. Earlier
+calls are not typical: the first is compared with eager, the second makes the short path of its graph."""
 MOST = 64
 """Limit on the number of remembered sets of sizes."""
 UNSEEN = 10
-"""Calls that the plain model serves, after one that it was the faster one for, before sizes are looked at again: the
-look takes about 3 µs. Only while there is one set of sizes."""
+"""Calls that the plain model serves, once it is faster, before sizes are looked at again, which takes about 3
+µs. Only while there is one set of sizes."""
 
 
 class Direct:
     """The way of a call to a placed model: a shortcut if there is one, else through Dynamo.
 
-    If the user asked for the fastest form (`contested`), placed and plain model, which needs no guards, alternate in
-    the caller's own calls (`trial`) once the kernels of all programs are chosen, for each set of sizes, without
-    gradients. If the placed model does not win, the plain model serves, and the trial is repeated after a while
-    (`trial.AGAIN`). Calls of the plain model are correct whatever has changed in the meantime.
+    If the user asked for the fastest form (`contested`), the placed and the plain model, which needs no
+    guards, compete. Once the kernels of all programs are chosen, they alternate in the caller's own calls
+    without gradients (`trial`), for each set of sizes. If the plain model wins, it serves, and the trial is
+    repeated later (`trial.AGAIN`). The plain model is right whatever has changed in the meantime.
     """
 
     def __init__(self, model: Callable[..., Any], guard: Guard, backend: Backend) -> None:
@@ -55,7 +55,7 @@ class Direct:
         self._searches = {False: _Search(), True: _Search()}
         """The shortcuts of calls without and with gradients."""
         self._ahead: _Shortcut | None = None
-        """That of calls without gradients, if it serves them without further checks."""
+        """The shortcut of calls without gradients, if it serves them without further checks."""
         self._known: dict[Hashable, _Sizes] = {}
         self._unseen = 0
         options, machine = backend.options, backend.machine
@@ -104,7 +104,7 @@ class Direct:
 
     @property
     def on_trial(self) -> bool:
-        """True if placed and plain model take turns in calls of some sizes."""
+        """True if the placed and the plain model take turns in calls of some sizes."""
         return any(known.trial is not None for known in list(self._known.values()))
 
     @property
@@ -154,8 +154,8 @@ class Direct:
     def _by_plan(
         self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool = False
     ) -> Any:
-        """Call the placed model, by a shortcut if there is one. A shortcut is sought after a few calls without one,
-        then after ten times as many."""
+        """Call the placed model, by a shortcut if there is one. A shortcut is sought in the third call
+        without one, then in the 30th, the 300th, and so on."""
         backend, search = self._backend, self._searches[grad]
         shortcut = search.shortcut
         if (
@@ -185,8 +185,8 @@ class Direct:
 
 
 def _alike(model: Callable[..., Any], backend: Backend) -> bool:
-    """Return True if the plain model computes where its placed form does: all on CPUs, or all on one accelerator that
-    the model is on, and whole."""
+    """Return True if the plain model computes where its placed form does: on CPUs alone, or on one
+    accelerator, on which the whole model is."""
     devices = {torch.device(device.torch_device) for device in backend.machine.devices}
     held = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
     homes = {tensor.device for tensor in held}
@@ -196,7 +196,7 @@ def _alike(model: Callable[..., Any], backend: Backend) -> bool:
 
 
 class _Search:
-    """The shortcut of calls in one grad mode, the number of calls without it, and that in which one is sought next."""
+    """The shortcut of calls in one grad mode, the number of calls without it, and that of the next search."""
 
     def __init__(self) -> None:
         self.shortcut: _Shortcut | None = None
@@ -204,8 +204,8 @@ class _Search:
 
 
 class _Sizes:
-    """State of the calls of one set of sizes: whether they are `placed` or the plain model serves for now, and the
-    ratio of placed to plain seconds."""
+    """State of the calls of one set of sizes: whether the `placed` or the plain model serves for now, and the
+    ratio of their seconds."""
 
     def __init__(self) -> None:
         self.trial: trial.Trial | None = trial.Trial() if trial.CALLS else None
@@ -219,7 +219,7 @@ class _Sizes:
 
 
 def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:
-    """Return sizes and dtypes of tensors, and numbers, as a key; None if there is any other value."""
+    """Return a key: sizes and dtypes of tensors, numbers, strings; None if there is any other value."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -237,12 +237,12 @@ def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:
 
 
 class _Shortcut:
-    """A call path that skips Dynamo's frame entry, generated code and program look-up, which are most of what autopar
-    costs a short call.
+    """A call path that skips Dynamo's frame entry, generated code and program look-up, which are most of
+    autopar's cost in a short call.
 
-    It serves calls, with tensors and constants, of one program that returns a tensor, or a tuple, list or dict of
-    tensors: of compiled kernels, of one lane in the caller's thread, or one to be differentiated. All that such a call
-    does besides is to set attributes to constants, which they must be already.
+    It serves calls of one program whose arguments are tensors and constants, and whose output is a tensor, or
+    a tuple, list or dict of tensors. The program has compiled kernels, one lane in the caller's thread, or a
+    backward. A call may have one side effect: it sets attributes to constants that they already have.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class _Shortcut:
                 inputs.append(int(given[1]) if given[1] else len(args) + names.index(given[2]))
             else:
                 return None
-        # Kernels look at the weights themselves.
+        # Executors with kernels check the weights themselves.
         tuned = isinstance(prepared, Prepared) and isinstance(prepared.executor, TunedExecutor)
         watched = (*pinned,) if tuned else ()
         pinned |= {source: item for source, item, _, _ in served.stores}
@@ -320,7 +320,7 @@ def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:
     if len(place) < len(found) or any(not isinstance(item, torch.Tensor) for item in found):
         return None
     kind, keyed = type(output), isinstance(output, dict)
-    # Classes with fields, such as the outputs of transformers, are made anew from those that are not None.
+    # Classes with fields, such as the outputs of transformers, are made from the fields that are not None.
     made = keyed and dataclasses.is_dataclass(output) and kind in pytree.SUPPORTED_NODES
     if made and vars(output).keys() != {field.name for field in dataclasses.fields(output)}:
         return None
@@ -328,7 +328,7 @@ def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:
         items = [output]
     else:
         items = list(output.values() if keyed else output) if made or kind in (tuple, list, dict) else []
-    # What has attributes was given them by the model.
+    # The model may have set attributes of an output, which a new result would lack.
     if not items or any(id(item) not in place or vars(item) for item in items):
         return None
     if isinstance(output, torch.Tensor):
