@@ -34,6 +34,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module 'autopar.distributed' has no attribute {name!r}; it has {', '.join(__all__)}"
         )
-    # Timelines are saved by what stands above them.
+    # Importing `view` registers the methods that save and draw timelines.
     import_module("..view", __name__)
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,5 +1,5 @@
-"""Agreement of all ranks on one plan: ranks that would run different programs are refused on every rank before the
-first step."""
+"""Agreement of all ranks on one plan. If ranks would run different programs, every rank raises an error
+before the first step."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def agreed(
 ) -> Distribution:
     """Return, on every rank, the plan that rank 0 of the group makes. Every rank of the group must call it.
 
-    First the ranks compare what they run (`agree`): versions, settings of torch, and `describe`, which is a model (see
-    `described`) or a function that returns facts by name. Then rank 0 calls `make` and checks the plan, which is
-    broadcast as JSON, and all ranks compare the digest of what they received.
+    First the ranks compare what they run (`agree`): versions, torch's settings, and `describe`: a model (see
+    `described`) or a function that returns facts by name. Then rank 0 calls `make`, checks the plan and
+    broadcasts it as JSON. All ranks compare the digest of what they received.
 
     Raises on every rank: PlanError with the ranks that differ and the difference; or the error of `make` on rank 0, of
     the same class if it is one of autopar's or Python's, else as PlanError.
@@ -41,7 +41,7 @@ def agreed(
     received: list[Distribution] = []
 
     def digest() -> Mapping[str, str]:
-        # Rank 0 too goes on with what was sent, where a whole number may have become a float.
+        # Rank 0 also uses the plan as sent, because decoding may turn a whole number into a float.
         received.append(decode(Distribution, sent, "the plan of rank 0").check())
         return {"a plan with the digest": received[0].digest}
 
@@ -61,8 +61,8 @@ def _settings() -> dict[str, str]:
 def described(model: nn.Module) -> dict[str, str]:
     """Return the facts of a model in which ranks must agree; devices may differ from rank to rank.
 
-    Settings of torch; for each module path its class, options, mode and code; for each parameter and buffer its shape,
-    dtype and use, and with which others it is tied.
+    The facts are torch's settings; the class, options, mode and code of each module; and the shape, dtype,
+    use and ties of each parameter and buffer.
     """
     facts = _settings()
     code: dict[type, str] = {}

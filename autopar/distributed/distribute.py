@@ -34,8 +34,8 @@ from .pipeline.units import Units, rows_of, units
 log = logging.getLogger("autopar")
 
 FEW, MANY = 32, 2
-"""Numbers of parts of the batch: each unit is timed on batch / `FEW` (2 at least) and batch / `MANY` rows, for a linear
-fit. Most micro-batches have a size between them."""
+"""Each unit is timed on batch / `FEW` rows (at least 2) and on batch / `MANY` rows, for a linear fit. Most
+micro-batches have a size in between."""
 _LANES = (
     "sharded replicas need one lane to each process, as FSDP2 frees and fills weights that autopar.compile has copied "
     'to other lanes; give each process one device, such as devices=["cpu"], or shard_replicas=False'
@@ -70,13 +70,13 @@ def distribute(  # noqa: PLR0913 - what users may fix
             optimizer.step()
 
     model: an `nn.Module` that `torch.export` captures; every process gets the parameters and buffers of rank 0.
-    hosts: "auto": the hosts as found, with measured links; `Hosts`, or text such as "2 x cpu over ethernet-10", one
-    host for each process: plan for these instead.
+    hosts: "auto": the hosts as found, with measured links. `Hosts`, or a text such as "2 x cpu over
+    ethernet-10", with one host for each process: the hosts to plan for instead.
     example_inputs, example_kwargs: one whole batch, of the size of every step.
     loss: `loss(outputs, *targets)`, a mean over rows; None: forward only, planned for the highest throughput.
-    devices: of this process, as in `compile`. "auto": `cuda:LOCAL_RANK`, or the CPU. Several lanes: autopar places the
-    stage on all of them. Several devices: the stages are planned as fast as autopar predicts the whole model on all of
-    them, relative to the first one, which holds the weights; memory caps count as their sum.
+    devices: of this process, as in `compile`. "auto": `cuda:LOCAL_RANK`, or the CPU. Several lanes: autopar
+    places the stage on all of them. Several devices: stages are planned with the speed-up that autopar
+    predicts for the whole model over the first device, which holds the weights; memory caps are added up.
     group: the processes of the job; None: all.
     schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble".
     stages, replicas, micro_batches: fixed numbers; those left open are chosen by simulation.
@@ -206,8 +206,8 @@ def _chain(
 ) -> Chain:
     """Return the units of a model, timed by all processes at the same time.
 
-    capture: the units for a number of rows. Units are timed on the first device. With several, all their seconds are
-    scaled to those that autopar's planner predicts for the whole model on all devices.
+    capture: returns the units for a number of rows. Units are timed on the first device. Their seconds are
+    then scaled to those that the planner predicts for the whole model on all devices.
     """
     rows, device = rows_of(batch), _first(machine)
     sizes = sorted({min(rows, max(2, rows // FEW)), max(1, rows // MANY)})
@@ -222,7 +222,7 @@ def _chain(
 
     agree(names, group)
     captured, inputs = captures[-1]
-    # Few rows may be captured as other operators.
+    # A capture of few rows may have other operators.
     captures = [(own, given) for own, given in captures if own.names == captured.names]
     sizes = [own.rows for own, _ in captures]
     measured = [profile(own, given, device, trained) for own, given in captures]
@@ -273,10 +273,10 @@ def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.devic
     """Return the processes of a group as hosts `rank 0`, `rank 1`, …, each with its own machine.
 
     The link from each process to the next is measured by messages of 8 bytes and 4 MiB, a few milliseconds for each
-    pair; other links are assumed to be as fast as those of their ends. Every process of the group must call it.
+    pair. Other links are assumed to be as fast as those of their ends. All processes must call it.
     """
     count, rank = dist.get_world_size(group), dist.get_rank(group)
-    # A process alone sends nothing.
+    # A single process sends nothing.
     own = [0.0, 1.0]
     for src in range(count if count > 1 else 0):
         dst = (src + 1) % count
@@ -288,7 +288,7 @@ def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.devic
     hosts, links = [], []
     for at, one in enumerate(told):
         small, large = one["seconds"]
-        # Where others disturbed the small messages, the large ones bound both.
+        # If others disturbed the small messages, the large ones bound the latency and the rate.
         latency, rate = min(small, large), LARGE / max(large - small, large / 2)
         name, other = f"rank {at}", f"rank {(at + 1) % count}"
         hosts.append(Host(name, decode(Machine, one["machine"], name), rate, latency, network=one["node"]))
@@ -300,7 +300,7 @@ def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.devic
 def _message_s(
     src: int, dst: int, nbytes: int, group: dist.ProcessGroup | None, device: torch.device
 ) -> float:
-    """Return the seconds of a message between two processes, half of a round trip; both of them call it."""
+    """Return the seconds of a message between two processes, half of a round trip. Both must call it."""
     rank, message = dist.get_rank(group), torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
     def trip() -> None:

@@ -1,4 +1,4 @@
-"""A forecast of a model on declared hosts: captured without memory, priced by datasheets, and planned."""
+"""A forecast for a model on declared hosts, captured without memory and priced from datasheets."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MASTER = ("bfloat16", "float16")
 class _Model:
     """A captured model, ready to be planned for any hosts.
 
-    graph: for a batch of `rows`, with lists of equal layers shortened to three; `repeats` has their real lengths.
-    It also has the FLOPs of one row and the number of elements of the first input.
+    graph: for a batch of `rows`, with lists of equal layers cut to three; `repeats`: their real lengths.
+    row_flops: FLOPs of one row. tokens: tokens in one row if the first input is a matrix of ids, else 0.
     """
 
     graph: Graph
@@ -65,7 +65,7 @@ def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> _M
         except (CaptureError, IndexError):
             if not repeats:
                 raise
-            # The model asks for its layers by number.
+            # The model indexes its layers, and fails with shortened lists.
             graph, repeats = ahead(model, args, {})[0].graph, {}
     rows = int(batch.shape[0])
     flops = 0.0
@@ -86,7 +86,7 @@ class _Forecast:
     tensor: number of accelerators that share each layer.
     recompute: number of layers whose activations are recomputed in the backward.
     mfu: the model's FLOPs as a share of the chips' datasheet FLOPs.
-    efficiency: the same relative to as many accelerators that each run the whole model alone, memory aside.
+    efficiency: the pace relative to as many accelerators that each run the whole model alone, memory aside.
     """
 
     plan: Distribution
@@ -150,10 +150,10 @@ def forecast(  # noqa: PLR0913 - what users may fix
     """Return the best plan found for a captured model on declared hosts, with one pipeline process for each
     accelerator.
 
-    Chooses, in addition to `distribution`, how many accelerators of a host share each layer (`tensor`) and whether
-    layers are recomputed in the backward (`recompute`). `optimizer` is one of `OPTIMIZERS`; for 16-bit weights its
-    state is in float32. `rows` is the size of a micro-batch. `shard_replicas` as in `autopar.distribute`. Raises
-    PlanError, MemoryCapError or DeviceError.
+    Besides what `distribution` chooses, this chooses how many accelerators of a host share each layer
+    (`tensor`) and whether layers are recomputed in the backward (`recompute`). `optimizer` is one of
+    `OPTIMIZERS`; for 16-bit weights its state is in float32. `rows` is the size of a micro-batch.
+    `shard_replicas` is as in `autopar.distribute`. Raises PlanError, MemoryCapError or DeviceError.
     """
     if optimizer not in OPTIMIZERS:
         raise PlanError(f"optimizer={optimizer!r} is not known; give one of {', '.join(OPTIMIZERS)}")

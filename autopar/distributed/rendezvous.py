@@ -1,4 +1,4 @@
-"""The store of a job, listening at one address of rank 0's host and not on all of its interfaces."""
+"""The store of a job, which listens at one address of rank 0's host instead of on all its interfaces."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _jobs = itertools.count()
 
 
 def bound_store(*, timeout_s: float = 1800.0) -> dist.Store:
-    """Return the store of a job of `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, held by rank 0.
+    """Return the store of the job of `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; rank 0 holds it.
 
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group("gloo", store=bound_store(), rank=rank, world_size=ranks)
 
-    It listens at `MASTER_ADDR` alone, where `init_process_group()` without a store listens on all interfaces.
+    It listens at `MASTER_ADDR` alone; `init_process_group()` without a store listens on all interfaces.
     `timeout_s`: seconds to wait for the other ranks, and for each answer of the store; the default is that of
-    `init_process_group`. All ranks call it equally often: each call is another job.
+    `init_process_group`. All ranks must call it equally often, because each call begins another job.
 
     Raises RunError if a variable is missing, or if torchrun itself holds the store of the job.
     """
@@ -38,7 +38,7 @@ def bound_store(*, timeout_s: float = 1800.0) -> dist.Store:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except KeyError as missing:
         raise RunError(f"{missing.args[0]} is not set; start the script with torchrun, or set it") from None
-    # Another job of this process finds the server, but none of the keys, of the one before.
+    # A later job of this process finds the same server, but none of the earlier job's keys.
     return dist.PrefixStore(str(next(_jobs)), _server(host, port, rank, size, timeout_s))
 
 

@@ -1,8 +1,8 @@
 """Atomic checkpoints by `torch.distributed.checkpoint`: each is complete or absent.
 
-All ranks write into a temporary directory, every file is flushed to disk, and then rank 0 renames the directory: a
-checkpoint under its final name is complete. A crash leaves a directory that is never read and that the next checkpoint
-removes.
+All ranks write into a temporary directory and flush every file to disk. Then rank 0 renames the directory, so
+a checkpoint under its final name is complete. A crash leaves a directory that nobody reads and that the next
+checkpoint removes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def save(
 ) -> Path:
     """Write a checkpoint of step `state["step"]` under the directory `path`, then delete all but the last `keep`.
 
-    Every rank of the group calls it with its own `state`; all ranks see the same directory `path`. `state` holds by
-    name: modules, or lists of modules (DDP and compiled ones count as the modules they wrap); optimizers of their
-    parameters; objects with `state_dict()` and `load_state_dict()`; tensors, numbers, text, lists and dicts. Ranks may
-    hold the same or different parameters, by module path; a name on several ranks is saved by the lowest of them. The
-    state of torch's random generators is saved for each rank.
+    Every rank of the group must call it with its own `state`, and see the same directory `path`. `state`
+    holds by name: modules, or lists of modules (DDP and compiled ones count as the modules they wrap);
+    optimizers of their parameters; objects with `state_dict()` and `load_state_dict()`; tensors, numbers,
+    text, lists and dicts. Ranks may hold the same or different parameters, by module path. If several ranks
+    hold a name, the lowest saves it. The state of torch's random generators is saved for each rank.
 
-    Returns the directory of the checkpoint once it is complete on every rank. Raises RunError on every rank, with
-    nothing changed, if one rank cannot write, and for a step older than the last checkpoint.
+    Returns the directory of the checkpoint once it is complete on every rank. Raises RunError on every rank,
+    with nothing changed, if one rank cannot write, and for a step that is not after the last checkpoint.
     """
     root, step = Path(path), state.get(_STEP)
     if not isinstance(step, int) or step < 0:
@@ -54,7 +54,7 @@ def save(
     draft = _everywhere(lambda: _draft(root, step), group, first=True)
     tensors = _everywhere(lambda: _saved(state, Path(draft), group), group)
     writer = dcp.FileSystemWriter(draft, sync_files=True)
-    # Replicas may differ in buffers that each rank updates for itself: rank 0's are those that all go on with.
+    # Replicas may differ in buffers that each rank updates by itself; all ranks resume with those of rank 0.
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     try:
         with warnings.catch_warnings():
@@ -102,7 +102,7 @@ def _restored(latest: Path, state: MutableMapping[str, Any], group: Group) -> in
         if tensors:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                # Ranks need not hold the same names, so that each reads for itself.
+                # Ranks may hold different names, so each reads by itself.
                 dcp.load(tensors, storage_reader=dcp.FileSystemReader(latest), no_dist=True)
 
     random = [name for name in _random(group) if name in shapes]
@@ -154,7 +154,7 @@ def _commit(draft: Path, final: Path, keep: int) -> str:
     os.rename(draft, final)
     _flush(final.parent)
     for old in [*_complete(final.parent).values()][:-keep]:
-        # Under another name first: half of a checkpoint must not bear the name of a whole one.
+        # Renamed first: a checkpoint that is half deleted must not have the name of a complete one.
         gone = old.with_name(f".draft-{old.name}-old")
         os.rename(old, gone)
         shutil.rmtree(gone)
@@ -171,7 +171,7 @@ def _flush(directory: Path) -> None:
 
 
 def _everywhere(work: Callable[[], Any], group: Group, first: bool = False) -> Any:
-    """Call `work` on every rank, or with `first` on rank 0 alone, whose result all ranks get; return the result.
+    """Call `work` on every rank and return its result; with `first`, return rank 0's result on all ranks.
 
     If it raises on one rank, all ranks raise RunError with that rank and its message.
     """

@@ -1,7 +1,7 @@
 """Training state as tensors by name, so that any rank can read what another rank wrote.
 
-Parameters and buffers are named by module path, optimizer state by the path of its parameter; what is not a tensor is
-JSON in a tensor of bytes. Equal names on several ranks are replicas of the same tensor.
+Parameters and buffers are named by module path, optimizer state by the path of its parameter. Other values
+become JSON in a tensor of bytes. Equal names on several ranks are replicas of the same tensor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def saved(state: Mapping[str, Any]) -> Tensors:
     tensors: Tensors = {}
     for _, (first, *others), value, _ in _leaves(state):
         _store(first, value, tensors)
-        # A tied parameter may be known by another of its names where this is read.
+        # The rank that reads this may know a tied parameter by another of its names.
         tensors |= {name + _TEXT: tensors[first + _TEXT] for name in others}
     return tensors
 
@@ -46,7 +46,7 @@ def saved(state: Mapping[str, Any]) -> Tensors:
 def restore(state: dict[str, Any], shapes: Shapes, read: Read) -> None:
     """Load saved tensors into what `state` holds, in place; plain values are replaced.
 
-    Raises RunError for what was not saved, or was saved with another shape.
+    Raises RunError for values that were not saved, or were saved with another shape.
     """
     targets: Tensors = {}
     likes: dict[str, torch.Tensor | None] = {}
@@ -74,8 +74,8 @@ def restore(state: dict[str, Any], shapes: Shapes, read: Read) -> None:
 
 
 def _leaves(state: Mapping[str, Any]) -> Iterator[tuple[str, list[str], Any, torch.Tensor | None]]:
-    """Yield what is saved for each key of a state: the key, the names of the leaf, its value, and the tensor that it
-    is, if it is loaded in place, or like which its tensors are sharded."""
+    """Yield each leaf of a state: its key, names, value, and the tensor whose sharding its tensors follow,
+    which is the leaf itself if it is loaded in place."""
     parameters = _parameters(state)
     for key, value in state.items():
         if modules := _modules(value):
@@ -93,21 +93,21 @@ def _leaves(state: Mapping[str, Any]) -> Iterator[tuple[str, list[str], Any, tor
 def _loaded(
     likes: Mapping[str, torch.Tensor | None], targets: Tensors, shapes: Shapes, read: Read
 ) -> dict[str, Any]:
-    """Return saved values by name, read together with the tensors in `targets`; tensors of the shape of one in `likes`
-    are sharded like it."""
+    """Return saved values by name, and fill the tensors in `targets`. A tensor with the shape of the one that
+    `likes` has for it is sharded like it."""
     texts = {name + _TEXT: _empty(name + _TEXT, shapes) for name in likes if name not in shapes}
     read(texts)
     found: dict[str, Any] = {}
     for name, like in likes.items():
         data = {"tensor": name} if name in shapes else json.loads(bytes(texts[name + _TEXT].numpy()))
         found[name] = _unpacked(data, targets, partial(_empty, shapes=shapes, like=like))
-    # It fills the tensors that the values hold.
+    # This fills the tensors that the values hold.
     read(targets)
     return found
 
 
 def _modules(value: Any) -> list[Any]:
-    """Return the modules that a value is or lists, without wrappers; none for other values."""
+    """Return the modules of a value, a module or a list of modules, without wrappers; [] for other values."""
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
     if not listed or not all(hasattr(module, "named_parameters") for module in listed):
         return []
@@ -126,7 +126,7 @@ def _plain(module: Any) -> Any:
 
 
 def _parameters(state: Mapping[str, Any]) -> dict[int, list[str]]:
-    """Return all names of each parameter by `id`: its own first, then those it is tied under."""
+    """Return all names of each parameter by `id`: its own first, then those of its ties."""
     names: dict[int, list[str]] = {}
     for key, value in state.items():
         for module in _modules(value):
@@ -225,8 +225,8 @@ def _packed(name: str, value: Any, tensors: Tensors) -> Any:
 
 
 def _unpacked(data: Any, tensors: Tensors, empty: Callable[[str], torch.Tensor]) -> Any:
-    """Return the value of JSON data, with the tensors that it refers to; those not in `tensors` are made, and entered
-    there."""
+    """Return the value of JSON data with the tensors that it refers to. Tensors that are not in `tensors` are
+    made and added."""
     if isinstance(data, list):
         return [_unpacked(item, tensors, empty) for item in data]
     if not isinstance(data, dict):

@@ -1,9 +1,9 @@
-"""Heartbeats: a rank that dies, stops or hangs ends the job on every rank, in bounded time, with its name.
+"""Heartbeats: if a rank dies, stops or hangs, every rank ends in bounded time, with the name of that rank.
 
-Each rank writes a beat into the job's store every second and reads that of the next rank, so that the load is linear
-in the number of ranks; next to any set of dead ranks there is a living one that watches. A fault is written to the
-store, and all ranks read it. A second thread ends the process even if the first one waits for a lost store, or the
-main thread for a collective that no rank will complete.
+Each rank writes a beat into the job's store every second and reads the beat of the next rank. The load is
+thus linear in the number of ranks, and a living rank watches next to any set of dead ones. A fault is written
+to the store, and all ranks read it. A second thread ends the process even if the first one waits for a lost
+store, or the main thread waits for a collective that no rank will complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOST = re.compile(
 SETTLE_S = 1.0
 """Most seconds that the end of a block waits for other threads of its process."""
 LOOK_S, LOOKS = 0.01, 3
-"""Seconds between looks at these threads, and successive looks at which all must sleep."""
+"""Seconds between two looks at these threads, and the number of successive looks at which all must sleep."""
 
 _guards = 0
 
@@ -59,14 +59,14 @@ class _Guard:
         self._interval = min(1.0, timeout_s / 5)
         self._main = threading.get_ident()
         self._stop, self._left = threading.Event(), threading.Event()
-        # Seconds in which this process was awake: what it has missed while it was stopped says nothing of others.
+        # Seconds in which this process was awake: beats that it missed while stopped do not count.
         self._awake = self._answered = self._stepped = self._heard = 0.0
         self._count, self._next = 0, (self.rank + 1) % self.size
         self._last: dict[str, Any] = {}
         self._first: dict[str, Any] = {}
         self._writing = threading.Lock()
         self._failed: dict[str, Any] = {}
-        # A connection of its own, for another may wait in a call of the store: nothing listens at it.
+        # A connection of its own, since another user of the store may block in a call. It opens no port.
         world: Any = group if group is not None else dist.group.WORLD
         self._store = world.get_group_store().clone()
         self._at = f"autopar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_guards}"
@@ -112,14 +112,14 @@ class _Guard:
             self._left.set()
             self._stop.set()
             for thread in self._threads:
-                # One that waits for a store that has gone ends with the process.
+                # A thread that waits for a lost store ends with the process.
                 thread.join(2 * self._interval)
             _settle()
 
     def _leave(self) -> None:
         """Stop watching: this rank is done. Rank 0, whose process may hold the store, waits for the others.
 
-        Raises RunError if another rank fails until then.
+        Raises RunError if another rank fails meanwhile.
         """
         self._left.set()
         with contextlib.suppress(RuntimeError):
@@ -141,7 +141,7 @@ class _Guard:
         if not self.fault:
             with contextlib.suppress(RuntimeError):
                 self._accuse(self._record(), f"raised {brief(error)}")
-        # The store, which this rank may hold, stays until the others have read the fault.
+        # If this rank holds the store, it must stay until the others have read the fault.
         others = self.size - (self._failed.get("by") != self._failed.get("rank"))
         until = self._awake + 3 * self._interval
         with contextlib.suppress(RuntimeError):
@@ -157,7 +157,7 @@ class _Guard:
         }  # fmt: skip
 
     def _write(self) -> None:
-        # Two threads write: once it has left, no beat says otherwise.
+        # Two threads write; with the lock, no late beat hides that this rank has left.
         with self._writing:
             self._count += 1
             self._store.set(f"{self._at}/{self.rank}", json.dumps(self._record()))
@@ -200,8 +200,8 @@ class _Guard:
             self._accuse(record, f"{known}, for {self.timeout_s:g} s")
 
     def _judge_self(self) -> None:
-        """Report this rank if its main thread makes no progress; if that waits for other ranks, let them report
-        first."""
+        """Report this rank if its main thread makes no progress. If it waits for other ranks, let those
+        report first."""
         if self.step_timeout_s is None or self._left.is_set():
             return
         still = self._awake - self._stepped
@@ -257,7 +257,7 @@ class _Guard:
         if self._failed.get("rank") == self.rank:
             if not self._left.is_set():
                 _exit(self.fault)
-        # What is stopped does not end when the launcher asks it to, and holds up the others in their collectives.
+        # A stopped process ignores the launcher's request to end, and blocks the others in their collectives.
         elif self._failed.get("by") != self._failed.get("rank"):
             with contextlib.suppress(OSError):
                 if process.state(self._failed) in ("running", "stopped"):
@@ -274,16 +274,16 @@ def guarded(
                 guard.step(step)
                 ...
 
-    A rank without a beat for `timeout_s` seconds is stopped or dead. A thread beats, so that a rank in a long step or
-    compilation also does, unless it holds the GIL all that time. With `step_timeout_s`, a rank whose main thread does
-    not reach its next `guard.step()` in that time is hung. Then every rank raises RunError that names it, from the
-    next `guard.step()` or from the collective that fails. A rank whose main thread has not left the block `grace_s`
-    seconds later ends with that sentence on stderr and exit code 70. So the job ends everywhere within `timeout_s +
-    grace_s + 2` seconds. A stopped rank is killed by the ranks of its own host.
+    A rank without a beat for `timeout_s` seconds counts as stopped or dead. A thread beats, also during a
+    long step or compilation, unless that holds the GIL throughout. With `step_timeout_s`, a rank also counts
+    as hung if its main thread does not reach its next `guard.step()` in that time. Then every rank raises
+    RunError naming it, from the next `guard.step()` or the collective that fails. If a main thread has not
+    left the block `grace_s` seconds later, its process ends with that sentence on stderr and exit code 70.
+    The job ends everywhere within `timeout_s + grace_s + 2` seconds. Ranks kill a stopped rank on their host.
 
-    A rank that raises in the block reports it to the others, which end likewise. No port is opened: ranks use the
-    store of the job. The block ends once the threads of the process sleep, after at most SETTLE_S seconds: a group
-    that is freed while a thread of it still works may hang the process.
+    A rank that raises in the block reports the error to the others, which then end too. Ranks use the job's
+    store and open no port. The block ends once the other threads of the process sleep, after at most SETTLE_S
+    seconds, because freeing a group while one of its threads works may hang the process.
     """
     if min(timeout_s, grace_s) <= 0 or (step_timeout_s is not None and step_timeout_s <= 0):
         raise RunError(
@@ -303,12 +303,12 @@ def guarded(
 def _settle() -> None:
     """Wait until the other threads of this process sleep.
 
-    The destructor of a gloo group joins its threads. Called from Python it holds the GIL, which such a thread may need
-    to free the tensors of its last collective: the process would hang at its exit.
+    The destructor of a gloo group joins the group's threads, and holds the GIL if Python calls it. A thread
+    may need the GIL to free the tensors of its last collective; the process would then hang at its exit.
     """
     until, asleep = time.monotonic() + SETTLE_S, 0
     while asleep < LOOKS and time.monotonic() < until:
-        # The main thread gives up the GIL: a thread that waits for it runs.
+        # The main thread releases the GIL meanwhile, so a thread that waits for it can run.
         time.sleep(LOOK_S)
         asleep = asleep + 1 if process.others_sleep() else 0
 
@@ -330,7 +330,7 @@ def _position(frame: FrameType | None) -> tuple[str, bool]:
 
 
 def _say(text: str) -> None:
-    # The main thread may hold the lock of sys.stderr.
+    # Not `sys.stderr`, whose lock the main thread may hold.
     with contextlib.suppress(OSError):
         os.write(2, f"autopar: {text}\n".encode())
 

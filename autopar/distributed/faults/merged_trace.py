@@ -70,8 +70,8 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
 def clock_offset(group: Group = None) -> tuple[float, float]:
     """Estimate the clock offset to rank 0 by Cristian's algorithm; return (offset, error bound) in seconds.
 
-    The offset is to be added to this rank's `time.perf_counter`. Every rank of the group must call it. Of `ROUNDS`
-    exchanges the one with the shortest round trip counts, and half of that trip bounds the error (F. Cristian,
+    Add the offset to this rank's `time.perf_counter`. Every rank of the group must call it. Of `ROUNDS`
+    exchanges, the one with the shortest round trip counts; half of that trip bounds the error (F. Cristian,
     "Probabilistic clock synchronization", Distributed Computing 3, 1989).
     """
     device, rank = device_of(group) if dist.is_initialized() else torch.device("cpu"), rank_of(group)

@@ -31,8 +31,8 @@ _SCHEDULES = {
     "zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
 }
 GATHERS = 3
-"""Transfers of a sharded stage's parameters for each micro-batch: gathered for the forward and for the backward, and
-their gradients scattered."""
+"""Transfers of a sharded stage for each micro-batch: its parameters are gathered for the forward and for the
+backward, and its gradients are scattered."""
 
 
 class _InOnePiece(torch.autograd.Function):
@@ -120,7 +120,7 @@ class Distributed:
         places = [(r, p) for r, row in enumerate(grid) for p, rank in enumerate(row) if rank == own]
         # A process that the plan leaves idle only waits for the loss.
         self.replica, self.position = places[0] if places else (-1, -1)
-        # Every process makes all groups, as torch asks.
+        # torch requires that every process makes all groups.
         chains = [dist.new_group(row) for row in grid]
         self._chain = chains[self.replica] if places else None
         modules, whole = staged(units, plan, grid, self.position, device)
@@ -184,7 +184,7 @@ class Distributed:
             return None
         if self._serving is None:
             self._serving = self._scheduled(None)
-        # torch clears gradients of sharded parameters where it looks for shapes, in the first call.
+        # In its first call, torch infers shapes and thereby clears the gradients of sharded parameters.
         waiting = [(parameter, parameter.grad) for parameter in self.parameters()]
         found = self._serving.eval(**self._inputs(args, kwargs))
         for parameter, gradient in waiting:
@@ -216,7 +216,7 @@ class Distributed:
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load from a state dict of the whole model, or of this process's stages. RunError names what is missing."""
+        """Load a state dict of the whole model or of these stages. Raises RunError if a path is missing."""
         for path, tensor in self.state_dict().items():
             if path not in state:
                 raise RunError(
@@ -226,8 +226,8 @@ class Distributed:
 
     @property
     def timeline(self) -> Timeline:
-        """The last step in this process. `0F2` is the forward of stage 0 for micro-batch 2, B its backward, W its
-        weight gradients if computed separately. On an accelerator, seconds of launching."""
+        """The last step in this process. `0F2` is the forward of stage 0 for micro-batch 2, B its backward, W
+        its weight gradients if computed separately. On an accelerator, spans last as long as the launches."""
         began, ended = self._took
         spans = tuple(span.later(-began) for span in self._spans)
         return Timeline(self.plan.model, (f"{self._device}/0",), spans, ended - began, began=began)

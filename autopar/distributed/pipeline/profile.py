@@ -1,5 +1,5 @@
-"""Measured units: seconds of the forward and backward of each on this process's device, and the bytes it saves; and the
-share of these seconds that all devices of a process are predicted to take."""
+"""Measurements of units: the seconds of each forward and backward on this process's device, and the bytes
+saved. Also the share of these seconds that all devices of a process are predicted to take."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _ADDED_BYTES = 1 << 25
 Times: TypeAlias = tuple[float, float, int]
 """Seconds of a unit's forward and backward for a given number of rows, and bytes that the forward saves."""
 FORWARD, BACKWARD = 0, 1
-"""Places of the two in `Times`."""
+"""Positions of both in `Times`."""
 
 
 def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> list[Times]:
     """Time all units for inputs of `units.rows` rows, with gradients if `trained`; return their times in order.
 
-    Each unit runs `ROUNDS` times on the outputs of the previous units, which are then in the caches, unlike in a step.
-    Therefore all times are scaled by the same factor to the time of the whole model, unless that does not fit on the
-    device. Buffers and random generators are restored.
+    Each unit runs `ROUNDS` times on the outputs of the previous units. These are then in the caches, unlike
+    in a step. The forwards, and the backwards, are therefore scaled by a common factor to the time of the
+    whole model, unless the model does not fit on the device. Buffers and random generators are restored.
     """
     with _as_before(units.model, device), torch.set_grad_enabled(trained):
         found = list(_times(units, inputs, device, trained))
@@ -79,7 +79,7 @@ def _whole(units: Units, inputs: Sequence[Any], device: torch.device, trained: b
 
 def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: bool) -> Iterator[Times]:
     values: dict[fx.Node, Any] = dict(zip(units.inputs, inputs))
-    # What is counted stays alive, so that no other tensor gets its memory.
+    # Counted tensors stay alive, so that no other tensor gets their memory.
     kept = {_memory(tensor): tensor for tensor in (*units.model.parameters(), *units.model.buffers())}
     asked = _asked(device) if trained else 0.0
     for node in units.graph.graph.nodes:
@@ -155,7 +155,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device) ->
 
 
 def _leaf(value: Any, device: torch.device) -> Any:
-    """Return the tensor on the device as a new leaf; parameters that are already there unchanged."""
+    """Return a tensor as a new leaf on the device, but parameters that are there, and other values, as is."""
     if not isinstance(value, torch.Tensor) or (isinstance(value, nn.Parameter) and value.device == device):
         return value
     return value.detach().to(device).requires_grad_(value.requires_grad)

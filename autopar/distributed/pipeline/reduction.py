@@ -1,4 +1,4 @@
-"""Sums over processes of gradients of replicas, and of parameters shared by several stages."""
+"""Sums, over processes, of the gradients of replicas and of parameters that several stages share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .stages import Staged
 
 @dataclass(eq=False)
 class _Bucket:
-    """Gradients that are summed in one message. `missing`: ids of those that are not final yet."""
+    """Gradients that are summed in one message. `missing`: ids of parameters without a final gradient yet."""
 
     parameters: list[nn.Parameter]
     group: dist.ProcessGroup
@@ -52,9 +52,9 @@ class _Bucket:
 class Sums:
     """Sums of the gradients of a process's stages, which overlap with the backward, step after step.
 
-    A gradient is final after the last backward of the only stage that uses its parameter. Buckets are filled from the
-    last parameter of the last stage backwards and start in that order, the same in all processes of a group; buckets
-    of parameters used by several stages come last. All processes must agree on which parameters require grad.
+    A gradient is final after the last backward of the only stage that uses its parameter. Buckets are filled
+    from the last parameter of the last stage backwards and start in that order in all processes. Buckets of
+    parameters in several stages come last. All processes must agree on which parameters require grad.
 
     modules: the stages of all processes of a replica.
     grid: rank of each process of each replica; this process is at `position` in one of them.
@@ -94,7 +94,7 @@ class Sums:
         gradients of earlier steps."""
         before = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
-            # What earlier steps have left is summed already.
+            # Gradients of earlier steps are already summed.
             parameter.grad = None
         self._left = Counter(dict.fromkeys(self._own, self._passes))
         early = [bucket for queue in self._early for bucket in queue]
@@ -122,7 +122,7 @@ class Sums:
         finally:
             for hook in hooks:
                 hook.remove()
-        # Gradients of weights that are computed apart reach no hook.
+        # Weight gradients that are computed separately call no hook.
         for parameter in own:
             self._final(parameter)
 
@@ -141,8 +141,8 @@ def _shared(
     position: int,
     whole: set[str] | None,
 ) -> list[tuple[list[nn.Parameter], dist.ProcessGroup, bool]]:
-    """Return the parameters that this process shares with other stages or replicas: those with the same holders
-    together, the group of all these, and whether only one position has them."""
+    """Return the parameters that this process shares with other stages or replicas, as (parameters with the
+    same holders, the holders' group, whether only one position holds them)."""
     holders: defaultdict[str, set[int]] = defaultdict(set)
     own: dict[str, nn.Parameter] = {}
     for number, module in modules.items():
@@ -157,7 +157,7 @@ def _shared(
     found = []
     for (shared, everywhere), paths in sorted(by.items()):
         rows = [[row[p] for p in shared] for row in grid]
-        # Each replica by itself where replicas are sharded.
+        # If replicas are sharded, each replica sums by itself, and FSDP2 sums over replicas.
         for members in [[*itertools.chain(*rows)]] if everywhere else rows:
             group = dist.new_group(sorted(members)) if len(members) > 1 else None
             if group is not None and dist.get_rank() in members:
@@ -166,7 +166,7 @@ def _shared(
 
 
 def _buckets(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[_Bucket]:
-    """Group parameters of equal dtype and device, in order, into buckets of limited bytes, the first one of fewer."""
+    """Group parameters by dtype and device, in order, into buckets of limited bytes, the first smaller."""
     items = [((p.dtype, p.device), p.nbytes, p) for p in parameters]
     first = filled(items, FIRST_BUCKET_BYTES)[:1]
     begun = {id(p) for bucket in first for p in bucket}

@@ -27,7 +27,7 @@ class StageModule(fx.GraphModule):
     """Consecutive units of a model: `stage(*received, **inputs)`.
 
     received: the tensors from the previous stage; none for the first.
-    inputs: the model's inputs by name, of which it takes those in `needs`.
+    inputs: the model's inputs by name; the stage uses those in `needs`.
 
     Returns a tuple of the tensors to send on, values for later stages included; for the last stage, the tensors in the
     model's output (`answer`). Parameters and buffers are the model's own objects under the model's own paths (`paths`
@@ -56,10 +56,10 @@ class StageModule(fx.GraphModule):
             made[node] = graph.node_copy(node, made.__getitem__)
             made[node].args, made[node].kwargs = located((made[node].args, made[node].kwargs), device)
             if node.target is torch.ops.aten.view.default:
-                # What was received lies in one piece, which the capture may not have seen.
+                # Received tensors are contiguous, perhaps unlike those captured; a view may have to copy.
                 made[node].target = torch.ops.aten.reshape.default
         tensors = [made[leaf] for leaf in returned if isinstance(leaf, fx.Node)]
-        # What is sent must lie in one piece.
+        # Messages must be contiguous.
         graph.output(
             tuple(tensors if is_last else [graph.call_method("contiguous", (end,)) for end in tensors])
         )
@@ -72,7 +72,7 @@ class StageModule(fx.GraphModule):
         self.train(units.model.training)
 
     def answer(self, output: Any) -> Any:
-        """Return the model's output, made of the output of the last stage."""
+        """Return the model's output, made from the output of the last stage."""
         leaves = list(self._leaves)
         for at, leaf in zip(
             self._tensors, output if isinstance(output, (tuple, list)) else (output,), strict=True
@@ -84,9 +84,9 @@ class StageModule(fx.GraphModule):
 def _given(
     graph: fx.Graph, received: Sequence[fx.Node], needs: Sequence[str], units: Units, copied: bool
 ) -> dict[fx.Node, fx.Node]:
-    """Return the nodes for what the stage receives, by the nodes they replace.
+    """Return the nodes for the tensors and inputs of a stage, by the nodes they replace.
 
-    `copied`: copy it first, because it may be written in place, which autograd refuses for views.
+    `copied`: copy received tensors first, as they may be written in place, which autograd refuses for views.
     """
     made: dict[fx.Node, fx.Node] = {}
     tensors, inputs = graph.placeholder("*received"), graph.placeholder("**inputs")
@@ -123,10 +123,10 @@ def located(arguments: Any, device: torch.device) -> Any:
 
 
 class _ShardedStage(nn.Module):
-    """A stage of one `StageModule` for each group of units, whose parameters are gathered while the group runs.
+    """A stage with one `StageModule` for each group of units, whose parameters are gathered while it runs.
 
-    It is called like a `StageModule`. A parameter used by several groups belongs to the stage itself, which gathers it
-    for its whole forward and its whole backward.
+    It is called like a `StageModule`. A parameter that several groups use belongs to the stage itself, which
+    gathers it for its whole forward and its whole backward.
     """
 
     def __init__(self, units: Units, stage: Stage, device: torch.device) -> None:
@@ -145,7 +145,7 @@ class _ShardedStage(nn.Module):
         self.train(units.model.training)
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
-        """Run the groups in order. Views lose the hooks of FSDP2 when they are written in place: copy these."""
+        """Run the groups in order. Copy outputs that are views: a write to them would drop FSDP2's hooks."""
         for group in self._order:
             received = group(*received, **{name: inputs[name] for name in group.needs})
         return tuple(out.clone() if out._base is not None else out for out in received)
@@ -165,7 +165,7 @@ class _ShardedStage(nn.Module):
             for path in self.paths[name]:
                 owner, _, last = path.rpartition(".")
                 model.get_submodule(owner).register_parameter(last, parameter)
-        # Groups write no view that they are given, and `forward` copies those that the loss could.
+        # Groups do not write to views that they receive, and `forward` copies those that the loss may write.
         warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(FSDP\w*Stage\) returned a view")
 
 
@@ -175,8 +175,8 @@ Staged: TypeAlias = StageModule | _ShardedStage
 def staged(
     units: Units, plan: Distribution, grid: Sequence[Sequence[int]], position: int, device: torch.device
 ) -> tuple[dict[int, Staged], set[str] | None]:
-    """Return all stages of a plan, those at this process's `position` on its device, and shard them over the replicas
-    in `grid` if the plan does; then also the paths of the parameters that each replica keeps whole, else None."""
+    """Return all stages of a plan, those at this process's `position` on its device, and None. If the plan is
+    sharded, shard them over the replicas in `grid`; instead of None, return the paths of whole parameters."""
     modules: dict[int, Staged] = {
         number: _ShardedStage(units, stage, device)
         if plan.sharded
@@ -198,8 +198,8 @@ def _sharded(
 ) -> set[str]:
     """Shard the stages of this process; return the paths of the parameters that each replica keeps whole.
 
-    Kept whole are parameters shared by several stages of one process, which `fully_shard` cannot gather for both;
-    those it does not support; and those of another dtype than most, which cannot be sent in one message with others.
+    These are parameters that several stages of one process share, which `fully_shard` cannot gather for each;
+    parameters that it does not support; and those of a rarer dtype, which messages of others cannot include.
     """
     if device.index is not None:
         torch.accelerator.set_device_index(device.index)
@@ -221,7 +221,7 @@ def _sharded(
         or nbytes[parameter.dtype] < max(nbytes.values())
     }
     for position, column in enumerate(zip(*grid)):
-        # Every process makes all groups, as torch asks.
+        # torch requires that every process makes all groups.
         group = dist.new_group([*column])
         if dist.get_rank() in column:
             mesh = DeviceMesh.from_group(group, device.type)

@@ -46,10 +46,10 @@ class Units:
 
     @cached_property
     def crossing(self) -> list[list[fx.Node]]:
-        """For each cut, in order, the tensors made before the unit of that number and read by it or later; the
-        model's outputs are read at its end."""
+        """For each cut, in order, the tensors made before the unit of that number and read by it or a later
+        one. The last unit counts as the reader of the model's outputs."""
         sent: list[list[fx.Node]] = [[] for _ in range(len(self.nodes) + 1)]
-        # What any stage may compute reads nothing that a unit makes.
+        # Nodes in `anywhere` need no place: they read nothing that a unit makes.
         place = {**self.unit, self.output: len(self.nodes) - 1}
         for at, nodes in enumerate(self.nodes):
             for node in nodes:

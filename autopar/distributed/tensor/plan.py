@@ -1,4 +1,4 @@
-"""The choice of layers to split over ranks by columns and rows: found in the graph, priced by the cost model."""
+"""The choice of layers to split over ranks by columns and rows, from the graph and the cost model."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .ring import all_gather_s
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRAINED = 3
-"""Products of a layer in a training step for each in its forward: the two gradients have one each."""
+"""Products of a training step for each product of the forward: each of the two gradients adds one."""
 
 
 @dataclass(frozen=True)
 class TensorGroup:
     """Modules by path that are split together, or the reason why not.
 
-    columns: linears and convolutions split by their outputs; without a row, joined at once.
+    columns: linears and convolutions split by their outputs; without `rows`, the parts are joined at once.
     rows: linears and convolutions split by their inputs.
     embeddings: split by their vocabulary.
     channels: norms and grouped convolutions between columns and rows, split by channels.
@@ -138,12 +138,12 @@ def tensor_plan(
     example_kwargs: Mapping[str, Any] | None = None,
     training: bool | None = None,
 ) -> TensorPlan:
-    """Plan a tensor-parallel split over `ranks` equal devices where it is predicted to be faster; run and change
-    nothing.
+    """Plan a tensor-parallel split over `ranks` equal devices where it is predicted to be faster. The model
+    is neither run nor changed.
 
     Each rank computes on the first accelerator of `machine`, or else its CPU; ranks communicate over `link` in rings
     (`autopar.ir.device.Link`: seconds, bytes per second). `dispatch_s`: exposed seconds of the host for each split
-    layer in the forward, and again in the backward. On a machine that is here, operations are timed once, about 1 s.
+    layer in the forward, and again in the backward. On a real `machine`, tasks are timed once, in about 1 s.
     For a declared machine, tensors may be on the meta device. `training` None: as in `model.training`. Shapes are
     those of the examples. A group of layers is split if that saves at least 3 % of its seconds.
 
@@ -154,7 +154,7 @@ def tensor_plan(
             f"ranks={ranks}: a tensor split needs two processes or more; start them with torchrun"
         )
     trains = model.training if training is None else training
-    # In the mode of training also where nothing is trained, for dropout to be seen.
+    # Captured in training mode even for a forward, so that dropouts are seen.
     with torch.no_grad(), in_mode(model, True):
         captured, tensors = ahead(model, tuple(example_inputs), dict(example_kwargs or {}))
     given = present(captured, tensors)
@@ -168,7 +168,7 @@ def tensor_plan(
     for stretch in stretches(captured.graph, ranks, learned, channels=True):
         group = price.group(stretch, _wrong(model, captured, stretch))
         if groups and groups[-1].columns == group.columns and not stretch.rows and not group.embeddings:
-            # What begins no pair was tried once more alone: why it begins none is said there.
+            # A column that begins no pair comes again, alone; its reason then includes why it begins no pair.
             group = replace(group, why=f"{group.why}; no pair: {groups.pop().why}")
         groups.append(group)
     whole_s = price.seconds(captured.graph.task)
@@ -198,7 +198,7 @@ class _Price:
             if not self.training:
                 total += once
             elif task.target == EMBEDDING:
-                # Its gradient is as large as the table, whatever was looked up.
+                # The gradient is as large as the table, however little was looked up.
                 total += 2 * once + 2 * at.value[task.inputs[0]].bytes / self.device.bytes_per_s
             else:
                 total += _TRAINED * once

@@ -75,8 +75,8 @@ def measured_link(mesh: DeviceMesh) -> Link:
 
 
 def measured_dispatch(mesh: DeviceMesh) -> float:
-    """Return the host's seconds of DTensor dispatch for a split layer in the forward, and again in the backward,
-    beyond the plain layer and its collective; all ranks must call it."""
+    """Return the host's seconds for DTensor's dispatch of a split layer, spent in the forward and again in
+    the backward, in addition to the plain layer and its collective. All ranks must call it."""
     device, group, features = mesh.device_type, mesh.get_group(), mesh.size() * _SMALL
     with torch.random.fork_rng(devices=[]):
         plain, pair = (

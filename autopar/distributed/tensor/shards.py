@@ -2,9 +2,9 @@
 `torch.distributed.tensor.parallel` has no style; and random numbers, equal on all ranks for whole values, different for
 parts.
 
-Split weights are DTensors, so that optimizers and checkpoints handle all alike. Channels are computed on local tensors,
-because DTensor splits a convolution along space. A rank's own random numbers derive from the common generator, so that
-recomputation (activation checkpointing) draws the same ones again.
+Split weights are DTensors, so that optimizers and checkpoints treat all weights alike. Channels are computed
+on local tensors, because DTensor splits a convolution along space. A rank's own random numbers derive from
+the common generator, so that recomputation (activation checkpointing) draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def split(model: nn.Module, mesh: DeviceMesh, groups: Iterable[TensorGroup]) -> 
     before: dict[nn.Module, dict[str, Any]] = {}
 
     def kept(path: str) -> nn.Module:
-        """Return a module, whose parameters, buffers and hooks are saved."""
+        """Return a module after saving its parameters, buffers and hooks."""
         module = model.get_submodule(path)
         state = {name: dict(getattr(module, name)) for name in ("_parameters", "_buffers", *_HOOKS)}
         before.setdefault(module, state)
@@ -63,7 +63,7 @@ def split(model: nn.Module, mesh: DeviceMesh, groups: Iterable[TensorGroup]) -> 
                 getattr(module, name).clear()
                 getattr(module, name).update(value)
             module.__dict__.pop("forward", None)
-            # Set by `distribute_module`, which refuses a module twice.
+            # `distribute_module` sets this mark, and refuses a module that has it.
             module.__dict__.pop("_distribute_module_applied", None)
 
     for group in groups:
@@ -125,8 +125,8 @@ def _attend_by_heads() -> None:
 def _split_channels(module: nn.Module, mesh: DeviceMesh, role: _Role) -> None:
     """Split a convolution, a batch norm or a group norm by channels, in place.
 
-    `column`: part of the outputs, from all inputs; `joined`: the same, then gathered on all ranks; `inner`: part of
-    the channels, or groups, of inputs and outputs; `row`: part of the inputs, with an all-reduce of the outputs.
+    `column`: part of the outputs, from all inputs; `joined`: like `column`, then gathered; `inner`: part of
+    the channels, or groups, of inputs and outputs; `row`: part of the inputs; the outputs are all-reduced.
     """
     for name, parameter in module.named_parameters(recurse=False):
         place = Shard(0) if role != "row" else Shard(1) if name == "weight" else Replicate()
@@ -149,7 +149,7 @@ def _in_part(
     if role == "row":
         weights["bias"] = None
     elif role != "inner":
-        # Backward adds up what the ranks' channels say of the input.
+        # The backward adds up the input's gradients from the channels of all ranks.
         whole = DTensor.from_local(given, mesh, [Replicate()], run_check=False)
         given = whole.to_local(grad_placements=[Partial()])
     buffers = {name: local(tensor) for name, tensor in module._buffers.items()}
@@ -163,7 +163,7 @@ def _in_part(
     if role in ("row", "joined"):
         parts = DTensor.from_local(made, mesh, [Partial() if role == "row" else Shard(1)], run_check=False)
         made = parts.full_tensor()
-    # Once, not with each summand.
+    # The bias is added once, not to the summand of each rank.
     return made if role != "row" or bias is None else made + bias.view(-1, *[1] * (made.dim() - 2))
 
 
@@ -176,7 +176,7 @@ def _drawn_apart(module: nn.Module, given: torch.Tensor, *, rank: int) -> Any:
     """Run a dropout's forward with different numbers on each rank; the common generator advances by one number."""
     if not module.training:
         return type(module).forward(module, given)
-    # From the CPU's, which all ranks draw from alike.
+    # From the CPU's generator, from which all ranks draw the same numbers.
     seed = int(torch.randint(_SEEDS, (), device="cpu"))
     with restored(given.device):
         torch.manual_seed(seed ^ (rank + 1))

@@ -1,5 +1,5 @@
-"""Tensor parallelism where it is predicted to be faster, by `torch.distributed.tensor.parallel`, compared with the
-model before on its examples."""
+"""Tensor parallelism by `torch.distributed.tensor.parallel`, where it is predicted to be faster. The split
+model is compared with the plain one on the examples."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ _GRADIENT = "gradient of "
 
 
 class _Answers:
-    """The outputs and gradients of a model at construction; `differ` compares later ones. All ranks of a group call
-    it."""
+    """The outputs and gradients of a model at construction; `differ` compares later ones. All ranks of a
+    group must call `differ`."""
 
     def __init__(
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], group: dist.ProcessGroup
@@ -220,7 +220,7 @@ class _Answers:
         )
         for name, reference in self.plain.items():
             allowed = min(_MOST, _ROUNDINGS * limit(reference))
-            # A gradient that is nothing but rounding (of what softmax does not see) is measured by the others.
+            # A gradient of pure rounding (of a shift that softmax ignores) is measured by the largest one.
             floor = _SMALL * largest if name.startswith(_GRADIENT) else 0.0
             if error(found.get(name), reference, floor) > allowed:
                 return f"{name}: {difference(found.get(name), reference, allowed)}"
