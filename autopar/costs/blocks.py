@@ -20,23 +20,23 @@ from .calibrate import threads
 BLOCK_S = 0.1
 """Seconds of a block; one call if that takes longer."""
 SETTLE_S = 0.005
-"""Seconds of calls dropped before each block, at least one: caches hold the previous contestant's data."""
+"""Seconds of calls (one or more) dropped before each block, as caches hold the previous contestant's data."""
 WAKE_S = 0.1
-"""Limit on the seconds of waiting before a block for the previous contestant's threads, which spin for 10 ms after a
-call (OpenMP) or 50 ms (ONNX Runtime)."""
+"""Limit on the seconds to wait before a block until the previous contestant's threads sleep: they spin for 10
+ms after a call (OpenMP) or 50 ms (ONNX Runtime)."""
 ELSEWHERE = 0.15
-"""Cores used by other processes up to which a block counts."""
+"""Number of cores that other processes may use during a block that counts."""
 LEAST = 3
 """Undisturbed blocks needed for a median; at most this many times the requested rounds are run to get them."""
 GROUPS = 8
 """Clock readings in a block."""
 ALONE: AbstractContextManager[Any] = nullcontext()
-"""The guard of blocks that block no other thread."""
+"""The guard of blocks that keep no other thread waiting."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Seconds of each of some successive calls; `disturbed` is None if the system does not tell."""
+    """Mean seconds of some successive calls; `disturbed` is None if the system does not tell."""
 
     seconds: float
     calls: int
@@ -68,8 +68,8 @@ def timed(
 ) -> dict[str, list[Block]]:
     """Time blocks of each contestant (a call and torch's number of threads) in an order that changes in each round.
 
-    A block has at least `block_s` seconds (`BLOCK_S`), within `guard`. Ends when each contestant has `rounds`
-    undisturbed blocks, after `LEAST` × `rounds` blocks in all, or, with `LEAST` each, after `limit_s` seconds.
+    A block has at least `block_s` seconds (`BLOCK_S`), within `guard`. Timing ends when each contestant has
+    `rounds` undisturbed blocks or `LEAST` × `rounds` in all, or, with `LEAST` each, after `limit_s` seconds.
     """
     found: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
@@ -94,7 +94,7 @@ def _block(call: Callable[[], Any], block_s: float) -> Block:
             call()
             dropped += 1
         _awaited()
-        # Few enough at a time that calls which get slower by then do not make the block long.
+        # The clock is read after every few calls, so that calls that get slower do not make the block long.
         group = max(1, int(block_s / GROUPS * dropped / (time.perf_counter() - start)))
         calls, took, before, start = 0, 0.0, elsewhere(), time.perf_counter()
         while took < block_s:
@@ -105,7 +105,7 @@ def _block(call: Callable[[], Any], block_s: float) -> Block:
         after = elsewhere()
     if before is None or after is None:
         return Block(took / calls, calls, None)
-    # The system counts in ticks, of which one on each side may be another's.
+    # The system counts in ticks; one of them may be work of others just outside the block.
     return Block(took / calls, calls, after - before > ELSEWHERE * took + _TICK_S)
 
 
@@ -135,6 +135,6 @@ def elsewhere(stat: Path = Path("/proc/stat")) -> float | None:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return None
-    # user nice system idle iowait irq softirq steal; what guests use is in the first two already.
+    # user nice system idle iowait irq softirq steal; the first two include the time of guests.
     ticks = sum(int(row[i]) for row in rows if row[0] in own for i in (1, 2, 3, 6, 7, 8))
     return ticks * _TICK_S - time.process_time() if ticks else None

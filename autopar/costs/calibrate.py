@@ -1,4 +1,4 @@
-"""Measured rates and links of real devices: a few products and copies each, best of several."""
+"""Measured rates and links of real devices: a few products and copies each, the best of several runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENOUGH_S = 0.05
 """Seconds of a product after which no larger one is timed: one of twice the side takes eight times as long."""
 _SMALL, _LARGE = 4 << 10, 32 << 20
 _BEYOND, _COPIES = 64 << 20, 4
-"""Bytes of a copy within an accelerator, more than its caches hold, and how many share the cost of a launch."""
+"""Bytes of a copy within an accelerator, more than its caches hold, and copies that share a launch's cost."""
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def as_tasks(kind: str) -> Iterator[None]:
-    """Let operators on devices of type `kind` compute in the block as in tasks: without autograd, and without the
-    autocast of the caller, which would time another dtype."""
+    """In the block, let operators on devices of type `kind` compute as in tasks: without autograd, and
+    without the caller's autocast, under which another dtype would be timed."""
     with torch.no_grad(), casting.off((kind,)):
         yield
 
@@ -45,11 +45,11 @@ def as_tasks(kind: str) -> Iterator[None]:
 def rates(device: str, count: int) -> dict[str, float]:
     """Measure FLOP/s by dtype name, `bytes_per_s` and `launch_s` of a real device, a CPU with `count` threads.
 
-    Takes about 50 ms on a CPU, once for one thread and once for all, and, with libraries loaded, about as long on an
-    accelerator; on one as slow as a CPU one or two seconds.
+    A CPU takes about 50 ms for one thread and again for all. An accelerator takes about as long once its
+    libraries are loaded, or one or two seconds if it is as slow as a CPU.
     """
     kind = torch.device(device).type
-    # On a machine that others use too, threads that wait for each other make many look slower than one.
+    # On a shared machine, threads that wait for each other can make many look slower than one.
     alone = rates(device, 1) if kind == "cpu" and count > 1 else {}
     with as_tasks(kind), threads(count):
         found: dict[str, float] = {}
@@ -124,7 +124,7 @@ def _product(device: str, dtype: torch.dtype, side: int, last: int) -> float | N
 
 
 def warm(device: str) -> None:
-    """Load what an accelerator needs for a first product, so that it is not timed."""
+    """Load what an accelerator needs for a first product, so that the loading is not timed."""
     side = torch.ones(_FIRST_SIDE, _FIRST_SIDE, device=device)
     torch.mm(side, side)
     synchronize(device)

@@ -1,8 +1,8 @@
 """Task clustering: tasks too short to place alone are fused into clusters.
 
-Contracting an edge u → v of a DAG keeps it acyclic if v is u's only successor or u is v's only predecessor, so that
-one pass over the tasks in order decides these fusions, in time linear in tasks and edges; a second pass fuses tasks
-with the same neighbours.
+Contracting an edge u → v of a DAG keeps it acyclic if v is u's only successor or u is v's only predecessor.
+One pass over the tasks in order therefore decides these fusions, in time linear in tasks and edges. A second
+pass fuses tasks with the same neighbours.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def fuse(
 ) -> tuple[Cluster, ...]:
     """Partition the tasks into clusters of about `shortest_s` seconds on the fastest device, in topological order.
 
-    A cluster never joins tasks that may run on different devices, tasks of different parts of the batch, or a JOIN,
-    PART or SUM with anything. The lighter end of an edge follows the heavier one only if the bytes to transfer instead
-    (its own inputs or outputs) are hardly more, and if the delay caused by fusion stays below `shortest_s`.
-    `shortest_s` 0: each task is a cluster. Raises PlanError for a task without a cost or a device.
+    A cluster never joins tasks that may run on different devices, tasks of different parts of the batch, or a
+    JOIN, PART or SUM with anything. The lighter end of an edge joins the heavier one only if its own inputs
+    or outputs, to be transferred instead, have hardly more bytes, and if the delay by fusion is below
+    `shortest_s`. `shortest_s` 0: each task is a cluster. Raises PlanError for a task without cost or device.
     """
     by_task = {cost.task: cost for cost in costs}
     for task in graph.tasks:
@@ -46,8 +46,8 @@ def fuse(
 
 
 def as_clustered(costed: CostedGraph, clusters: Sequence[Cluster]) -> CostedGraph:
-    """Return the graph with each task in the cluster that has it there, under its name there, whatever the costs of
-    tasks are now. Raises PlanError if clusters of this graph then wait for each other."""
+    """Return the graph with its tasks in these clusters, under these clusters' names, whatever the tasks cost
+    now. Raises PlanError if clusters would then wait for each other."""
     number = {task: position for position, cluster in enumerate(clusters) for task in cluster.tasks}
     tasks, costs = costed.graph.tasks, costed.cost
     found = _clusters(costed.graph, costed.machine, costs, lambda position: number[tasks[position].name])
@@ -62,8 +62,8 @@ def as_clustered(costed: CostedGraph, clusters: Sequence[Cluster]) -> CostedGrap
 
 
 def unfused(costed: CostedGraph) -> CostedGraph:
-    """Return the graph with each task a cluster: since a cluster holds its inputs and outputs while any of its tasks
-    runs, single tasks may fit where clusters do not."""
+    """Return the graph with each task as a cluster. Single tasks may fit where clusters do not, because a
+    cluster holds its inputs and outputs while any of its tasks runs."""
     return replace(costed, clusters=fuse(costed.graph, costed.machine, costed.costs, shortest_s=0))
 
 
@@ -127,7 +127,7 @@ class _Pieces:
         earlier = dict.fromkeys(self.root(p) for p in self.before[task])
         current = task
         for cluster in earlier:
-            # Together, `cluster` waits for all that `current` reads, and its other readers wait for `current`.
+            # If fused, `cluster` waits for all that `current` reads, and other readers of it for `current`.
             waits, delays = len(earlier) > 1, len(self.after[cluster]) > 1
             if waits and delays:
                 continue
@@ -264,8 +264,8 @@ def _clusters(
 def _seconds(
     held: Sequence[Task], machine: Machine, costs: Mapping[str, TaskCost]
 ) -> tuple[tuple[float | None, ...], float]:
-    """Return the sequential seconds of tasks on each device, and the host's Python in them, which is at most their
-    seconds on the host."""
+    """Return the sequential seconds of tasks on each device, and their dispatch by the host's Python, which
+    is at most their seconds on the host."""
     columns = list(zip(*(costs[task.name].seconds for task in held)))
     host = machine.device[machine.host]
     dispatch = host.dispatch_s * sum(not task.free for task in held)

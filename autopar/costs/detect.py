@@ -40,9 +40,9 @@ SHORTEST_S = 5e-3
 MARGIN = 2.0
 """Safety factor: real computations may take this many times their estimate, since this machine is rarely idle."""
 MOST_TIMES, QUICK_S = 3, 0.3
-"""Processes that measure an accelerator anew, which others may have kept busy, unless it takes longer than this."""
+"""Processes that measure an accelerator, which others may keep busy; one if that takes over `QUICK_S`."""
 _TIMES = "times"
-"""Name among stored figures of the number of processes that have measured them."""
+"""Key, among stored figures, of the number of processes that have measured them."""
 _fresh: set[tuple[Path, str]] = set()
 """Measurements made by this process: cache file and name of each."""
 BUDGET_S = 0.3
@@ -60,9 +60,9 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     `"cpu"` is one queue with all intra-op threads of this process, `"cpu*2"` two with half of them each; `"cuda:1"`
     (or any type of `torch.accelerator`) a real accelerator, `"cuda"` the current one as in torch; `"auto"` the CPU and
     all accelerators, which processes started by torchrun share; `"emulated:0"` a stand-in worker thread on the real
-    clock. Emulated devices share the cores; a CPU beside them keeps all threads, so that a plan on the CPU alone is as
-    without them: predictions with the CPU and its stand-ins busy at once are therefore too optimistic, and only a
-    declared clock (`Machine.emulate`) gives meaningful figures. A `Device` is used as it is, with its own figures.
+    clock. Emulated devices share the cores. A CPU beside them keeps all threads, as without them. Predictions
+    with the CPU and its stand-ins busy at once are therefore too optimistic; only a declared clock
+    (`Machine.emulate`) gives meaningful figures. A `Device` is used as it is, with its own figures.
     Rates and links are measured once and stored (`cache`). Raises DeviceError for a device that does not exist or is
     listed twice, or an invalid name.
     """
@@ -191,7 +191,7 @@ def _measured(names: Sequence[str]) -> Measured:
             start = time.perf_counter()
             figures = _better(known, measure(*args))
         except RuntimeError:
-            # It may be full by now.
+            # The accelerator's memory may be full by now.
             if known:
                 return known
             raise
@@ -249,8 +249,8 @@ def _on_cores(device: Device, lanes: int, measured: Measured) -> Device:
 
 
 def _scaled(device: Device) -> scales.Scales:
-    """Return the scales of a CPU: the stored ones, else those of some operations, which take some tenths of a
-    second."""
+    """Return the scales of a CPU: the stored ones, else those of some operations, measured in a few tenths of
+    a second."""
     found = scales.kept(chip(device))
     if not found:
         measure(scales.operations(), Machine((device,)), {}, budget_s=BUDGET_S)
@@ -303,8 +303,8 @@ def _links(devices: Sequence[Device], measured: Measured) -> tuple[Link, ...]:
 
 
 def _link(src: Device, dst: Device, measured: Measured) -> Link:
-    """Return a link as measured for torch's copies. Copies within host memory share one wire; each accelerator has an
-    incoming and an outgoing wire."""
+    """Return a link as measured for torch's copies. Copies within host memory share one bus; each accelerator
+    has an incoming and an outgoing bus."""
     real = [device.name for device in (src, dst) if device.torch_type != "cpu"]
     if not real:
         figures, wire = measured("memcpy", probe.memcpy), "host memory"
@@ -318,9 +318,9 @@ def _link(src: Device, dst: Device, measured: Measured) -> Link:
 def slow_down_for(plan: Plan, stand_in: Machine) -> float:
     """Return the least slow-down S ≥ 1 at which no step of the plan is expected to be late.
 
-    `stand_in`: the real machine, whose host computes for all lanes of the plan at once. S is the largest of real
-    seconds × `MARGIN` ÷ modelled seconds over clusters and copies of a noticeable share of the makespan, and the value
-    at which the median noticeable cluster lasts `SHORTEST_S`. Linear in tasks.
+    `stand_in`: the real machine, whose host computes for all lanes of the plan at once. S is the larger of
+    two values: the most real seconds × `MARGIN` ÷ modelled seconds of noticeable clusters and copies, and the
+    value at which the median noticeable cluster lasts `SHORTEST_S`. Linear in tasks.
     """
     graph, costed, machine = plan.costed.graph, plan.costed, plan.costed.machine
     real = stand_in.device[stand_in.host]
@@ -331,7 +331,7 @@ def slow_down_for(plan: Plan, stand_in: Machine) -> float:
         modelled = costed.seconds(placed.cluster, placed.device) or 0.0
         if modelled <= 0 or modelled < floor:
             continue
-        # The lane's time against that of the whole real device, while all lanes compute at once.
+        # How many times longer a lane takes than the whole real device, while all lanes compute at once.
         share = max(lanes, real.threads * real.lanes / machine.device[placed.device].threads)
         tasks = (graph.task[name] for name in costed.cluster[placed.cluster].tasks)
         spent = sum(
@@ -346,7 +346,7 @@ def slow_down_for(plan: Plan, stand_in: Machine) -> float:
     for transfer in plan.transfers:
         modelled = machine.link[transfer.src, transfer.dst].seconds(transfer.bytes)
         if modelled >= floor and modelled > 0:
-            # A copy in memory reads and writes each byte, beside every lane that computes.
+            # A copy in memory reads and writes each byte, while every lane computes.
             factors.append(MARGIN * 2 * transfer.bytes * (lanes + 1) / real.bytes_per_s / modelled)
     if lasting:
         factors.append(SHORTEST_S / sorted(lasting)[len(lasting) // 2])

@@ -35,7 +35,7 @@ Seconds: TypeAlias = Mapping[tuple[str, str], float]
 BUDGET_S = 1.0
 """Limit in seconds on measuring a graph on one device."""
 RUNS = 4
-"""Runs of an operation, by the roofline, that must fit in the budget for it to be timed."""
+"""Number of runs, by the roofline, that must fit in the budget for an operation to be timed."""
 EACH_S = 0.05
 """Limit in seconds for one operation on an accelerator."""
 TOGETHER_S = 5e-4
@@ -45,7 +45,7 @@ FAR = 3.0
 """Factor from the roofline beyond which an operation is measured again, up to `TIMES` times."""
 TIMES = 3
 APART_S = 2e-5
-"""Least difference in seconds for that: below it, no decision changes."""
+"""Least difference in seconds from the roofline for that; smaller ones change no decision."""
 NEAR_BYTES = 8 << 20
 """Limit on the bytes of weights that may stay in a core's caches between calls."""
 _MOST_COPIES = 16
@@ -56,13 +56,13 @@ def measure(
 ) -> dict[tuple[str, str], float]:
     """Measure seconds by (task, device name), dispatch included; equal operations (`signature`) are timed once.
 
-    On a CPU the tasks run one after the other as in a call (`replay`), with a lane's threads, on `given` inputs and
-    state, else on made-up ones; on an accelerator each runs alone on made-up inputs, on several copies in turn to keep
-    weights out of its cache if the graph's do not fit in it. Earlier times on the same chip come from the cache,
-    unless far from the roofline. The longest operations by the roofline come first, within about `budget_s` seconds on
-    each device. Left to the roofline: the others, tasks that draw random numbers, must follow others, write in place,
-    are the user's own (`calls`) or make no tensor, operations that refuse made-up inputs, and devices that are absent
-    or on a declared clock.
+    On a CPU, the tasks run one after the other as in a call (`replay`), with a lane's threads, on `given`
+    inputs and state or else on made-up ones. On an accelerator, each runs alone on made-up inputs. If the
+    graph's weights do not fit in its cache, it runs on several copies in turn. Earlier times on the same chip
+    are reused, unless they are far from the roofline. The longest operations by the roofline come first,
+    within about `budget_s` seconds on each device. The roofline prices the others, and tasks that draw random
+    numbers, must follow others, write in place, are the user's own (`calls`), make no tensor or refuse
+    made-up inputs. Nothing is measured if devices are absent or on a declared clock.
     """
     if machine.absent or machine.clock == "declared":
         log.info("nothing is measured: %s", machine.label)
@@ -142,7 +142,7 @@ def chip(device: Device) -> str:
 
 
 def measurable(graph: Graph, task: Task, calls: Calls) -> bool:
-    """Return True if calling a task's operator, even on the user's tensors, has no effects."""
+    """Return True if calling a task's operator, even on the user's tensors, has no side effects."""
     if task.random or task.after or task.target in calls or task.target == LOSS or not task.outputs:
         return False
     if any(graph.value[name].dtype == "object" for name in (*task.inputs, *task.outputs)):
@@ -152,8 +152,8 @@ def measurable(graph: Graph, task: Task, calls: Calls) -> bool:
 
 
 class _Book:
-    """The stored measurements of operations, as entries `{"family", "kernels", "busy_s", "seconds": [...]}`, None for
-    one that refuses; and the operations of a graph."""
+    """The stored measurements of operations, and the operations of a graph. An entry is `{"family",
+    "kernels", "busy_s", "seconds": [...]}`, or None if the operation refuses."""
 
     def __init__(self, graph: Graph, machine: Machine, calls: Calls) -> None:
         self.graph, self.machine, self.calls = graph, machine, calls
@@ -169,13 +169,13 @@ class _Book:
         self.where = "near" if state <= NEAR_BYTES else "far"
 
     def label(self, device: Device, key: str) -> str:
-        """Return the name of an entry: weights that fit in the caches have other seconds."""
+        """Return the key of an entry, which depends on whether the graph's weights fit in the caches."""
         return f"{chip(device)}, {self.where}: {key}"
 
     def missing(self, device: Device, budget_s: float) -> list[Task]:
-        """Return the tasks to time: of operations that are unmeasured or far from the roofline; first one task for
-        each, the longest first, then more, within the budget."""
-        # Scales that were fitted while others kept an accelerator busy would excuse what was measured then.
+        """Return the tasks to time within the budget, of operations that are unmeasured or far from the
+        roofline: one task of each, the longest first, then further ones."""
+        # Scales fitted while others kept an accelerator busy would make the times of then look right.
         plain = device if device.traits.host else replace(device, scales=())
         estimated = estimate(self.machine, plain)
         ranked = []
@@ -236,8 +236,8 @@ def _seconds(entry: Any) -> list[float]:
 
 
 def _typical(seconds: Sequence[float], device: Device) -> float:
-    """Return the seconds of an operation from its measurements: of an accelerator the least, since what delays it there
-    is the work of others."""
+    """Return the typical seconds of an operation: the median of its measurements, but the least on an
+    accelerator, where only the work of others delays it."""
     return statistics.median(seconds) if device.traits.host else min(seconds)
 
 
@@ -301,8 +301,8 @@ def _alone(book: _Book, task: Task, device: Device) -> float | None:
 
 
 def _blocks(call: Callable[[], Any], device: str) -> float:
-    """Return the median of a few blocks of calls, each between two clock readings: the queue fills, and the clock's
-    own cost vanishes."""
+    """Return the median seconds over a few blocks of calls, each between two clock readings, so that the
+    queue fills and the clock's own cost vanishes."""
     once = max(probe.best(call, device, 1), 1e-7)
     together = max(1, min(100, int(TOGETHER_S / once)))
     start = time.perf_counter()

@@ -16,7 +16,7 @@ _SHOWN = 5
 """Limit on the pins named in a remark."""
 
 Home: TypeAlias = str | Mapping[str, str]
-"""`"auto"`, the device of all weights, or module path, parameter path or glob of one → device."""
+"""`"auto"`, one device for all weights, or the device of each module path, parameter path or glob."""
 
 _STATE = "optimizer.state."
 
@@ -26,12 +26,12 @@ def resolve(
 ) -> dict[str, str]:
     """Return the device of each pinned task: `{"tower_a": "cuda:1", "*.embedding": "cpu"}`.
 
-    A pin is a module path, or a glob, and applies to everything below it ("" is the whole model); or the path of a
-    parameter or buffer, and applies to the tasks that read it; for `weights` in training, it is where their gradients
-    are summed (`resolve_sums`) and they are updated. Of several pins for a task, the longest path wins (of a glob, the
-    shortest path that it matches: `*` is weaker than any name), then the path of the task's module over that of its
-    inputs, then a plain path over a glob. Raises PlanError for a path without a match and for a parameter shared by
-    modules pinned to different devices, DeviceError for a device that the machine lacks.
+    A pin is a path or a glob. The path of a module pins everything below it ("" is the whole model). The path
+    of a parameter or buffer pins the tasks that read it; for `weights` in training, it pins the sums of their
+    gradients (`resolve_sums`) and their updates. If several pins reach a task, the longest path wins; a glob
+    counts as the shortest path that it matches, so `*` is weaker than any name. Then a module's path wins
+    over that of an input, and a plain path over a glob. Raises PlanError for a path without a match and for a
+    parameter shared by modules pinned to different devices, DeviceError for a device that the machine lacks.
     """
     require_devices(pins, machine)
     modules = _modules(graph)
@@ -166,8 +166,8 @@ def _means(pattern: str, path: str) -> bool:
 def _reached(
     graph: Graph, modules: Mapping[str, list[Task]], pattern: str, weights: Collection[str]
 ) -> dict[str, tuple[int, bool]]:
-    """Return the tasks that a pin reaches, each with the length of the shortest matching path, and whether that is of
-    one of its modules."""
+    """Return the tasks that a pin reaches, each with the length of the shortest matching path, and whether
+    that is the path of a module."""
     if not pattern:
         return {task.name: (0, True) for task in graph.tasks}
     reached: dict[str, tuple[int, bool]] = {}

@@ -43,8 +43,8 @@ def replayed(
     """Time tasks in the order of the graph; return the median of up to `PASSES` passes within about `budget_s`
     seconds, without the first; None for tasks that refuse.
 
-    `given`: inputs and state by name; values that are neither given nor made by the tasks are made up. Passes in which
-    another process took the core are left out as long as others remain.
+    `given`: inputs and state by name; values that are neither given nor made by the tasks are made up. Passes
+    in which another process took the core are left out if enough others remain.
     """
     wanted = {task.name for task in tasks}
     order = [task for task in graph.tasks if task.name in wanted]
@@ -76,7 +76,7 @@ def replayed(
                 refused.add(task.name)
                 continue
             values.update(zip(task.outputs, made if task.unpack else (made,)))
-            # Nothing is kept that a call would have freed.
+            # Drop everything that a call would have freed by now.
             del call
             made = None
             for name in dead[at]:

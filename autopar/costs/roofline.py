@@ -1,11 +1,11 @@
 """Seconds of each task on each device, from its FLOPs and bytes: the roofline of Williams, Waterman and
 Patterson ("Roofline: an insightful visual performance model for multicore architectures", CACM 52(4), 2009).
 
-A task lasts `launch + max(flops ÷ FLOP/s in its dtype, bytes ÷ bytes per second)`, with two exceptions: a recurrent
-layer is a chain of as many steps as its sequence is long, each with all its weights, and a lookup of scattered rows
-waits for each of them. On the CPU the interpreter's dispatch comes before it; an accelerator's queue hides dispatch
-behind earlier tasks, so that there only a whole cluster can be limited by it (`fuse`). A device that operators were
-timed on has a launch, dispatch included, and a factor on the rest for each family of them (`Device.scales`).
+A task lasts `launch + max(flops ÷ FLOP/s in its dtype, bytes ÷ bytes per second)`, with two exceptions: a
+recurrent layer is a chain of as many steps as its sequence is long, each reading all weights; and a lookup of
+scattered rows waits for each row. On the CPU, the interpreter's dispatch comes first. An accelerator's queue
+hides dispatch behind earlier tasks, so it limits only whole clusters there (`fuse`). On a device where
+operators were timed, each family has a launch, dispatch included, and a factor on the rest (`Device.scales`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SCRATCH = (
 """Operators whose kernels may allocate scratch memory: estimated as the bytes they read and write."""
 
 MISS_S = 2e-8
-"""Seconds of a row at a random place in memory: a cache miss, of which several overlap."""
+"""Seconds to read a row at a random place in memory: a cache miss, though several misses overlap."""
 CACHED = 3.0
 """Bandwidth of cached weights relative to memory."""
 CACHE_BYTES = 2 << 20
@@ -130,8 +130,8 @@ def cost(
 
     homes: device of each input and state value before the call; missing ones, or devices outside the machine, mean the
     host.
-    deliver: as in `CostedGraph.deliver`, for a device outside the machine the host; "" leaves an output where it is
-    made. By default outputs go to the host and updates to the home of what they update.
+    deliver: as in `CostedGraph.deliver`; a device outside the machine means the host, "" the device that
+    makes the output. By default, outputs go to the host and updates to the home of their state.
     pins: the only device of some tasks.
 
     Linear in tasks.
@@ -219,8 +219,8 @@ def _nearest(family: str, scales: Mapping[str, tuple[float, float]], device: Dev
 def _cost(
     graph: Graph, task: Task, estimates: Mapping[str, Estimate], only: str | None, ratios: Ratios
 ) -> TaskCost:
-    """Return the cost of a task, which may be bound to one device; from measurements of it, or of the task that it is
-    a part of, if there are any."""
+    """Return the cost of a task, perhaps on `only` one device. Measurements of the task, or else of the task
+    that it is a part of, scale the roofline."""
     todo = work(graph, task)
     seconds: list[float | None] = []
     how = "roofline"
@@ -240,8 +240,8 @@ def row_cost(
 ) -> tuple[float, float]:
     """Return (fixed seconds, seconds per row) of a task captured with `rows` rows, by the roofline.
 
-    Its limit at that size is taken as its limit at any size: FLOPs, which are all proportional to rows, or bytes, of
-    which those of state and of values in `fixed` (gradients of weights) are constant.
+    What limits the task at that size is assumed to limit it at any size: FLOPs, which are all proportional to
+    rows, or bytes, which are constant for state and for values in `fixed` (gradients of weights).
     """
     if task.free:
         return 0.0, 0.0
@@ -282,9 +282,9 @@ def operator(task: Task) -> str:
 
 
 def family(graph: Graph, task: Task) -> str:
-    """Return the family of operators that share one scale: products by their smallest side, `product 5` from 32 to 63,
-    convolutions by the number of summed elements, the rest by name; other operators are their own family if they have
-    FLOPs, else `elementwise`."""
+    """Return the family of operators that share one scale: products by their smallest side (`product 5`: 32
+    to 63), convolutions by kind (depthwise, grouped, pointwise), the rest by name. Other operators are their
+    own family if they have FLOPs, else `elementwise`."""
     name = operator(task)
     if task.free:
         return "view"

@@ -1,7 +1,7 @@
-"""Scales of operator families: measured launch, and factor on the roofline, on a device; and the operations that
-measure those of a new machine.
+"""Scales of operator families on a device: the measured launch, and a factor on the roofline. Also the
+operations that measure the scales of a new machine.
 
-Fitted to a family's samples by least absolute deviations, which single outliers do not affect.
+Scales are fitted to a family's samples by least absolute deviations, which single outliers do not affect.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .calibrate import as_tasks, threads
 VERSION = 1
 """Version of stored figures; other versions are ignored."""
 MOST_EACH = 200
-"""Limit on samples of a family: the latest."""
+"""Limit on the samples of a family, of which the latest count."""
 LAUNCHES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Launches tried, as shares of the seconds per launch of the family's shortest operation."""
+"""Launches to try, as shares of the fewest seconds per kernel in the family."""
 LEAST_S, LEAST_FACTOR = 5e-7, 0.02
 LEAST_BUSY_S = 1e-15
 """Seconds by the roofline below which an operation tells nothing about the factor."""
@@ -57,7 +57,7 @@ def _fit(samples: Sequence[_Sample]) -> tuple[float, float]:
 
 
 def _factor(samples: Sequence[_Sample], launch: float) -> float:
-    """Return the median of seconds beyond the launches ÷ the roofline's, weighted by the roofline's share."""
+    """Return the median of seconds beyond launches ÷ the roofline's, weighted by the roofline's share."""
     ratios = sorted(
         ((took - launch * n) / busy, busy / took) for n, busy, took in samples if busy > LEAST_BUSY_S
     )
@@ -97,7 +97,7 @@ def _file() -> Any:
 
 
 def operations() -> Graph:
-    """Return independent operations, two sizes of most families. Each is computed once, for the shapes."""
+    """Return independent operations, two sizes of most families. Each is computed once, to get its shapes."""
     values: list[Value] = []
     tasks: list[Task] = []
 
