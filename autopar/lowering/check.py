@@ -1,9 +1,9 @@
 """Proof that a program is correct in every order of its lanes, without torch and without running it.
 
-Happens-before comes from vector clocks (`clocks`), its requirements from `demands`. Proved: every read follows its
-write; a buffer is freed once, in the lane that made it, after its last reader on every lane and after its views;
-nothing leaks; no deadlock; each step's buffers are on its device; the results are made; each device's memory cap holds
-(`footprint`).
+Vector clocks (`vector_clocks`) say which step happens before which, and `requirements` which must. The proof
+covers: every read follows its write; a buffer is freed once, in the lane that made it, after its last reader
+on every lane and after its views; nothing leaks; there is no deadlock; each step's buffers are on its device;
+the results are made; each device's memory cap holds (`footprint`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def check(program: Program, graph: Graph | None = None) -> tuple[Peak, ...]:
 
 
 def required(program: Program, graph: Graph | None) -> tuple[list[Demand], History]:
-    """Return the happens-before requirements of a program, with `graph` also those for computing it, and what its
-    steps know of each other."""
+    """Return the happens-before requirements of a program, with `graph` also those for computing it, and the
+    history of its steps."""
     wanted = demands(program)
     if graph is not None:
         wanted += matches(program, graph) + _overwrites(program, graph)
@@ -57,9 +57,9 @@ def required(program: Program, graph: Graph | None) -> tuple[list[Demand], Histo
 
 
 def _overwrites(program: Program, graph: Graph) -> list[Demand]:
-    """Return the requirements of new values in the memory of old ones (`overwriting`): whatever reads the old one comes
-    before, and so does every step that may fail otherwise. Raises ProgramError if an old value is returned, or memory
-    is overwritten by anything but its own update."""
+    """Return the requirements of new values in the memory of old ones (`overwriting`): all readers of the old
+    value come first, and so do all other steps, since they may fail. Raises ProgramError if an old value is
+    returned, or if anything but its own update overwrites memory."""
     target = {made: f"{state}@{program.buffer[made].device}" for made, state in program.updates}
     storage = {value.name: value.storage for value in graph.values}
     over: dict[str, At] = {}

@@ -1,10 +1,10 @@
 """Lowering: from a plan to its program, the steps of each lane with the fewest waits that keep them correct.
 
-Steps are appended to their lanes in the plan's predicted order, which respects every dependency. A predecessor on
-another lane that this lane is not known to follow yet (`clocks`) becomes a `Wait` here and a `Record` there: an online
-transitive reduction. A buffer is freed in the lane that made it, at the first point where that lane is known to follow
-its last reader and the frees of its views; a wait for that alone is only added at the lane's end, or if the device's
-memory cap requires it (`Ledger`).
+Steps are appended to their lanes in the plan's predicted order, which respects every dependency. If a lane is
+not yet known to follow a predecessor on another lane (`vector_clocks`), it gets a `Wait`, and the other lane
+a `Record`: an online transitive reduction. A buffer is freed in the lane that made it, at the first point
+where that lane is known to follow its last reader and the frees of its views. A wait for a free alone is
+added only at the lane's end, or if the device's memory cap requires it (`Ledger`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def lower(plan: Plan) -> Program:
     """
     first = _Lowering(plan, frozenset())
     program = first.program()
-    # With two allocating lanes the proof is exact. With more it looks at each pair of lanes for itself, so it
-    # may see more than can ever be; only then is the costly bookkeeping worth it that leaves it nothing to
-    # see.
+    # With two allocating lanes, the proof is exact. With more, it looks at pairs of lanes and may count more
+    # bytes than can ever be in use. Only then are strict ledgers worth their cost: they keep what the proof
+    # counts below the cap.
     if any(ledger.allocators > 2 for ledger in first.ledgers.values()):
         over = frozenset(p.device for p in footprint(program) if p.cap is not None and p.bytes > p.cap)
         if over:
@@ -51,7 +51,7 @@ class _Tape:
         self.steps: list[Step | tuple[int, int]] = []
         self.clock: Clock = (0,) * lanes
         self.clocks: list[Clock] = []
-        # Buffers to free here, by the lane and position of a reader not known to be over, first position first.
+        # Buffers to free here: by lane, a heap of (position of a reader not known to have ended, buffer).
         self.pending: dict[int, list[tuple[int, str]]] = {}
 
     def append(self, step: Step | tuple[int, int]) -> int:
@@ -90,17 +90,17 @@ class _Lowering:
         self.results = [f"{v}@{device or made_on.get(v) or home.get(v)}" for v, device in costed.deliver]
         self.keeps = tuple(self.keeping(home))
         self.kept = dict.fromkeys((*self.results, *(buffer for buffer, _ in self.keeps)))
-        # Where each made buffer and each task was written, and who is still to touch each buffer.
+        # The step that made each buffer or ran each task.
         self.writer: dict[str, tuple[int, int]] = {}
         self.done: dict[str, tuple[int, int]] = {}
-        # The task whose turn it was last to draw from the generator of each device.
+        # The task that was last to draw from the generator of each device.
         self.drew: dict[str, str] = {}
         self.left = self.touches()
         self.last: dict[str, dict[int, int]] = {}
         self.missing: dict[str, int] = {}
-        # The made buffers that each one may share memory with, of those its task read or made: it goes first.
+        # For each buffer, those that its task read or made and whose memory it may share: freed after it.
         self.parents: dict[str, tuple[str, ...]] = {}
-        # Storages that a result shares, whose bytes never come back.
+        # Storages that a result shares, whose bytes are never freed.
         self.delivered: set[str] = set()
         self.ledgers: dict[str, Ledger] = {}
         for unit in machine.devices:
@@ -149,8 +149,8 @@ class _Lowering:
             else:
                 for name in self.plan.costed.cluster[item.cluster].tasks:
                     self.compute(tape, name)
-        # Each lane frees at its end what it has not freed, after the readers. A view that is freed at the end of one
-        # lane lets another lane free what it is a view of.
+        # At its end, each lane waits for the readers of its remaining buffers, and frees these. When a lane
+        # frees a view, another lane may then free the buffer that it is a view of.
         while any(heap for tape in self.tapes for heap in tape.pending.values()):
             for tape in self.tapes:
                 self.wait(tape, {lane: max(heap)[0] for lane, heap in sorted(tape.pending.items()) if heap})
@@ -231,7 +231,7 @@ class _Lowering:
         return buffer
 
     def before(self, tape: _Tape, reads: Iterable[str], after: Iterable[str]) -> dict[int, int]:
-        """Return the last step on each other lane that must precede a reader of `reads` after the tasks `after`."""
+        """Return the last step on each other lane that must precede one that reads `reads`, after `after`."""
         wanted: dict[int, int] = {}
         steps = [self.writer[name] for name in reads if name in self.writer] + [
             self.done[name] for name in after
@@ -260,7 +260,7 @@ class _Lowering:
         waits = dict(needed(wanted, tape.clock, self.clocks))
         if not waits:
             return
-        # These may make waits directly before them redundant.
+        # The new waits may make the waits directly before them redundant.
         while tape.steps and isinstance(last := tape.steps[-1], tuple):
             waits[last[0]] = max(last[1], waits.get(last[0], 0))
             tape.steps.pop()
@@ -292,8 +292,8 @@ class _Lowering:
         self.give_up(over)
 
     def give_up(self, names: Iterable[str]) -> None:
-        """Free buffers without further uses, then the buffers that they are views of; or note what each lane must
-        follow first."""
+        """Free buffers without further uses, then the buffers that they are views of; or note which readers
+        must end first."""
         over = list(names)
         for name in over:
             owner = self.tapes[self.writer[name][0]]
@@ -341,8 +341,8 @@ class _Lowering:
                     f"Raise it with memory={{{ledger.device!r}: {ledger.cap + short}}}, pin something to another "
                     "device or split the batch",
                 )
-        # What is short from here on is freed already, but in lanes this one does not know to have come so
-        # far.
+        # Bytes that are still short are already freed, but by steps of other lanes that this lane does not
+        # know to have ended.
         more = dict(wanted)
         while (short := ledger.short(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))) > 0:
             lane, position = ledger.behind(tape.index, clock, short)

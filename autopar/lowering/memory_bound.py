@@ -1,13 +1,13 @@
 """Worst-case memory of a program on each device over all orders of its lanes, and the account of it during lowering.
 
-Every byte is freed by the lane that allocated it, so that a lane's bytes depend on its position alone. While a step
-runs, another lane is between the last of its steps known to have ended and the first that must wait for this step; it
-holds at most the maximum over that window. The sum over lanes bounds the device (`footprint`). With two allocating
-lanes (an accelerator's compute and copy-in) every position in the window is reachable, so that the bound is exact.
+The lane that allocated a byte frees it, so a lane's bytes depend only on its position. While a step runs,
+another lane is between the last of its steps known to have ended and the first that must wait for this step.
+It holds at most the maximum over that window. The sum over lanes bounds the device (`footprint`). With two
+allocating lanes (an accelerator's compute and copy-in), all of the window is reachable: the bound is exact.
 
-During lowering (`Ledger`), take allocations in the order of appending. Of the buffers alive at any moment, the one
-appended last was admitted with all others counted as alive, because none of them is certain to be freed before it. So
-if `Ledger.short` was never positive at an allocation, no order of the lanes exceeds the cap.
+Lowering (`Ledger`) admits allocations in the order of appending. Of the buffers alive at any moment, the last
+one was admitted with all others counted as alive, because none of them is certain to be freed before it. If
+`Ledger.short` was never positive at an allocation, no order of the lanes therefore exceeds the cap.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class _Allocation:
 class Ledger:
     """Bytes of one device under a cap: `base` always, the rest by lane and position.
 
-    `strict` updates the bound of every allocation for later steps, so that `footprint`, which does not know the order
-    of appending, finds the same bounds. Raises MemoryCapError if `base` is over the cap.
+    With `strict`, later steps update the bound of every allocation, so that `footprint`, which does not know
+    the order of appending, finds the same bounds. Raises MemoryCapError if `base` is over the cap.
     """
 
     def __init__(self, device: str, cap: int, base: int, lanes: int, strict: bool):
@@ -141,8 +141,8 @@ class Ledger:
             )
         self.device, self.cap, self.base, self.strict = device, cap, base, strict
         self.levels: list[list[tuple[int, int]]] = [[] for _ in range(lanes)]
-        # For each lane the allocations that no later one of the lane tops: the first of them from a position
-        # on is the most the lane holds from there on.
+        # For each lane, the allocations that no later one exceeds. The first of them from a position on is
+        # the most that the lane holds from there on.
         self.tops: list[list[tuple[int, int]]] = [[] for _ in range(lanes)]
         self.points: list[list[_Allocation]] = [[] for _ in range(lanes)]
 

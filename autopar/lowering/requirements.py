@@ -133,7 +133,7 @@ class _Uses:
                 )
         for buffer in read:
             self.read[buffer.name].append(at)
-        # A kernel of several tasks hands on no memory that it was given.
+        # The kernel of a piece never returns memory of its inputs.
         lent = {buffer.storage for buffer in read} if isinstance(step, Compute) else set()
         storages = lent | {buffer.name for buffer in written}
         for buffer in written:
@@ -270,13 +270,13 @@ def _buffer(buffer: Buffer, graph: Graph) -> Iterator[str]:
 
 
 def _keeps(program: Program, graph: Graph) -> Iterator[str]:
-    """Yield copies of state that a call makes outdated and does not replace by the new value of the same state, and
-    those that it keeps for nothing."""
+    """Yield copies of state that a call makes outdated without replacing them by the new value, and copies
+    that it keeps needlessly."""
     new = {target: made for made, target in graph.updates if target in graph.carried}
     kept = {(state, program.buffer[name].device) for name, state in program.keeps}
     wanted: set[tuple[str, str]] = set()
     for buffer in program.buffers:
-        # A copy of what changes between calls is there for the next one; a resident whose state is updated must be
+        # A copy of changing state is kept for the next call; a resident copy whose state is updated must be
         # replaced.
         if (buffer.kind == "resident" and buffer.value in new) or (
             buffer.kind != "given" and buffer.value in graph.kept
@@ -315,8 +315,8 @@ def _task(program: Program, graph: Graph, task: Task, step: Compute) -> Iterator
 
 
 def _piece(program: Program, graph: Graph, step: Piece) -> Iterator[str]:
-    """Yield tasks of a piece that do not follow their inputs, and the difference of what the piece reads and makes
-    from what its tasks do."""
+    """Yield tasks of a piece that do not follow their inputs, and differences between the piece and its tasks
+    in what they read and make."""
     made: set[str] = set()
     read: dict[str, None] = {}
     done: set[str] = set()

@@ -1,13 +1,13 @@
-"""Rewrites of a proved program: its steps are fused into pieces, and large weights updated in their own memory.
+"""Rewrites of a proved program: steps are fused into pieces, and large weights updated in their own memory.
 
-Each maximal run of a lane's steps between hand-offs becomes a `Piece` (`pieced`). A piece reads at its start and writes
-at its end, so that no step of another lane comes in between: what holds for the program holds for the new one, and
-`check` proves it again. A kernel never returns memory that it was given. So views of values from outside stay separate
-steps before it, and views of its results after it, if nothing in it needs them. Steps that stay eager (`barrier`) end a
-run.
+Each maximal run of a lane's steps between hand-offs becomes a `Piece` (`pieced`). A piece reads at its start
+and writes at its end, so no step of another lane has to run in between. What holds for the program thus holds
+for the new one, and `check` proves it again. A kernel never returns memory of its inputs. Views of values
+from outside therefore stay separate steps before a piece, and views of its results after it, if no task in it
+needs them. Steps that stay eager (`barrier`) end a run.
 
-The only lane of a program updates large weights last, in their own memory (`overwriting`): a second buffer for each new
-value, which is filled and then copied over the old one, moves the bytes of the weights twice as often as
+If a program has one lane, it updates large weights last, in their own memory (`overwriting`). A second buffer
+for each new value, which is copied over the old one, would move the bytes of the weights twice as often as
 `optimizer.step()` does.
 """
 
@@ -24,7 +24,7 @@ from .memory_bound import footprint
 
 
 def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> Program:
-    """Replace each run of steps with at least one task that moves data by a piece. Linear in steps.
+    """Replace each run of steps by a piece if one of its tasks moves data. Linear in steps.
 
     Tasks that draw random numbers, and those that `barrier` excludes, stay separate steps.
     """
@@ -85,7 +85,7 @@ class _Stretch:
         self.inner = made - set(self.writes)
 
     def steps(self) -> Iterator[Step]:
-        """Yield the steps that replace it."""
+        """Yield the steps that replace the run."""
         if not self.core:
             yield from self.run
             return
@@ -141,8 +141,8 @@ class _Stretch:
 def _rebuilt(
     program: Program, graph: Graph, lanes: tuple[Lane, ...], stretches: Sequence[_Stretch]
 ) -> Program:
-    """Return the program without buffers internal to pieces. A piece's outputs have memory of their own, and so have
-    the roots of its views."""
+    """Return the program without buffers internal to pieces. The outputs of a piece own their memory, which
+    their views share."""
     inner = {name for stretch in stretches for name in stretch.inner}
     written = {name for stretch in stretches for name in stretch.writes}
     lender: dict[str, str] = {}
@@ -161,7 +161,7 @@ def _rebuilt(
             name = lender[name]
         return name
 
-    # The free of what is inside of a piece may be far behind it, where a view of it was freed late.
+    # An internal buffer may be freed far behind its piece, if a view of it was freed late.
     lanes = tuple(
         replace(lane, steps=tuple(s for s in lane.steps if not (isinstance(s, Free) and s.buffer in inner)))
         for lane in lanes
@@ -184,9 +184,9 @@ def overwriting(program: Program, graph: Graph, able: Callable[[Task], bool]) ->
     """Let `able` tasks of a program's only lane overwrite the values that they update, after all its other steps, so
     that a failure before them changes nothing.
 
-    A task takes part if its new values go nowhere but to `Program.updates`, and nothing returned shares memory with the
-    old ones. The program stays as it is if it has several lanes or keeps copies, or if a memory cap would not hold:
-    gradients are freed later than before. Linear in steps.
+    A task takes part if its new values go only to `Program.updates`, and if no output shares memory with the
+    old ones. The program stays as it is if it has several lanes or keeps copies, or if a memory cap would not
+    hold, since gradients are freed later than before. Linear in steps.
     """
     if len(program.lanes) != 1 or program.keeps:
         return program
@@ -217,7 +217,7 @@ def overwriting(program: Program, graph: Graph, able: Callable[[Task], bool]) ->
         and all(replaces(step, made) for made in step.writes)
     }
     readers = Counter(buffer[name].storage for step in candidates.values() for name in step.reads)
-    # Another of them may read the old value too.
+    # A candidate drops out if another one reads its old value too.
     last = {
         task: step
         for task, step in candidates.items()
