@@ -49,7 +49,7 @@ def contest(
     """
     case.model.train(case.train)
     with ExitStack() as stack, torch.set_grad_enabled(case.train), catch_warnings(action="ignore"):
-        # Compilers tell much that is no concern of their user here.
+        # Compilers log much that does not concern the user of a contest.
         logger = logging.getLogger("torch")
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.CRITICAL)
@@ -147,8 +147,8 @@ def wrong(
     """Return the largest error of some answers, and a description of the first that is too far from eager's; "" if
     none is.
 
-    An error of at most `SLACK` times eager's own error on the `nudged` case is also allowed: where the sign of a ReLU
-    or the place of a maximum depends on the last bit, a gradient jumps.
+    An error of at most `SLACK` times eager's own error on the `nudged` case is also allowed, because a
+    gradient jumps where the sign of a ReLU or the place of a maximum depends on the last bit.
     """
     if len(found) != len(eager):
         return math.inf, f"{len(found)} tensors, not {len(eager)}"

@@ -61,8 +61,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A built rival: a `call` to time, and its `answers`, to be requested once and before that. `serving()`: what
-    computes its calls, if it chooses between several."""
+    """A built rival: a `call` to time, and its `answers`, which must be requested once, before the timing.
+    `serving()`: what computes its calls, if it chooses between several."""
 
     call: Callable[[], Any]
     answers: Callable[[], list[torch.Tensor]]
@@ -76,7 +76,7 @@ def tensors(answer: Any) -> list[torch.Tensor]:
 
 
 def inference(case: Case, model: Callable[..., Any], close: Callable[[], None] = lambda: None) -> Entrant:
-    """Return the entrant that calls `model`. It also answers rotated arguments, to detect answers computed ahead."""
+    """Return the entrant that calls `model`. It also answers rotated arguments, to detect stored answers."""
     args = case.args
 
     def answers() -> list[torch.Tensor]:
@@ -94,7 +94,7 @@ def _rolled(item: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rival:
-    """A way to run a model: `build(case)`, which needs `packages`, installed by autopar's `extra`.
+    """A way to run a model: `build(case)`. It needs `packages`, which autopar's `extra` installs.
 
     one_thread: torch has one thread for it, else all.
     on_request: it only takes part if named.
@@ -175,11 +175,11 @@ TRIALS_S = 60.0
 
 
 def _settle(served: Compiled | TrainStep, case: Case, began: float) -> None:
-    """Wait for the kernels of what was begun at `began`, and call it until the trials of these kernels, and then of
-    the placed model, are over."""
+    """Wait for the kernels of a model whose compilation began at `began`. Then call it until the trials of
+    these kernels, and of the placed model, are over."""
     spent = time.perf_counter() - began
     served.wait(None if case.patience_s is None else max(0.0, case.patience_s - spent))
-    # What is still being compiled would disturb the others.
+    # Further compilation would disturb the other rivals.
     served.close()
     served.wait()
     until, steady = time.monotonic() + TRIALS_S, 0
@@ -199,7 +199,7 @@ def autopar_auto(case: Case) -> Entrant:
 
 
 def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
-    """Build `autopar.train_step`, from the initial weights on once its kernels are chosen."""
+    """Build `autopar.train_step`. Once its kernels are chosen, it starts again from the initial weights."""
     model, began = copy.deepcopy(case.model), time.perf_counter()
     devices, optimizer = list(case.devices), torch.optim.SGD(model.parameters(), lr=RATE)
     step = train_step(
@@ -224,8 +224,8 @@ def frozen(case: Case) -> Entrant:
     """Build `torch.compile` with weights as constants."""
     from torch._inductor import config
 
-    # The option alone comes too late, parameters are arguments by then; without it Dynamo would find the code of
-    # another rival fit for this one.
+    # The option alone comes too late: parameters are arguments by then. Without it, Dynamo would reuse the
+    # code of another rival.
     call = torch.compile(case.model, options={"freezing": True})
     with config.patch(freezing=True):
         call(*case.args)
@@ -242,7 +242,7 @@ def onnxruntime(case: Case) -> Entrant:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
-        # A model above 2 GB is no single message of protobuf.
+        # A single protobuf message cannot hold a model above 2 GB.
         path = Path(folder) / "model.onnx"
         program.save(str(path), external_data=True)
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -256,7 +256,7 @@ def onnxruntime(case: Case) -> Entrant:
 
 
 def openvino(case: Case) -> Entrant:
-    """Build OpenVINO on the result of `torch.export`, with its sizes, and float32 where it would choose bfloat16."""
+    """Build OpenVINO on the result of `torch.export`, with its sizes, in float32 instead of any bfloat16."""
     import openvino
 
     _require_cpu(case, "openvino")

@@ -35,8 +35,8 @@ TRAINED = ("resnet18",)
 
 
 def run(only: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, list[Row], str]]:
-    """Yield the name of each model, or of those in `only`, its rows, and the reason if there are none, each once it is
-    done.
+    """Yield the name of each model (of `only`, if any), its rows, and the reason if there are none, as soon
+    as it is done.
 
     words: options for each. Raises AutoparError for an unknown name.
     """
