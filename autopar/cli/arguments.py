@@ -48,7 +48,7 @@ def names(text: str) -> list[str]:
 
 
 def require_writable(path: Path | None) -> None:
-    """Raise AutoparError if an output file cannot be written: before the work whose result goes into it."""
+    """Raise AutoparError if an output file cannot be written. Call it before the work that fills the file."""
     if path and not path.parent.is_dir():
         raise AutoparError(f"the folder of {path} does not exist; create it, or give another name")
     if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
@@ -81,8 +81,8 @@ def require_torch(why: str) -> None:
 def made(text: str, batch: int | None = None, command: str = "") -> tuple[Any, tuple[Any, ...]]:
     """Call `MODULE:FACTORY`, with `batch=` if given; return the model and its arguments.
 
-    Raises AutoparError if it cannot be loaded, takes no batch, lacks a package, fails, or returns anything else, and
-    for a function if a `command` that needs a module is given.
+    Raises AutoparError if it cannot be loaded, takes no batch, lacks a package, fails, or returns anything
+    else. With a `command`, which needs a module, also if the model is a function.
     """
     factory = _factory(text)
     given = {} if batch is None else {"batch": batch}
@@ -114,7 +114,7 @@ def _takes(factory: Callable[..., Any], given: dict[str, int]) -> bool:
         inspect.signature(factory).bind(**given)
     except TypeError:
         return False
-    except ValueError:  # a callable that does not tell
+    except ValueError:  # a callable without a signature
         return True
     return True
 

@@ -98,7 +98,7 @@ def _gpu(chosen: argparse.Namespace) -> int:
 
 
 def _contests(chosen: argparse.Namespace) -> int:
-    """Print and write the rows of the model's batches or of the suite; those already measured if one fails."""
+    """Print and write the rows of the model's batches or of the suite; if one fails, the rows so far."""
     from ..bench import row as results
     from ..bench import stacks
 

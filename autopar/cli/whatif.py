@@ -15,9 +15,9 @@ from .arguments import FACTORY, above_zero, made, require_torch, require_writabl
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a row for each of the declared hosts and write the requested files; return 0 if any has a plan.
+    """Print a row for each of the declared hosts and write the requested files; return 0 on success.
 
-    Raises AutoparError if torch is not installed, and for input that cannot be read or does not fit.
+    Raises AutoparError if torch is not installed, for unreadable input, and for hosts without a plan.
     """
     parser = _parser()
     chosen = parser.parse_args(argv)

@@ -13,9 +13,9 @@ from ..errors import AutoparError, PlanError
 def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> Any:
     """Return the data of a JSON file, with or without a byte order mark.
 
-    `way`: how to make such a file, for the error. Raises `error` for a file that cannot be read, is empty, is not text
-    or JSON, is nested too deeply, has a number of thousands of digits, or an object with a duplicate key, of which one
-    would be ignored.
+    `way`: how to make such a file, for the error. Raises `error` for a file that cannot be read, is empty, is
+    not text or JSON, is nested too deeply, or has a number of thousands of digits. Also for an object with a
+    duplicate key, because one of its values would be ignored.
     """
     twice: list[tuple[dict[str, Any], str]] = []
 

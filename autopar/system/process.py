@@ -20,11 +20,11 @@ def cores() -> int:
 
 
 KEPT_BYTES, LARGEST_BYTES = 2**31 - 1, 2**25
-"""Freed memory that stays in the process, and the size from which an allocation is returned when it is freed; both the
-most that `mallopt` takes."""
+"""Bytes of freed memory that stay in the process, and the size from which an allocation is returned to the
+system when it is freed. Both are the most that `mallopt` accepts."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-"""Environment variables by which users set the same."""
+"""Environment variables by which users set these limits."""
 
 
 @functools.cache
@@ -32,8 +32,8 @@ def keep_freed_memory() -> str:
     """Let glibc keep freed memory for later allocations, as torch's allocators of accelerators do; return the reason if
     it does not, "" if it does.
 
-    Else it returns the memory of activations and gradients to the system, often in every call, and each page is cleared
-    and mapped again when it is next used. What the environment sets stays as it is.
+    Otherwise glibc returns the memory of activations and gradients to the system, often in every call, and
+    each page is cleared and mapped again for its next use. Settings of the environment stay as they are.
     """
     if chosen := [name for name in _SETTINGS if name in os.environ]:
         return f"{chosen[0]} is set"
@@ -48,8 +48,8 @@ def keep_freed_memory() -> str:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the cyclic garbage collector in the block: planning makes hardly any cycles, and each collection would
-    visit every task of a large graph. Also a decorator."""
+    """Disable the cyclic garbage collector in the block: planning makes hardly any cycles, and each
+    collection would visit every task of a large graph. It also works as a decorator."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -170,7 +170,7 @@ def _told(
                 out.flush()
                 shown = len(text)
             else:
-                # A logger without handlers shows warnings and nothing below.
+                # A logger without handlers shows only warnings and errors.
                 log.warning("%s", report(time.monotonic() - start))
         if shown:
             out.write("\r" + " " * shown + "\r")
