@@ -1,4 +1,4 @@
-"""Pictures, traces and text of plans and timelines. Reads all data types; no room reads it."""
+"""Pictures, traces and text of plans and timelines. It reads all data types; none of them imports it."""
 
 from ..ir.machine import Machine
 from ..ir.pictures import register

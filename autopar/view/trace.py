@@ -1,7 +1,7 @@
 """A timeline as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-One process for each device, or for each rank of several, and one thread for each lane; a prediction has its own
-processes next to those it predicts. Spans of a thread are strictly nested; overlapping ones get a second track.
+Each device (or each rank, if there are several) is a process, and each lane a thread. A prediction has its
+own processes next to those it predicts. Spans of a thread are strictly nested; others get a second track.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def _side(events: list[Event], timeline: Timeline, side: str, offset: int) -> None:
-    # One process for each device, or for each rank of several, which stands before the name of the device.
+    # One process for each device, or for each rank of several, whose name is the first part of a lane's name.
     rows = dict.fromkeys(lane.partition("/")[0] for lane in timeline.lanes)
     pids = {row: 2 * index + 1 + offset for index, row in enumerate(rows)}
     label = f" [{timeline.label}]" if timeline.label else ""

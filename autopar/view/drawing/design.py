@@ -1,8 +1,8 @@
 """Design of all pictures: colours, patterns and line styles, and text metrics.
 
-Hue and pattern identify a device, depth distinguishes forward from backward, vermilion is waiting, black is the
-critical path; no hue has another meaning. Labels are placed by their width, the larger of those in Inter (tabular
-figures) and DejaVu Sans, so that they fit in either font; `widths.json` has widths in thousandths of an em.
+Hue and pattern identify a device, and depth tells forward from backward. Vermilion is waiting, black is the
+critical path; no hue has another meaning. A label is placed by the larger of its widths in Inter (tabular
+figures) and DejaVu Sans, so that it fits in either font. `widths.json` has widths in thousandths of an em.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WIDTHS: dict[str, dict[str, int]] = json.loads(
 _OTHER = 1000
 _PART = re.compile(r"(, part \d+| #\d+)$")
 _PHASE = re.compile(r" (forward|backward)$")
-# From the beginning of a word on: a name may be long, and from each of its letters on it would be read again.
+# A match starts at the beginning of a word. Otherwise it would read a long name again from each letter.
 _PATH = re.compile(r"(?<!\w)(…\w+|(?=\w*[A-Za-z_])\w+)(\.\w+)+")
 
 

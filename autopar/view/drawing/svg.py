@@ -1,7 +1,7 @@
 """A writer of SVG: shapes and text with rounded coordinates and escaped strings, so that equal pictures are equal
 bytes; and the frame of every picture: title, badge, key figures, legend, ticks of a time axis.
 
-Patterns are drawn as plain lines and not as `<pattern>`, which looks the same in every viewer and printer.
+Patterns are drawn as plain lines, not as `<pattern>`, so that every viewer and printer shows the same.
 """
 
 from __future__ import annotations

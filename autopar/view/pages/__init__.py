@@ -27,7 +27,7 @@ _MOST_STEPS = 2_000
 _MOST_PARTS = 8
 """Limit on the named clusters of a folded box."""
 _LEAST = 0.55
-"""Smallest scale to which a picture shrinks with the window, for legible labels; below it, it scrolls."""
+"""Smallest scale to which a picture shrinks with the window, so that labels stay legible; then it scrolls."""
 
 
 _TEMPLATES = Environment(

@@ -1,4 +1,4 @@
-// The facts of the box or arrow that is pointed at, focused or touched, beside it, and a ring around it.
+// Shows the facts of the box or arrow that is pointed at, focused or touched, beside it, and rings it.
 (() => {
   const panel = document.getElementById("facts");
   const marks = document.querySelectorAll("[data-facts]");

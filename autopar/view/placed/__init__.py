@@ -20,7 +20,7 @@ from .layout import LEFT, Arrow, Box, Layout, lay_out
 
 _MOST_NAMED = 8
 _CALM = 60
-"""Transfers on the critical path above which it is drawn thinner, to remain a line."""
+"""Number of transfers on the critical path above which the path is thinner, so that it remains a line."""
 NOTES = (
     "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it",
     "busy: share of the predicted time a device computes · peak: most memory in use · "
@@ -29,8 +29,8 @@ NOTES = (
 
 
 def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
-    """Return the picture of a plan as SVG text; a measured `timeline` adds its figures. The groups of boxes and arrows
-    have the facts of a page as `data-facts`."""
+    """Return the picture of a plan as SVG text; a measured `timeline` adds its figures. The groups of boxes
+    and arrows name the facts of a page by `data-facts`."""
     return str(placed_picture(lay_out(plan), timeline))
 
 

@@ -71,7 +71,7 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
 
 def _card(plan: Plan, placed: Placed, lane: str) -> Card:
     tasks = [plan.costed.graph.task[name] for name in plan.costed.cluster[placed.cluster].tasks]
-    # A cluster may reach into the next block: it counts as of the block most of its tasks are in.
+    # A cluster may reach into the next block; it belongs to the block of most of its tasks.
     blocks = Counter(filter(None, (_block(task.module) for task in tasks)))
     return Card(
         lane,

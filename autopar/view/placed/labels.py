@@ -131,7 +131,7 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
             ys = [_y_on(arrow, x), _y_on(arrow, x + wide)]
             below = max(ys) + arrow.y1_last - arrow.y1
             top = min(ys) - nudge - tall if above else below + nudge
-            # What is beyond another line seems to belong to that.
+            # A label beyond another line would seem to belong to that line.
             between = Rect(x + wide / 2 - 4, top + tall if above else below + 4, 8, nudge - 4)
             if layout.space.unlined(between):
                 at, anchor = (x + wide, "end") if right else (x, "start")
@@ -215,7 +215,7 @@ def _groups(thin: Sequence[Box]) -> list[list[Box]]:
 
 
 def _captions(layout: Layout, group: list[Box]) -> Iterator[list[Label]]:
-    """Yield the names of a group, one below the other in the order of the boxes; of a large one the first and last."""
+    """Yield the names of a group, one below the other in the boxes' order; if large, the first and last."""
     first, last = group[0], group[-1]
     titles = [box.card.title for box in group]
     if len(group) > _MOST_LINES:

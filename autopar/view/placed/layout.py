@@ -25,7 +25,7 @@ _MOST_ARROWS = 80
 _WIDEST_BAND = 1 / 16
 """Share of the plan within which starting transfers are drawn as one band."""
 _MOST_TRIED = 6
-"""Limit on the devices whose column orders are all tried."""
+"""Limit on the number of devices for which all column orders are tried."""
 _TIGHT = 12.0
 """Pixels below which successive copies are one line."""
 
@@ -66,7 +66,7 @@ class Box(Rect):
 class Arrow:
     """A transfer, or several folded into a band from (`x1`, `y1`..`y1_last`) to (`x2`, `y2`..`y2_last`).
 
-    `ready_y`: start of the wait for a busy wire; None if there is none.
+    `ready_y`: start of the wait for a busy bus; None if there is none.
     """
 
     transfers: tuple[Transfer, ...]
@@ -153,7 +153,7 @@ def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
 def _boxes(layout: Layout) -> None:
     number, hot = layout.plan.critical.number, layout.plan.critical.on_path
     for column in layout.columns.values():
-        # A cluster that takes several lanes has a card in each, equal ones but for the lane.
+        # A cluster that takes several lanes has a card in each; these are equal except for the lane.
         held = [{card.clusters for card in layout.cards[lane]} for lane, _, _ in column.lanes]
         for index, (lane, x, _) in enumerate(column.lanes):
             for card in layout.cards[lane]:
@@ -176,7 +176,7 @@ def _arrows(layout: Layout) -> None:
     while len(groups) > _MOST_ARROWS and window < widest:
         window = min(widest, max(window * 1.5, plan.makespan / 200))
         groups = _bundles(transfers, window)
-    # Those of the most bytes, in the order of their starts.
+    # Keep the groups with the most bytes, in the order of their starts.
     by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for step in groups[g]), g))
     kept = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
     layout.undrawn = len(transfers) - sum(map(len, kept))

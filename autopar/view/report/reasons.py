@@ -87,8 +87,8 @@ def helps(plan: Plan) -> str:
 
 
 def waited(plan: Plan, number: int) -> str:
-    """Return the binding predecessor of a step, and how long the step was ready before: `v0 from cpu`, `t3`, `lane
-    cuda:0/0, busy with t2, 1.2 ms`; empty if it starts at once."""
+    """Return the binding predecessor of a step, and how long the ready step waited for it: `v0 from cpu`,
+    `t3`, `lane cuda:0/0, busy with t2, 1.2 ms`; empty if it starts at once."""
     wait, step = plan.critical.last[number], plan.steps[number]
     if wait is None:
         return ""
@@ -103,7 +103,7 @@ def waited(plan: Plan, number: int) -> str:
     held = f"lane {step.lane}"
     if wait.kind == "wire" and isinstance(step, Transfer):
         wire = plan.costed.machine.link[step.src, step.dst].wire or ""
-        # A link that shares its wire with none is called by its ends.
+        # A link with a bus of its own is named by its ends.
         held = "the link" if " → " in wire else f"wire {wire}"
     return f"{held}, busy with {named}, {seconds(late)}"
 
@@ -180,8 +180,7 @@ def alternative(plan: Plan) -> Candidate | None:
 def baseline(plan: Plan) -> tuple[str, float] | None:
     """Return the shortest single-device plan, weights included, and its seconds; None if no device can run everything.
 
-    A device that some clusters cannot be on, because of a pin, counts with those where they must be, as `mostly
-    cuda:0`.
+    If a pin keeps some clusters off a device, it counts with these where they must be, as `mostly cuda:0`.
     """
     best = plan.best_single
     for candidate in plan.candidates if best else ():
@@ -190,7 +189,7 @@ def baseline(plan: Plan) -> tuple[str, float] | None:
             continue
         all_there = dict(plan.singles).get(device) is not None
         if not all_there and plan.costed.graph.streamed:
-            # All of it runs there, with weights that come and go: it is no device that a model could be moved to.
+            # Everything runs there, but with streamed weights: the model could not be moved to this device.
             continue
         if best is None or candidate.makespan < best[1]:
             best = (device if all_there else f"mostly {device}", candidate.makespan)
@@ -198,7 +197,7 @@ def baseline(plan: Plan) -> tuple[str, float] | None:
 
 
 def best_of_each(plan: Plan) -> list[Candidate]:
-    """Return the candidates, best first; of those with the same policy and split only the best."""
+    """Return the candidates, best first; of those with the same policy, split and note only the best."""
     order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0))
     found: dict[tuple[str, str, str], Candidate] = {}
     for candidate in order:
@@ -215,7 +214,7 @@ def chosen(plan: Plan) -> Candidate | None:
 
 
 def faster(gain: float) -> str:
-    """Return the speed-up over a device that takes `gain` times as long as text."""
+    """Return, as text, the speed-up over a device that takes `gain` times as long."""
     if gain >= 1.005:
         return f"{gain:.2f} × faster than one device"
     if gain > 0.995:

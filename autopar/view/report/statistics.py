@@ -94,8 +94,8 @@ def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A phase of a step: `span`: seconds with any of its clusters and copies active; `adds`: those of them without
-    activity of earlier phases; `start` of the first and `end` of the last."""
+    """A phase of a step, from the `start` of its first cluster or copy to the `end` of its last. `span`:
+    seconds in which any is active; `adds`: those of them in which no earlier phase is active."""
 
     name: str
     span: float
@@ -123,7 +123,7 @@ def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
 def hidden(plan: Plan, timeline: Timeline) -> float:
     """Return the share of the reduction's time in which some device works on the backward; 1.0 without a reduction.
 
-    `timeline`: of the plan: `plan.timeline()`, or measured. Linear in spans except for sorting.
+    `timeline`: `plan.timeline()`, or a measured one of the plan. Linear in spans except for sorting.
     """
     reduction = union(_phase_intervals(plan, timeline)["reduction"])
     backward = union(_phase_intervals(plan, timeline, copies=False)["backward"])
@@ -135,7 +135,7 @@ def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> 
     graph, cluster = plan.costed.graph, plan.costed.cluster
     of_task, of_value = plan.words.phase_of_task, plan.words.phase_of_value
     found: dict[str, list[Interval]] = {name: [] for name in PHASES}
-    # Where tasks were measured they are asked: the clusters of the two halves of a step are not those of the whole.
+    # Use measured tasks if there are any: the two halves of a step have other clusters than the whole step.
     fine = any(span.cluster for span in timeline.spans)
     for span in timeline.spans:
         name, phase = span.name, None
@@ -157,8 +157,8 @@ def _free(graph: Graph, name: str) -> bool:
 def critical_spans(timeline: Timeline) -> list[Span]:
     """Return the spans of the critical path, by start.
 
-    A measured timeline has no dependencies: its path is traced back from the last end through the latest end, on any
-    lane, that each step can have waited for.
+    A measured timeline has no dependencies. Its path is traced back from the last end: before each span comes
+    the one with the latest end, on any lane, that it can have waited for.
     """
     if timeline.path:
         return [timeline.spans[number] for number in timeline.path]

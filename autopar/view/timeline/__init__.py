@@ -143,7 +143,7 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
 
 
 def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None:
-    """Draw the name of a lane at the left, after that of its device in the first one; below it if there is no room."""
+    """Draw the name of a lane at the left, after its device's name if given, or below it for lack of room."""
     room = LEFT - 12 - MARGIN - 32
     beside = not device or design.width(device, 13, True) + 8 + design.width(lane, 12) <= room
     if device:
@@ -224,7 +224,7 @@ def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, 
 def corners(
     memory: Memory, x_of: Callable[[float], float], level: Callable[[float], float], right: float
 ) -> list[Point]:
-    """Return both ends of each level of a step curve; of those on one pixel, the highest and the last."""
+    """Return both ends of each level of a step curve; of levels on one pixel, the highest and the last."""
     steps: list[tuple[float, int]] = []
     pixel = -1
     for when, count in memory.steps:

@@ -140,7 +140,7 @@ def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -
 
 
 def _name(chart: Chart, bar: _Bar, shade: Shade, y: float) -> float:
-    """Draw the name inside its bar if it fits, else to the right if that is free; return its right edge there."""
+    """Draw the name inside its bar, else to the right if that is free; return its right edge there or 0."""
     span, count = bar.spans[0], len(bar.spans)
     text = design.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
     if text == span.title or len(text) >= 7:
