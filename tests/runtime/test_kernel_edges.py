@@ -53,6 +53,30 @@ def test_attention_whose_mask_excludes_every_key_is_zero(library: Stack, kind: s
             torch.testing.assert_close(call(q, k, v, mask)[0], attention(q, k, v, mask)[0])
 
 
+def test_a_packed_causal_mask_is_eagers(
+    library: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers makes it: by operators that ONNX has under other names, so that it has nothing to decompose."""
+    if library.name == "onnxruntime":
+        monkeypatch.delattr(torch.export.ExportedProgram, "run_decompositions")
+
+    def mask(places: Any, flags: Any) -> Any:
+        aten = torch.ops.aten
+        steps = aten.diff.default(places, 1, -1, places[:, :1] - 1)
+        turns = aten.diff.default(flags, 2)
+        packed = aten.cumsum.default(aten.ne.Scalar(steps, 1), -1)
+        same = aten.eq.Tensor(packed[:, None, :], packed[:, :, None])
+        both = aten.__and__.Tensor(same, flags[:, None, :])
+        either = aten.__xor__.Tensor(aten.__or__.Tensor(both, turns[:, :1, None]), flags[:, :, None])
+        return packed, both, either, aten.__and__.Tensor(places, packed)
+
+    places, flags = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]), torch.rand(2, 5) > 0.5
+    call = kernel(library, fx.symbolic_trace(mask), tmp_path, places, flags)
+    for given in (places, flags), (places.flip(0), ~flags):
+        for ours, right in zip(call(*given), mask(*given), strict=True):
+            assert torch.equal(ours, right)
+
+
 @pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.release)])
 def test_an_encoder_layer_is_eagers_with_masks(library: Stack, first: bool, tmp_path: Path) -> None:
     """Of PyTorch's own operator for the whole layer ONNX has no form."""

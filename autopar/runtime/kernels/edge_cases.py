@@ -69,7 +69,7 @@ def _self_attention(
     ]
     mask = given.get("mask")
     if mask is not None:
-        mask = ~mask.bool()
+        mask = torch.logical_not(mask)
         if given.get("mask_type") == _PADDING:
             mask = mask[:, None, None, :]
     made = _attention(*parts, mask)
@@ -110,12 +110,28 @@ def _encoder_layer(source: Tensor, width: int, heads: int, *rest: Any, **kwargs:
     return norm(source + fed(source), 2)
 
 
+def _diff(
+    given: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Tensor:
+    """Subtract neighbours by plain operators, since ONNX lacks `diff`."""
+    given = torch.cat([part for part in (prepend, given, append) if part is not None], dim)
+    for _ in range(n):
+        later, earlier = (given.narrow(dim, start, given.shape[dim] - 1) for start in (1, 0))
+        given = torch.bitwise_xor(later, earlier) if given.dtype is torch.bool else later - earlier
+    return given
+
+
 _EXACT: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._native_multi_head_attention.default: _self_attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
     torch.ops.aten.cat.default: _cat,
+    torch.ops.aten.diff.default: _diff,
+    # Converters know these by one name.
+    torch.ops.aten.__and__.Tensor: torch.bitwise_and,
+    torch.ops.aten.__or__.Tensor: torch.bitwise_or,
+    torch.ops.aten.__xor__.Tensor: torch.bitwise_xor,
 }
 
 

@@ -27,14 +27,33 @@ def compile(work: Compilation) -> None:
     if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
         raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
     try:
-        with torch.no_grad():
-            graph = exported(work, exact(work.module))
-            made = torch.onnx.export(graph, tuple(work.examples), dynamo=True, verbose=False)
-    except torch.onnx.OnnxExporterError as error:
-        # The text of `error` begins with advice to developers of the exporter.
-        raise Refusal(f"{_first(error)}\n{error}") from error
-    assert made is not None
+        made = _converted(work, decompose=False)
+    except torch.onnx.OnnxExporterError:
+        try:
+            made = _converted(work, decompose=True)
+        except torch.onnx.OnnxExporterError as error:
+            # Its own text begins with advice to developers of the exporter.
+            raise Refusal(f"{_first(error)}\n{error}") from error
     (work.folder / "piece.onnx").write_bytes(made.model_proto.SerializeToString())
+
+
+def _converted(work: Compilation, decompose: bool) -> torch.onnx.ONNXProgram:
+    """Return a piece as a graph of ONNX, by way of decomposed operators if it has any that the exporter lists, or
+    `decompose`. Raises the exporter's errors."""
+    graph = exported(work, exact(work.module))
+
+    def decomposed(table: dict[Any, Any]) -> torch.export.ExportedProgram:
+        if any(node.target in table for node in graph.graph.nodes):
+            return type(graph).run_decompositions(graph, table)
+        return graph
+
+    if not decompose:
+        # The exporter calls this method, which traces the graph twice more even if nothing in it changes.
+        vars(graph)["run_decompositions"] = decomposed
+    with torch.no_grad():
+        made = torch.onnx.export(graph, tuple(work.examples), dynamo=True, verbose=False)
+    assert made is not None
+    return made
 
 
 def _first(error: BaseException) -> BaseException:
