@@ -9,6 +9,7 @@ from torch._subclasses.fake_impls import op_implementations_dict
 
 from autopar.capture import dynamo_private, torch_private
 from autopar.capture.dynamo_private import flattened
+from autopar.ops.composites.rules import whole_layers
 
 LINEAR = torch.ops.aten.linear.default
 
@@ -36,6 +37,14 @@ def test_they_are_made_once_and_each_trace_leaves_those_of_before(monkeypatch: p
     with dynamo_private._override_composite_implicit_decomp({LINEAR: lambda *_: NotImplemented}):
         assert LINEAR.py_kernels != before
     assert LINEAR.py_kernels == before
+
+
+def test_kernels_of_whole_layers_are_the_same_in_each_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    with whole_layers():
+        first = targets()
+    with monkeypatch.context() as patch, whole_layers():
+        patch.setattr(dynamo_private, "_override_composite_implicit_decomp", None)
+        assert targets() == first
 
 
 def test_a_kernel_that_is_registered_meanwhile_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

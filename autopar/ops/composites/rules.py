@@ -244,8 +244,12 @@ DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 """Rules for every trace."""
 
 
+@functools.cache
 def bound(target: Any, rule: Rule) -> Rule:
-    """Return the rule as a kernel of its operator, called with all arguments of the schema by position."""
+    """Return the rule as a kernel of its operator, called with all arguments of the schema by position.
+
+    Always the same function: a trace sees by it that the kernels of an operator have not changed since the last one.
+    """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
