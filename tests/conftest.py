@@ -22,6 +22,11 @@ if "AUTOPAR_CACHE" not in os.environ:
 # What calls inductor's kernels, not these themselves: compiling it takes longest.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
+# Before files are collected: rewriting their assertions and tracing graphs make so many objects that collections of
+# garbage by Python's own thresholds take a fifth of the collection of tests, and some per cent of their runs.
+if gc.isenabled():
+    gc.set_threshold(100_000)
+
 import pytest
 import strict
 import torch
@@ -115,11 +120,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is loaded by now stays: no collection of garbage need go through half a million objects of it. And graphs
-    are made of so many objects that collections by Python's own thresholds take some per cent of the tests' time."""
+    """What is loaded by now stays: no collection of garbage need go through half a million objects of it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000)
 
 
 @pytest.hookimpl(wrapper=True)
