@@ -8,7 +8,7 @@
 
 namespace strict {
 
-constexpr size_t PAGE = 4096;
+constexpr size_t LEAST = 4096;
 
 static void poison(char* address, size_t bytes) {
   if (settings().poison) std::memset(address, 0xFF, bytes);
@@ -16,12 +16,12 @@ static void poison(char* address, size_t bytes) {
 
 at::DataPtr PinnedAllocator::allocate(size_t bytes) {
   if (!bytes) return {nullptr, nullptr, &release, at::Device(at::kCPU)};
-  const size_t size = std::bit_ceil(std::max(bytes, PAGE));
+  const size_t size = std::bit_ceil(std::max(bytes, LEAST));
   std::lock_guard<std::mutex> hold(mutex_);
   auto& free = cached_[size];
   char* address;
   if (free.empty()) {
-    address = static_cast<char*>(std::aligned_alloc(PAGE, size));
+    address = static_cast<char*>(std::aligned_alloc(LEAST, size));
     TORCH_CHECK_WITH(OutOfMemoryError, address, "strict: no pinned memory of ", size, " bytes");
     poison(address, size);
   } else {
