@@ -58,9 +58,9 @@ def test_the_guard_against_torch_can_fail(tmp_path: Path) -> None:
     assert loads_torch([*pure()[:3], "around", "reaches"], tmp_path) == "around"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+def test_files_are_short() -> None:
+    assert len(FILES) > 200
+    assert not [str(path) for path in FILES if len(path.read_text().splitlines()) > 400]
 
 
 @pytest.mark.slow
