@@ -145,10 +145,9 @@ def test_ranks_that_do_not_fail_end_well(tmp_path):
 @pytest.mark.parametrize(
     ("count", "failing"),
     [
-        (2, 1),
         (4, 0),
         (4, 2),
-        *(pytest.param(*case, marks=pytest.mark.release) for case in ((2, 0), (4, 1), (4, 3))),
+        *(pytest.param(*case, marks=pytest.mark.release) for case in ((2, 0), (2, 1), (4, 1), (4, 3))),
     ],
 )
 def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
@@ -163,7 +162,9 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, count, failing):
 
 
 @pytest.mark.parametrize(
-    ("what", "failing"), [("kill", 0), ("stop", 1), pytest.param("kill", 1, marks=pytest.mark.release)]
+    ("what", "failing"),
+    # A stopped rank is ended like one of any other job, and then its pipeline has lost it as one that was killed.
+    [("kill", 0), *(pytest.param(*case, marks=pytest.mark.release) for case in (("stop", 1), ("kill", 1)))],
 )
 def test_a_stage_of_a_pipeline_that_fails_is_named_on_the_other(tmp_path, what, failing):
     found = job(tmp_path, 2, what, failing, 3, "pipeline")
@@ -274,7 +275,9 @@ def through(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("what", "rank"), [("kill", 0), ("stop", 1), pytest.param("kill", 1, marks=pytest.mark.release)]
+    ("what", "rank"),
+    # That torchrun ends with a stopped rank is tested above; what it restarts is then the same.
+    [("kill", 0), *(pytest.param(*case, marks=pytest.mark.release) for case in (("stop", 1), ("kill", 1)))],
 )
 def test_torchrun_resumes_from_the_last_checkpoint_and_nothing_is_lost(tmp_path, through, what, rank):
     words = ("--timeout", 2, "--rank", rank, f"--{what}", FAILING)
