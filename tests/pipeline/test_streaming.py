@@ -80,7 +80,7 @@ def test_weights_that_train_are_not_streamed() -> None:
 @pytest.mark.parametrize("loop", ["planned", pytest.param("step", marks=pytest.mark.slow), "own"])
 def test_frozen_weights_of_a_training_step_are_streamed(loop: str) -> None:
     """The backward does not come to a backbone without gradients; what trains stays on its devices."""
-    backbone = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.ReLU())))
+    backbone = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(128, 128), nn.ReLU())))
     model = nn.Sequential(backbone.requires_grad_(False), nn.Linear(128, 4))
     x, y = torch.randn(64, 128), torch.randint(0, 4, (64,))
     machine, criterion = fast_stand_in(size(model) // 2 + 100_000), nn.functional.cross_entropy
