@@ -203,9 +203,10 @@ def test_any_sizes_are_eagers(shared, grad, sizes):
 
 @pytest.fixture(scope="module")
 def shared():
-    plain, fast = pair(Attention, ["cpu", "emulated:0"], split=None)
+    # How sizes come to be open, other tests here show.
+    plain, fast = pair(Attention, ["cpu", "emulated:0"], split=None, dynamic=True)
     for grad in (False, True):
-        for sizes in SIZES[:3]:
+        for sizes in SIZES[:2]:
             alike(plain, fast, sizes, grad)
     return plain, fast
 
@@ -296,7 +297,7 @@ def _with(captured, sizes):
 
 
 def test_threads_call_with_sizes_of_their_own():
-    plain, fast = pair(Attention, ["cpu*2"])
+    plain, fast = pair(Attention, ["cpu*2"], dynamic=True)
     errors = []
 
     def calls(first):
@@ -351,7 +352,7 @@ class Scores(Attention):
 
     def __init__(self):
         super().__init__()
-        self.norms = nn.Sequential(*(nn.LayerNorm(16) for _ in range(6)))
+        self.norms = nn.Sequential(*(nn.LayerNorm(16) for _ in range(3)))
 
     def forward(self, x):
         return self.norms(super().forward(x)[0]).mean(1)
