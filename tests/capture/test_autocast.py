@@ -76,8 +76,18 @@ def test_casts_are_those_of_the_graph_not_of_its_reader() -> None:
     assert len(made) == 3 and all(value.storage == value.name for value in made)
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("states", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("states", "grad"),
+    [
+        (None, True),
+        (torch.float32, False),
+        (torch.bfloat16, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.release)
+            for case in ((None, False), (torch.float32, True), (torch.bfloat16, False))
+        ),
+    ],
+)
 def test_the_cells_of_an_lstm_with_projections_stay_as_wide_as_in_eager(states, grad) -> None:
     """A CPU computes it by operators of which autocast lowers the products alone."""
     model, x = nn.LSTM(8, 6, num_layers=2, proj_size=3), torch.randn(5, 4, 8)

@@ -21,6 +21,7 @@ def casting(dtype: torch.dtype | None) -> torch.autocast:
     return torch.autocast("cpu", dtype, enabled=dtype is not None)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("first", CASTS)
 def test_autocast_to_another_dtype_is_another_call(first):
     """Every way from one kind of autocast to another and back, in inference."""

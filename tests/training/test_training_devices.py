@@ -53,7 +53,10 @@ def placed(captured, x, policy, parts):
 @pytest.mark.parametrize(
     ("name", "policy", "parts"),
     [
-        pytest.param(name, policy, parts, marks=() if parts or name == "attends" else pytest.mark.release)
+        # Attention in parts is that of half precision.
+        pytest.param(
+            name, policy, parts, marks=() if bool(parts) == (name != "attends") else pytest.mark.release
+        )
         for name in CASES
         for policy, parts in (("single cuda:0", None), ("round_robin", 2))
     ],
