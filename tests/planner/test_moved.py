@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 
 
-def layers(count: int = 4, width: int = 1024, dropout: float = 0.0) -> nn.Module:
+def layers(count: int = 2, width: int = 1024, dropout: float = 0.0) -> nn.Module:
     parts = ((nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout)) for _ in range(count))
     return nn.Sequential(*(part for group in parts for part in group))
 
