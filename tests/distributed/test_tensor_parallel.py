@@ -31,8 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from autopar.distributed.tensor.plan import TensorPlan, tensor_plan
-from autopar.distributed.tensor.ring import slowest_link
-from autopar.distributed.tensor.split import clip_grad_norm_, tensor_parallel
+from autopar.distributed.tensor.split import clip_grad_norm_, slowest_link, tensor_parallel
 from autopar.errors import DeviceError, PlanError, RunError
 
 pytestmark = pytest.mark.thin(2)

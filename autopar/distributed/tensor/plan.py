@@ -22,11 +22,10 @@ from ...ir.hosts import compute_devices
 from ...ir.machine import Machine
 from ...pipeline.batch_split import WORTH
 from ...pipeline.compare import present
-from ...planner.pipelines.grid import all_reduce_s
+from ...planner.pipelines.grid import all_gather_s, all_reduce_s
 from ...system.text import percent, seconds, table
 from ...transform.features import CONVOLUTIONS as TARGETS
 from ...transform.features import EMBEDDING, Stretch, by_channel, narrowed, stretches
-from .ring import all_gather_s
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRAINED = 3
@@ -241,7 +240,7 @@ class _Price:
         for name in stretch.columns:
             task = graph.task[name]
             if not stretch.rows:
-                yield all_gather_s(self.link, self.ranks, size[task.outputs[0]])
+                yield all_gather_s(self.ranks, size[task.outputs[0]], *pace)
             if self.training and task.inputs[0] not in graph.inputs:
                 yield all_reduce_s(self.ranks, size[task.inputs[0]], *pace)
 
