@@ -15,8 +15,7 @@ from ..system.text import seconds
 from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
 from .duplication import once, repeated
-from .every import every, tiny
-from .exact import prove
+from .exact import every, prove, tiny
 from .lists.heft import heft, lookahead
 from .lists.identical import identical, is_single, single
 from .lists.memory_first import fill, follow

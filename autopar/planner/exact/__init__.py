@@ -1,4 +1,5 @@
-"""Optimality proof, or a shorter plan, for small graphs by constraint programming (OR-tools CP-SAT, if installed).
+"""Exact methods for small graphs: all schedules of a tiny one (`every`); and an optimality proof, or a shorter plan, by
+constraint programming (`prove`: OR-tools CP-SAT, if installed).
 
 Optional intervals on unrelated devices (Laborie et al., "IBM ILOG CP Optimizer for scheduling", Constraints 23, 2018),
 transfers as intervals on their buses, and the heads, tails and loads of `bounds`.
@@ -12,9 +13,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import permutations, product
 
-from ..candidates import Entry, Race
+from ...errors import PlanError
+from ..bounds.critical_path import ways
+from ..candidates import SHORTER, Entry, Race
+from ..model.instance import Instance
+from ..model.simulator import Play, Schedule, in_order
+from ..model.timing import fits
 
 CLUSTERS = 60
 """Limit on the clusters of a graph to prove."""
@@ -67,3 +75,129 @@ def _above(makespan: float, bound: float) -> float:
 def left(until: float) -> float | None:
     """Return the seconds until a time of the monotonic clock; None for None."""
     return None if until == math.inf else max(0.0, until - time.monotonic())
+
+
+MOST = 2_600
+"""Limit on the number of lane orders: five clusters on three lanes."""
+STEPS = 50_000
+"""Limit on simulated clusters and transfers, over all orders of simultaneous requests."""
+POLICY = "every order"
+
+Place = tuple[int, int]
+"""A device and a lane, by number."""
+
+
+def tiny(instance: Instance) -> bool:
+    """Return True if there are few enough schedules to try them all, and no clusters with several lanes."""
+    clusters, lanes = instance.clusters, sum(map(len, instance.lane_names))
+    return clusters > 0 and not instance.modes and math.perm(clusters + lanes - 1, clusters) <= MOST
+
+
+def every(race: Race) -> None:
+    """Enter the shortest of all schedules of a `tiny` problem, if it is shorter than the entries so far.
+
+    Covers schedules without duplicates that start everything as early as the lane orders allow, with FIFO
+    buses. Stops when the bound is reached.
+    """
+    instance, bound, leader = race.instance, race.bound, race.leading()
+    longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
+    way = ways(instance, once=True)
+    head, tail = way.head.tolist(), way.tail.tolist()
+    placements = _placements(instance, (way.head + way.seconds + way.tail).tolist(), longest)
+    best: Schedule | None = None
+    left = STEPS
+    # Lazily, since `longest` falls with each shorter schedule.
+    hopeful = (chosen for chosen in placements if _bound(instance, head, tail, chosen) < longest)
+    schedules = (schedule for chosen in hopeful for schedule in _orders(instance, chosen))
+    for play, tried in (each for schedule in schedules for each in _plays(instance, schedule)):
+        left -= len(play.end)
+        if play.makespan < longest and fits(instance, play):
+            longest, best = play.makespan * (1 - SHORTER), tried
+        if left <= 0 or longest <= bound:
+            break
+    if best:
+        race.enter(best)
+
+
+def _bound(
+    instance: Instance, heads: list[list[float]], tails: list[list[float]], chosen: Sequence[Place]
+) -> float:
+    """Return a lower bound in seconds with each cluster on its lane: the longest path, and for each lane all its work
+    between the least head and the least tail."""
+    longest, ends = 0.0, list[float]()
+    lanes: dict[Place, tuple[float, float, float]] = {}
+    for r, place in enumerate(chosen):
+        d = place[0]
+        start, own, tail = heads[r][d], instance.seconds[r][d], tails[r][d]
+        for v in instance.reads[r]:
+            maker = instance.maker[v]
+            if 0 <= maker < r:
+                start = max(start, ends[maker] + instance.travel(v, chosen[maker][0], d))
+        ends.append(start + own)
+        longest = max(longest, ends[-1] + tail)
+        first, work, last = lanes.get(place, (math.inf, 0.0, math.inf))
+        lanes[place] = min(first, start), work + own, min(last, tail)
+    return max(longest, max(map(sum, lanes.values())))
+
+
+def _placements(
+    instance: Instance, through: list[list[float]], longest: float
+) -> Iterator[tuple[Place, ...]]:
+    """Yield the lane of each cluster, in all ways that may take less than `longest` seconds. `through`: lower bounds
+    with each cluster on each device."""
+    lanes = [(d, lane) for d, names in enumerate(instance.lane_names) for lane in range(len(names))]
+    options = [
+        [place for place in lanes if place[0] in allowed and through[r][place[0]] < longest]
+        for r, allowed in enumerate(instance.allowed)
+    ]
+    for chosen in product(*options):
+        if all(len({chosen[r][0] for r in members}) == 1 for members in instance.members):
+            yield chosen
+
+
+def _orders(instance: Instance, chosen: Sequence[Place]) -> Iterator[Schedule]:
+    """Yield every order of each lane."""
+    own: dict[Place, list[int]] = {}
+    for r, place in enumerate(chosen):
+        own.setdefault(place, []).append(r)
+    for orders in product(*(permutations(clusters) for clusters in own.values())):
+        if not any(set(order[at:]) & {*instance.before[r]} for order in orders for at, r in enumerate(order)):
+            placed = [(r, d, (lane,)) for (d, lane), order in zip(own, orders) for r in order]
+            yield in_order(instance, POLICY, placed)
+
+
+def _plays(instance: Instance, schedule: Schedule) -> Iterator[tuple[Play, Schedule]]:
+    """Yield simulations of a schedule for every order of transfers that request one bus at the same time."""
+    try:
+        play = Play(instance, schedule)
+    except PlanError:
+        # The orders deadlock, or a value has no route to a reader.
+        return
+    yield play, schedule
+    if not instance.costed.machine.queued:
+        yield from _turned(instance, schedule, play, (-1.0, -1))
+
+
+def _turned(
+    instance: Instance, schedule: Schedule, play: Play, last: tuple[float, int]
+) -> Iterator[tuple[Play, Schedule]]:
+    """Yield simulations with other orders of the requests after `last`, a (time, queue); later ones follow from
+    these."""
+    first = instance.clusters
+    asking: dict[tuple[float, int], list[int]] = {}
+    for step, (_, hop) in enumerate(play.moves, first):
+        if hop.lane >= 0 and (play.ready[step], hop.lane) > last:
+            asking.setdefault((play.ready[step], hop.lane), []).append(step)
+    order = sorted(range(first, len(play.end)), key=play.when)
+    for key in sorted(asking):
+        tied = sorted(asking[key], key=play.when)
+        for turn in permutations(tied) if len(tied) > 1 else ():
+            if [*turn] == tied:
+                continue
+            instead = dict(zip(tied, turn))
+            moves = [play.moves[instead.get(step, step) - first] for step in order]
+            copies = in_order(instance, "", (), moves).copies
+            tried = Schedule(schedule.policy, schedule.lanes, copies, first_come=True)
+            other = Play(instance, tried)
+            yield other, tried
+            yield from _turned(instance, tried, other, key)
