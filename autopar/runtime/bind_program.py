@@ -26,7 +26,6 @@ from ..ir.open_size import OpenSize
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads
 from ..ops import resolve as bind
-from .fast_calls import fast
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane, apart
@@ -166,7 +165,7 @@ class Assembly:
         if given and f"{task.target}_" in calls:
             return calls[f"{task.target}_"]
         alone = not any(self.graph.readers[name] or name in self.graph.results for name in task.outputs[1:])
-        return calls.get(task.target) or fast(task, bind.target(task.target), alone)
+        return calls.get(task.target) or bind.fast(task, bind.target(task.target), alone)
 
     @cached_property
     def _durations(self) -> tuple[dict[str, float], dict[str, float]]:

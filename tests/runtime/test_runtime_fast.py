@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.ir.graph import Const, Ref, Task
 from autopar.ops import resolve as bind
-from autopar.runtime.fast_calls import OPERATORS, fast
+from autopar.ops.resolve import OPERATORS, fast
 
 X, Y, B = "x", "y", "b"
 MORE = {
