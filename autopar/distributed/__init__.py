@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .agreement import agreed
     from .faults.checkpoint import load_latest, save
-    from .faults.heartbeat import guarded
+    from .faults.heartbeat import bound_store, guarded
     from .faults.merged_trace import merged
-    from .rendezvous import bound_store
     from .tensor.split import tensor_parallel
 
 _HOME = {
     "agreed": "agreement",
-    "bound_store": "rendezvous",
+    "bound_store": "faults.heartbeat",
     "guarded": "faults.heartbeat",
     "load_latest": "faults.checkpoint",
     "merged": "faults.merged_trace",

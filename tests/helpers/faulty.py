@@ -14,8 +14,7 @@ import torch.distributed as dist
 from helpers.job_models import loss, made
 
 import autopar
-from autopar.distributed.faults.heartbeat import guarded
-from autopar.distributed.rendezvous import bound_store
+from autopar.distributed.faults.heartbeat import bound_store, guarded
 from autopar.training.messages import agree
 
 
