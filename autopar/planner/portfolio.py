@@ -235,14 +235,9 @@ def _plan(
     if all(entry is not chosen for entry in race.entries):
         # A plan with duplicates or delayed transfers did not race, but is listed beside the entries.
         race.admit(chosen)
-    return Plan(
-        costed=instance.costed,
+    return replace(
+        found,
         policy=chosen.schedule.policy,
-        placed=found.placed,
-        transfers=found.transfers,
-        resident=found.resident,
-        memory=found.memory,
-        makespan=found.makespan,
         lower_bound=sound(race.bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
