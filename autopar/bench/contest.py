@@ -1,4 +1,5 @@
-"""A contest: each rival is built and compared with eager, and the correct ones are timed in turns."""
+"""A contest: each rival is built and compared with eager, and the correct ones are timed in turns. Its results: an
+outcome for each rival as a table and as JSON; several contests as a summary or a chart."""
 
 from __future__ import annotations
 
@@ -6,24 +7,29 @@ import gc
 import logging
 import math
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
 import torch
 
-from ..costs.blocks import timed
+from ..costs.blocks import Block, counted, disturbed, median, timed
 from ..costs.calibrate import threads
 from ..errors import AutoparError
 from ..pipeline import compare
-from ..system.text import bar, brief, seconds
-from .rivals import Case, Entrant, Rival
-from .row import Outcome, Row
+from ..system.text import bar, brief, seconds, table
+from ..view.drawing import design
+from ..view.drawing.design import INK, QUIET, shades
+from ..view.drawing.svg import MARGIN, Svg
+from ..view.save import kind_of, png
+from .rivals import EAGER, Case, Entrant, Rival
 
 PATIENCE = 0.6
 """Share of the build time in which a rival may become faster."""
@@ -31,6 +37,10 @@ PATIENCE = 0.6
 STEP_LIMIT = 1e-4
 """Limit on the error of the loss and of the weight changes of a float32 training step, whose sums are long."""
 SLACK = 4
+
+WIDTH, LINE = 960.0, 20.0
+LEFT, RIGHT = 150.0, 250.0
+"""Pixels for names on the left and figures on the right."""
 
 
 def contest(
@@ -161,3 +171,177 @@ def wrong(
         if errors[index] > allowed:
             return errors[index], f"answer {index}: {compare.difference(a, b, allowed)}"
     return max(errors, default=0.0), ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One rival's blocks, or the `reason` why it has none.
+
+    built_s: seconds to build and answer the first time.
+    serving: what computed its calls, if it chooses between several.
+    """
+
+    name: str
+    versions: dict[str, str]
+    reason: str = ""
+    built_s: float | None = None
+    error: float | None = None
+    blocks: tuple[Block, ...] = ()
+    serving: str = ""
+
+    @property
+    def median(self) -> float:
+        """Median seconds of a call; NaN without blocks."""
+        return median(self.blocks) if self.blocks else math.nan
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third quartile of the seconds of a call; NaN without blocks."""
+        times = [block.seconds for block in counted(self.blocks)]
+        if len(times) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+        return low, high
+
+    def remark(self) -> str:
+        """Return the reason why there is no time, or why it is unreliable, and what computed the calls."""
+        if not self.blocks:
+            return self.reason
+        doubt = "DISTURBED by other work" if disturbed(self.blocks) else ""
+        if any(block.disturbed is None for block in self.blocks):
+            doubt = "perhaps disturbed: this system does not tell"
+        return "; ".join(filter(None, (doubt, self.serving)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contest: its title, and its outcomes, eager's first."""
+
+    title: str
+    train: bool
+    outcomes: tuple[Outcome, ...]
+
+    def ratio(self, name: str) -> float:
+        """Return a rival's seconds ÷ eager's; NaN if it has none."""
+        medians = {outcome.name: outcome.median for outcome in self.outcomes}
+        return medians.get(name, math.nan) / self.outcomes[0].median
+
+    def best(self) -> Outcome:
+        """Return the fastest outcome that is not autopar's; eager's if none was timed."""
+        others = [one for one in self.outcomes if one.blocks and not one.name.startswith("autopar")]
+        return min(others, key=lambda one: one.median, default=self.outcomes[0])
+
+    def __str__(self) -> str:
+        """Return the table."""
+        unit = "step" if self.train else "call"
+        rows = [("", f"a {unit}", "quartiles", f"÷ {EAGER}", "build", "error", "")]
+        for one in self.outcomes:
+            figures = ("-", "-", "-")
+            if one.blocks:
+                spread = " to ".join(map(seconds, one.quartiles))
+                figures = (seconds(one.median), spread, f"{self.ratio(one.name):.3f}")
+            built = "-" if one.built_s is None else f"{one.built_s:.1f} s"
+            error = "-" if one.error is None else f"{one.error:.1e}"
+            rows.append((one.name, *figures, built, error, one.remark()))
+        return f"{self.title}\n\n{table(rows, right=(1, 2, 3, 4, 5), widest=130)}"
+
+    def data(self) -> dict[str, Any]:
+        """Return the row as plain data, with its medians and ratios."""
+        outcomes = []
+        for one in self.outcomes:
+            times = {"median_s": one.median, "quartiles_s": one.quartiles, "ratio": self.ratio(one.name)}
+            outcomes.append({**asdict(one), **(times if one.blocks else {}), "remark": one.remark()})
+        return {"title": self.title, "train": self.train, "outcomes": outcomes}
+
+
+def read(data: dict[str, Any]) -> Row:
+    """Return the row of data from `Row.data`."""
+    outcomes = (
+        Outcome(one["name"], one["versions"], one["reason"], one["built_s"], one["error"],
+                tuple(Block(**block) for block in one["blocks"]), one.get("serving", ""))
+        for one in data["outcomes"]
+    )  # fmt: skip
+    return Row(data["title"], data["train"], tuple(outcomes))
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return for each row the fastest rival and autopar's entries relative to it; the worst of these, and the
+    geometric mean over eager."""
+    entered = dict.fromkeys(one.name for row in rows for one in row.outcomes)
+    names = [name for name in entered if name.startswith("autopar")]
+    heads = [f"{name} ÷ {over}" for name in names for over in (EAGER, "best")]
+    lines: list[tuple[str, ...]] = [("", "best rival", f"÷ {EAGER}", *heads)]
+    columns: list[list[float]] = [[] for _ in lines[0][2:]]
+    for row in rows:
+        best = row.ratio(row.best().name)
+        found = [best, *(ratio for name in names for ratio in (row.ratio(name), row.ratio(name) / best))]
+        lines.append((row.title, row.best().name, *map(_figure, found)))
+        for column, ratio in zip(columns, found):
+            column += [] if math.isnan(ratio) else [ratio]
+    largest = [_figure(max(column, default=math.nan)) for column in columns]
+    means = [_figure(statistics.geometric_mean(column) if column else math.nan) for column in columns]
+    lines.append(("largest", "", "", *largest[1:]))
+    # A mean over eager is given for the best rival and for each of autopar's entries.
+    lines.append(("geometric mean", "", means[0], *(text for mean in means[1::2] for text in (mean, ""))))
+    return table(lines, right=range(2, 3 + 2 * len(names)))
+
+
+def _figure(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def suffix(path: Path) -> str:
+    """Return the suffix of a picture's path. Raises AutoparError for an unknown one."""
+    return kind_of(path, (".svg", ".png"), "a chart")
+
+
+def save(rows: Sequence[Row], path: Path, machine: str) -> None:
+    """Write the chart as `.svg` or `.png`. Raises AutoparError for another suffix, or a `.png` without cairosvg."""
+    kind, text = suffix(path), chart(rows, machine)
+    path.write_bytes(png(text) if kind == ".png" else text.encode())
+
+
+def chart(rows: Sequence[Row], machine: str) -> str:
+    """Return the chart of all rows, in order, as SVG."""
+    drawn = 104 + sum(LINE * (len(row.outcomes) + 2.2) for row in rows)
+    svg = Svg(WIDTH, drawn + 16, f"Seconds ÷ {EAGER}")
+    room = WIDTH - 2 * MARGIN
+    svg.text(MARGIN, 46, f"Seconds ÷ {EAGER}", 24, bold=True)
+    under = design.fit(f"shorter is faster; whiskers: quartiles; {machine}", room, 13)
+    svg.text(MARGIN, 68, under, 13, QUIET)
+    ratios = [row.ratio(one.name) for row in rows for one in row.outcomes if one.blocks]
+    low, high = math.log2(min([0.5, *ratios]) / 1.1), math.log2(max([2.0, *ratios]) * 1.1)
+    start, length = MARGIN + LEFT, room - LEFT - RIGHT
+
+    def at(ratio: float) -> float:
+        return start + length * (math.log2(ratio) - low) / (high - low)
+
+    for power in range(math.ceil(low), math.floor(high) + 1):
+        x = at(2.0**power)
+        svg.line((x, 96), (x, drawn), "end" if power == 0 else "grid")
+        svg.text(x, 90, f"{2.0**power:g}", 11, QUIET, anchor="middle")
+    y = 104.0
+    for row in rows:
+        svg.text(MARGIN, y + 14, design.fit(row.title, LEFT + length, 13, True), 13, bold=True)
+        y += LINE * 1.2
+        for one in row.outcomes:
+            _bar(svg, row, one, y, at)
+            y += LINE
+        y += LINE
+    return str(svg)
+
+
+def _bar(svg: Svg, row: Row, one: Outcome, y: float, at: Callable[[float], float]) -> None:
+    own, other = shades([("own", False), ("other", True)]).values()
+    start, end = MARGIN + LEFT, svg.width - MARGIN - RIGHT
+    svg.text(start - 8, y + 14, one.name, 12, INK, bold=one.name.startswith("autopar"), anchor="end")
+    if not one.blocks:
+        svg.text(start + 4, y + 14, design.fit(one.remark(), end + RIGHT - start - 4, 11), 11, QUIET)
+        return
+    ratio, shade = row.ratio(one.name), own if one.name.startswith("autopar") else other
+    svg.rect(start, y + 3, at(ratio) - start, LINE - 6, fill=shade.fill, stroke=shade.hue)
+    ends = [at(quartile / row.outcomes[0].median) for quartile in one.quartiles]
+    low, high = (min(max(x, start), end) for x in ends)
+    svg.line((low, y + LINE / 2), (high, y + LINE / 2), "end")
+    note = " ".join((f"{ratio:.3f}", f"({seconds(one.median)})", one.remark()))
+    svg.text(end + 8, y + 14, design.fit(note, RIGHT - 8, 11), 11, QUIET)

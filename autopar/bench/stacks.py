@@ -22,7 +22,7 @@ from torch import library as operators
 from torch.nn import functional
 
 from ..errors import AutoparError
-from .row import Row, read
+from .contest import Row, read
 
 _LARGER = ("lstms", "moe", "dlrm", "bert_small", "clip", "googlenet", "inception_v3", "resnet18")
 MODELS: dict[str, tuple[str, ...]] = {

@@ -16,7 +16,7 @@ from ..errors import AutoparError
 from .arguments import FACTORY, above_zero, duration, made, names, require_torch, require_writable, write
 
 if TYPE_CHECKING:
-    from ..bench.row import Row
+    from ..bench.contest import Row
 
 _PASSED = ("rivals", "devices", "seconds", "build_seconds", "rounds")
 """Options that are passed on to the contests of a suite."""
@@ -99,7 +99,7 @@ def _gpu(chosen: argparse.Namespace) -> int:
 
 def _contests(chosen: argparse.Namespace) -> int:
     """Print and write the rows of the model's batches or of the suite; if one fails, the rows so far."""
-    from ..bench import row as results
+    from ..bench import contest as results
     from ..bench import stacks
 
     if chosen.plot:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autopar.bench.row import Outcome, Row, chart, read, summary
+from autopar.bench.contest import Outcome, Row, chart, read, summary
 from autopar.costs.blocks import Block
 
 
