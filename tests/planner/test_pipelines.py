@@ -14,8 +14,8 @@ from autopar import MemoryCapError, PlanError
 from autopar.ir.hosts import Hosts
 from autopar.planner.pipelines import Chain, RowCost, Unit, distribution, processes
 from autopar.planner.pipelines.grid import CORE_BYTES_PER_S, CORE_S, SUMMED_BYTES_PER_S, grids
-from autopar.planner.pipelines.options import Option
 from autopar.planner.pipelines.pricing import Partition, Setup
+from autopar.planner.pipelines.simulation import Option
 
 UNITS = st.lists(
     st.builds(

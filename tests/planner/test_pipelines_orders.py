@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autopar import PlanError
 from autopar.ir.distribution import SCHEDULES
-from autopar.planner.pipelines.options import Action, Option, in_flight, orders, refusal
+from autopar.planner.pipelines.simulation import Action, Option, in_flight, orders, refusal
 
 SHAPES = st.tuples(st.sampled_from(SCHEDULES), st.integers(1, 7), st.integers(1, 4), st.integers(1, 24))
 

@@ -17,8 +17,8 @@ from ...system.process import uncollected
 from ...system.text import parse_bytes, seconds, size
 from .chain import Chain
 from .grid import Process, grids, processes
-from .options import Option, refusal
 from .pricing import Partition, Setup
+from .simulation import Option, refusal
 
 OBJECTIVES = ("training", "latency", "throughput")
 """`training`: least step of forward, backward and gradient sums. `latency`: least forward of one batch. `throughput`:

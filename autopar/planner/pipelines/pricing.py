@@ -14,8 +14,7 @@ from ...ir.distribution import BUCKET_BYTES, Stage
 from .chain import Chain, Numbers
 from .cuts import Cutting
 from .grid import Grid
-from .options import Option, in_flight
-from .simulation import passes_of, simulate
+from .simulation import Option, in_flight, passes_of, simulate
 
 MOST_GROUPS = 16
 """Limit on the groups in which a sharded stage is gathered."""
