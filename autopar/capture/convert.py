@@ -25,10 +25,7 @@ from .torch_private import OPEN, memory
 
 _aten = torch.ops.aten
 _CHANGES = ("dtype", "layout", "memory_format")
-_STRIDELESS = {
-    _aten.view.default: _aten.reshape.default,
-    _aten._unsafe_view.default: _aten.reshape.default,
-}
+_STRIDELESS = {_aten.view.default: _aten.reshape.default, _aten._unsafe_view.default: _aten.reshape.default}
 """Views that fail on the strides of another device's kernel, and their stride-independent equivalents."""
 
 _ASSERTS = frozenset({

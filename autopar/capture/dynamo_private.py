@@ -30,10 +30,7 @@ try:
     from torch._dynamo.types import FrameAction, FrameExecStrategy
     from torch._dynamo.utils import counters, graph_break_reasons
     from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
-    from torch._export.utils import (
-        _collect_all_valid_cia_ops_for_aten_namespace,
-        _special_op_to_preserve_cia,
-    )
+    from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
     from torch.fx.traceback import preserve_node_meta

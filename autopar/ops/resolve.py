@@ -169,12 +169,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
-def called(
-    task: Task,
-    function: Callable[..., Any],
-    read: Callable[[str], Any],
-    device: torch.device,
-) -> Any:
+def called(task: Task, function: Callable[..., Any], read: Callable[[str], Any], device: torch.device) -> Any:
     """Call a function on a task's arguments, with values read by `read`; return the result."""
     args = [argument(item, read, device) for item in task.args]
     return function(*args, **{name: argument(item, read, device) for name, item in task.kwargs})

@@ -191,8 +191,7 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
         caps = " and ".join(f"{peak} for {device!r}" for device, peak, _ in entry.over)
         way = f"set memory_bytes to {caps}, or let more devices run these tasks"
     return MemoryCapError(
-        f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}",
-        way,
+        f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}", way
     )
 
 

@@ -205,12 +205,7 @@ def _in_order(rows: Sequence[_Row]) -> list[int]:
 
 
 def _assemble(
-    name: str,
-    on: Machine,
-    rows: Sequence[_Row],
-    values: list[Value],
-    deliver: Ends,
-    homes: Ends,
+    name: str, on: Machine, rows: Sequence[_Row], values: list[Value], deliver: Ends, homes: Ends
 ) -> CostedGraph:
     taken = {value.name for value in values}
     inputs = tuple(home for home, _ in homes)

@@ -15,11 +15,7 @@ _PRODUCTS = ("aten.linear.", "aten.addmm.", "aten.mm.", "aten.matmul.")
 
 
 def chain_of(
-    graph: Graph,
-    kinds: Sequence[str],
-    price: Price,
-    rows: int,
-    repeats: Mapping[str, int] | None = None,
+    graph: Graph, kinds: Sequence[str], price: Price, rows: int, repeats: Mapping[str, int] | None = None
 ) -> Chain:
     """Build the chain of a graph captured with a batch of `rows`: one unit for each forward task except views.
 

@@ -64,12 +64,7 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
         del options[1]
     problems = [Instance(option) for option in options]
     weighed = [(instance, loads_of(instance)) for instance in problems]
-    proven = max(
-        shared(problems[0]),
-        evenly(problems[0]),
-        _longest(problems[-1]),
-        sum(problems[0].dispatch),
-    )
+    proven = max(shared(problems[0]), evenly(problems[0]), _longest(problems[-1]), sum(problems[0].dispatch))
     cut = False
     shortest, best = math.inf, None
     for room in ROOM if not costed.graph.carried else ():
