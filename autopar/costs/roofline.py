@@ -92,7 +92,7 @@ _FAMILIES = {
 _BY_NAME = {name: family for family, names in _FAMILIES.items() for name in names}
 
 
-class Work(NamedTuple):
+class _Work(NamedTuple):
     """FLOPs in `dtype` and bytes of a task of a `family`, done in `kernels` sequential kernels, each of which also
     reads `weights` bytes, and the number of rows that it `waits` for."""
 
@@ -111,7 +111,7 @@ class Work(NamedTuple):
         return max(self.flops / flops_per_s, moved + self.waits * MISS_S)
 
 
-Estimate: TypeAlias = Callable[[Work], float]
+Estimate: TypeAlias = Callable[[_Work], float]
 """The seconds of a task from its work."""
 Ratios: TypeAlias = Mapping[tuple[str, str], float]
 """By (task, device name), measured seconds ÷ the roofline's, for a task and its parts."""
@@ -190,7 +190,7 @@ def estimate(machine: Machine, device: Device) -> Estimate:
     here = not (traits.hides_dispatch or (traits.stand_in and machine.clock == "declared"))
     scales = {name: (launch, factor) for name, launch, factor in device.scales}
 
-    def seconds(todo: Work) -> float:
+    def seconds(todo: _Work) -> float:
         if todo.family == "view" and "view" not in scales:
             return VIEW_S if here else 0.0
         if todo.dtype not in rates:
@@ -259,20 +259,20 @@ def row_cost(
     return launch + constant, (busy - constant) / rows
 
 
-def work(graph: Graph, task: Task) -> Work:
+def work(graph: Graph, task: Task) -> _Work:
     """Return family, FLOPs, bytes, kernels and looked-up rows of a task."""
     moved, name = touched(graph, task), operator(task)
     kind, dtype = family(graph, task), main_dtype(graph, task)
     if task.target in UPDATES:
         kernels = _KERNELS[len(task.outputs)]
         moved = max(moved, int(_PASSES * kernels * graph.value[task.outputs[0]].bytes))
-        return Work(kind, dtype, task.flops, moved, kernels)
+        return _Work(kind, dtype, task.flops, moved, kernels)
     if name in _RECURRENT and task.inputs:
-        return Work(kind, dtype, task.flops, moved, *_steps(graph, task))
+        return _Work(kind, dtype, task.flops, moved, *_steps(graph, task))
     waits = 0
     if task.target.startswith(ROWS) and len(task.inputs) > 1:
         waits = math.prod(graph.value[task.inputs[1]].shape)
-    return Work(kind, dtype, task.flops, moved, waits=waits)
+    return _Work(kind, dtype, task.flops, moved, waits=waits)
 
 
 def operator(task: Task) -> str:

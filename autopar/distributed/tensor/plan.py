@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from torch import nn
 from ...capture import Captured
 from ...capture.ahead import ahead
 from ...costs.measure import measured
-from ...costs.roofline import Ratios, Work, estimate, work
+from ...costs.roofline import Estimate, Ratios, estimate, work
 from ...errors import PlanError
 from ...ir.device import Device, Link
 from ...ir.graph import Graph, Task
@@ -184,7 +184,7 @@ class _Price:
     dispatch_s: float
     training: bool
     device: Device
-    estimate: Callable[[Work], float]
+    estimate: Estimate
     ratios: Ratios
 
     def seconds(self, tasks: Iterable[str], graph: Graph | None = None) -> float:
