@@ -112,11 +112,6 @@ class CostedGraph:
         """Device of each input and state value before the call."""
         return dict(self.homes)
 
-    @cached_property
-    def resident(self) -> frozenset[str]:
-        """State that stays, from call to call, on each device that reads it."""
-        return self.graph.resident
-
     def seconds(self, cluster: str, device: str) -> float | None:
         """Return the seconds of a cluster on a device; None if it cannot run there."""
         return self.cluster[cluster].seconds[self.index[device]]

@@ -43,7 +43,7 @@ def _clusters(plan: Plan) -> Iterable[str]:
 def _there(plan: Plan, value: str, device: str, at: float) -> bool:
     """True if a value is on a device at a moment."""
     costed = plan.costed
-    if value in costed.resident and (value, device) in plan.resident:
+    if value in costed.graph.resident and (value, device) in plan.resident:
         return True
     if value in costed.home and costed.home[value] == device:
         return True

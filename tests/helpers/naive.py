@@ -92,7 +92,7 @@ def plan(
         lane = places[task.name] if "/" in places[task.name] else lanes[index % len(lanes)]
         arrives = [ended[name] for name in task.after]
         for name in task.inputs:
-            if name in costed.resident and device != home:
+            if name in costed.graph.resident and device != home:
                 resident[name, device] = None
             else:
                 arrives.append(bring(name, made_on[name], device))

@@ -74,7 +74,7 @@ class Instance:
 
     def __init__(self, costed: CostedGraph) -> None:
         self.costed = costed
-        graph, machine, index, resident = costed.graph, costed.machine, costed.index, costed.resident
+        graph, machine, index, resident = costed.graph, costed.machine, costed.index, costed.graph.resident
         self.devices = tuple(device.name for device in machine.devices)
         self.lane_names = tuple(device.compute_lanes for device in machine.devices)
         self.caps = tuple(device.memory_bytes for device in machine.devices)

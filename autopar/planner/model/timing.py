@@ -53,7 +53,9 @@ def timing(play: Play) -> Plan:
 def _residency(instance: Instance, device: list[int]) -> tuple[tuple[str, str], ...]:
     """Return (state, device) for each device with resident state, its home included, in graph order."""
     costed = instance.costed
-    found: dict[str, dict[int, None]] = {name: {} for name in costed.graph.state if name in costed.resident}
+    found: dict[str, dict[int, None]] = {
+        name: {} for name in costed.graph.state if name in costed.graph.resident
+    }
     for r, cluster in enumerate(costed.clusters):
         for name in cluster.reads:
             if name in found:
@@ -133,7 +135,7 @@ def _spans(instance: Instance, play: Play) -> Iterator[tuple[int, float, float, 
             if storage not in instance.given[device[r]]:
                 span[2] = max(span[2], nbytes)
         for name in costed.clusters[r].reads if instance.holders else ():
-            if name in costed.resident:
+            if name in costed.graph.resident:
                 roots.setdefault((name, device[r]), (graph.copies[name][0], device[r]))
     for step, (v, hop) in enumerate(play.moves, first):
         key = names[v], hop.dst
