@@ -102,7 +102,7 @@ class Prepared:
     @property
     def open(self) -> bool:
         """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
-        return isinstance(self.executor, TunedExecutor) and self.executor.open
+        return self.executor.open
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:

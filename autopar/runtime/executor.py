@@ -50,6 +50,9 @@ class Executor:
     caller's has changed, and the next call works.
     """
 
+    open = False
+    """It has no kernels that serve calls of all sizes; see `TunedExecutor.open`."""
+
     def __init__(
         self,
         captured: Captured,

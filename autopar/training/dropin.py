@@ -103,7 +103,7 @@ class Training:
     @property
     def open(self) -> bool:
         """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
-        return any(isinstance(executor, TunedExecutor) and executor.open for executor in self.executors)
+        return any(executor.open for executor in self.executors)
 
     def resized(self, source: Captured) -> Training:
         """Return the programs for the sizes of `source`, with kernels if these are for all sizes."""

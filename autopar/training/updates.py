@@ -131,7 +131,7 @@ class Signature:
     @property
     def open(self) -> bool:
         """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
-        return any(isinstance(executor, TunedExecutor) and executor.open for executor in self.executors)
+        return any(executor.open for executor in self.executors)
 
     def resized(self, source: Captured) -> Signature:
         """Return the signature for the sizes of `source`, with the programs of this one. The first `CHECKED` ones are
