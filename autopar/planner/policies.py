@@ -24,7 +24,7 @@ def round_robin(instance: Instance, room: float = 1.0) -> Schedule:
 
     It causes the most transfers, which tests a runtime. `room` is ignored.
     """
-    queues = [(d, lane) for d, lanes in enumerate(instance.lane_names) for lane in range(len(lanes))]
+    queues = [(d, lane) for d, lanes in enumerate(instance.widths) for lane in range(lanes)]
     chosen: dict[int, tuple[int, int]] = {}
     for r in range(instance.clusters):
         if r not in chosen:

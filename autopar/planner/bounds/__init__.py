@@ -36,7 +36,7 @@ def lower_bound(instance: Instance, enough: float = math.inf) -> float:
     if not instance.clusters or way.length == math.inf:
         return way.length
     simple = max(way.length, evenly(instance), sum(instance.dispatch))
-    if not instance.tight and (simple >= enough or sum(map(len, instance.lane_names)) == 1):
+    if not instance.tight and (simple >= enough or sum(instance.widths) == 1):
         return simple
     shared, price = load(instance, way, math.inf if instance.tight else enough)
     _LOADS[instance] = shared, price, way.length
@@ -56,7 +56,7 @@ def worth(instance: Instance) -> tuple[list[float], float]:
     and the ratio of that load to the critical path."""
     if instance not in _LOADS:
         lower_bound(instance)
-    lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
+    lanes = np.array(instance.widths, dtype=float)
     shared, price, length = _LOADS.get(instance, (0.0, 0.0 * lanes, math.inf))
     whole = float(price @ lanes)
     # If only buses are scarce, the prices say nothing about devices.
@@ -66,7 +66,7 @@ def worth(instance: Instance) -> tuple[list[float], float]:
 
 def _crowded(instance: Instance, way: Ways, price: Floats, unit: float) -> float:
     """Return the critical path in seconds, with the work that shares the machine before and after each cluster."""
-    lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
+    lanes = np.array(instance.widths, dtype=float)
     whole = float(price @ lanes)
     if instance.clusters > LARGEST or not whole > 0:
         return 0.0

@@ -49,7 +49,6 @@ class _Cones:
         self.instance, self.ways, self.deepest = instance, ways, deepest
         latency, self.s_per_byte = nearest(instance)
         self.latency = latency + np.diag([math.inf] * len(latency))
-        self.widths = [len(names) for names in instance.lane_names]
         self.seconds, self.areas = ways.seconds.tolist(), areas(instance, ways).tolist()
         self.head: list[list[float]] = ways.head.tolist()
         self.end: list[list[float]] = [[]] * instance.clusters
@@ -96,7 +95,7 @@ class _Cones:
             seen.add(maker)
             seconds = self.seconds[maker][d]
             jobs.append((self.head[maker][d], seconds, self.areas[maker][d], between))
-            start = max(start, min(-comes, _busy(jobs, self.widths[d])))
+            start = max(start, min(-comes, _busy(jobs, self.instance.widths[d])))
             for v, earlier in self.reads[maker] if start < -comes else ():
                 along = max(comes, -self.comes[v][d] - between - seconds)
                 heapq.heappush(heap, (along, between + seconds, v, earlier))

@@ -35,7 +35,7 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
     """
     work = areas(instance, ways)
     clusters, devices = work.shape
-    lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
+    lanes = np.array(instance.widths, dtype=float)
     idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
     wires = crossings(instance)
     held = _state(instance)
@@ -160,8 +160,7 @@ def evenly(instance: Instance) -> float:
     The sets are all devices, and each set to which some cluster is bound. `load` need not find these bounds,
     since buses take part of its prices. O(R D) for each set.
     """
-    lanes = [len(names) for names in instance.lane_names]
-    sets = {tuple(range(len(lanes))), *instance.able}
+    sets = {tuple(range(len(instance.widths))), *instance.able}
     work: dict[tuple[int, ...], float] = {}
     for r, able in enumerate(instance.able):
         least = min(
@@ -170,7 +169,7 @@ def evenly(instance: Instance) -> float:
         )
         work[able] = work.get(able, 0.0) + least
     return max(
-        sum(own for able, own in work.items() if {*able} <= {*some}) / sum(lanes[d] for d in some)
+        sum(own for able, own in work.items() if {*able} <= {*some}) / sum(instance.widths[d] for d in some)
         for some in sets
     )
 

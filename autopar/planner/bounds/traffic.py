@@ -96,7 +96,7 @@ class _Market:
         work = areas(instance, ways)
         self.able = np.isfinite(work)
         self.work = np.where(self.able, work, 0.0)
-        self.lanes = np.array([len(names) for names in instance.lane_names], dtype=float)
+        self.lanes = np.array(instance.widths, dtype=float)
         self.idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
         self.of = np.concatenate([self.lanes, np.ones(len(wires.fixed))])
         self.price = np.concatenate(

@@ -89,7 +89,7 @@ Place = tuple[int, int]
 
 def tiny(instance: Instance) -> bool:
     """Return True if there are few enough schedules to try them all, and no clusters with several lanes."""
-    clusters, lanes = instance.clusters, sum(map(len, instance.lane_names))
+    clusters, lanes = instance.clusters, sum(instance.widths)
     return clusters > 0 and not instance.modes and math.perm(clusters + lanes - 1, clusters) <= MOST
 
 
@@ -145,7 +145,7 @@ def _placements(
 ) -> Iterator[tuple[Place, ...]]:
     """Yield the lane of each cluster, in all ways that may take less than `longest` seconds. `through`: lower bounds
     with each cluster on each device."""
-    lanes = [(d, lane) for d, names in enumerate(instance.lane_names) for lane in range(len(names))]
+    lanes = [(d, lane) for d, width in enumerate(instance.widths) for lane in range(width)]
     options = [
         [place for place in lanes if place[0] in allowed and through[r][place[0]] < longest]
         for r, allowed in enumerate(instance.allowed)

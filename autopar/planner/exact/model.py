@@ -238,7 +238,7 @@ class Model:
         """Constrain each resource to its capacity, and the makespan to at least its work."""
         cp = self.cp
         for (kind, number), uses in self.uses.items():
-            capacity = len(self.instance.lane_names[number]) if kind == "device" else 1
+            capacity = self.instance.widths[number] if kind == "device" else 1
             intervals = [
                 cp.new_fixed_size_interval_var(use.start, use.size, "")
                 if use.when is True

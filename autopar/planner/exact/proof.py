@@ -160,7 +160,7 @@ def _read(model: Model, solver: cp_model.CpSolver) -> Schedule:
     device = [next(d for d, here in row.items() if solver.boolean_value(here)) for row in model.on]
     start = [solver.value(start) for start in model.start]
     end = [solver.value(end) for end in model.end]
-    free = [[0] * len(names) for names in instance.lane_names]
+    free = [[0] * width for width in instance.widths]
     placed = []
     for r in sorted(range(instance.clusters), key=lambda r: (start[r], end[r], r)):
         d, lanes = device[r], free[device[r]]

@@ -367,7 +367,7 @@ def _shares(instance: Instance, cluster: int, allowed: Sequence[int]) -> list[fl
     for d in allowed:
         seconds = instance.seconds[cluster][d]
         speed = fastest / seconds if seconds > 0 else 1.0
-        raw[d] = speed * len(instance.lane_names[d])
+        raw[d] = speed * instance.widths[d]
     total = sum(raw) or 1.0
     return [share / total for share in raw]
 

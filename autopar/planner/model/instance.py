@@ -63,6 +63,7 @@ class Instance:
         views[name]: name of the value that it is a view of
 
     Of devices s and d:
+        lane_names[d], widths[d]: its compute lanes, and their number
         caps[d]: int, bytes, or None
         given[d]: bytes of each storage that exists before the call
         route[s][d]: hops, None without a route
@@ -77,6 +78,7 @@ class Instance:
         graph, machine, index, resident = costed.graph, costed.machine, costed.index, costed.graph.resident
         self.devices = tuple(device.name for device in machine.devices)
         self.lane_names = tuple(device.compute_lanes for device in machine.devices)
+        self.widths = [*map(len, self.lane_names)]
         self.caps = tuple(device.memory_bytes for device in machine.devices)
         self.names = tuple(cluster.name for cluster in costed.clusters)
         self.clusters = len(costed.clusters)
@@ -164,7 +166,7 @@ class Instance:
     def _modes(self) -> None:
         for r, cluster in enumerate(self.costed.clusters):
             for d, lanes, seconds in sorted(cluster.modes):
-                if lanes <= len(self.lane_names[d]):
+                if lanes <= self.widths[d]:
                     self.modes[r, d] = (*self.modes.get((r, d), ()), (lanes, seconds))
             if cluster.modes:
                 # The machine may not be the one for which the modes were read.
@@ -213,7 +215,7 @@ class Instance:
         """Return (device, lane) of all lanes if there are several, identical for every cluster, and memory,
         dispatch and transfers cost nothing; otherwise an empty list."""
         devices = self.allowed[0] if self.clusters else ()
-        found = [(d, lane) for d in devices for lane in range(len(self.lane_names[d]))]
+        found = [(d, lane) for d in devices for lane in range(self.widths[d])]
         if len(found) < 2 or self.tight or self.modes or (len(devices) > 1 and self.members):
             return []
         for allowed, row in zip(self.allowed, self.seconds):

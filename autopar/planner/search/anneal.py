@@ -104,7 +104,7 @@ def polish(instance: Instance, bound: float, play: Play, steps: int, until: floa
 
 def _settled(instance: Instance) -> bool:
     """Return True if there is nothing to choose, or clusters with several lanes, which lists do not support."""
-    return instance.clusters < 2 or sum(map(len, instance.lane_names)) < 2 or bool(instance.modes)
+    return instance.clusters < 2 or sum(instance.widths) < 2 or bool(instance.modes)
 
 
 def _first(instance: Instance) -> list[Listed]:

@@ -32,7 +32,7 @@ def climb(race: Race, steps: int) -> bool:
     Each move changes one cluster or colocate group. About `steps` clusters are placed at most. Deterministic.
     """
     instance, leader = race.instance, race.leading()
-    if not leader or not instance.clusters or sum(map(len, instance.lane_names)) < 2:
+    if not leader or not instance.clusters or sum(instance.widths) < 2:
         return False
     if leader.over:
         starts = sorted(race.entries, key=lambda entry: entry.excess)[:STARTS]

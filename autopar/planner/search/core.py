@@ -118,7 +118,7 @@ def _arrays(instance: Instance) -> _Arrays:
         storages=len(storages),
         capped=0,
         given_up=instance.costed.consumed,
-        lane_at=[0, *accumulate(map(len, instance.lane_names))],
+        lane_at=[0, *accumulate(instance.widths)],
         to_go=cost_to_go(instance),
         hop_at=[0, *accumulate(map(len, ways))],
         hop_wire=wires,

@@ -156,11 +156,10 @@ def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float
     loaded. A transfer costs at least `toll` times its seconds, and infinitely much without a route. Linear in
     clusters and reads times devices.
     """
-    lanes = [len(names) for names in instance.lane_names]
     least_of = (min(worth[d] * row[d] for d in own) for own, row in zip(instance.allowed, instance.seconds))
     usual = sum(least_of) / max(1, instance.clusters) or 1.0
     rise = steep / usual
-    load, price = [0.0] * len(lanes), worth
+    load, price = [0.0] * len(instance.widths), worth
     carried, tolls = [0.0] * len(instance.copy_lanes), [toll] * (len(instance.copy_lanes) + 1)
     device = [-1] * instance.clusters
     chosen = [-1] * len(instance.members)
@@ -195,7 +194,7 @@ def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float
             source[v], there[v] = d, {d}
         if group >= 0:
             chosen[group] = d
-        load[d] += seconds[d] / lanes[d]
+        load[d] += seconds[d] / instance.widths[d]
         least = min(load)
         price = [own * math.exp(min(50.0, rise * (at - least))) for own, at in zip(worth, load)]
     return device

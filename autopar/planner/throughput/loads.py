@@ -267,8 +267,9 @@ def loads_of(instance: Instance) -> Loads:
         return replace(hop, lane=lane, wire=wire)
 
     routes = [[None if hops is None else tuple(map(used, hops)) for hops in row] for row in instance.route]
-    widths = [len(names) for names in instance.lane_names]
     fixed = [0.0] * last + [sum(instance.dispatch)]
     rank = {r: place for place, r in enumerate(late(instance.before))}
     position = [float(min(rank[r] for r in members)) for members in groups]
-    return Loads(seconds, widths, values, routes, last + 1, held, caps, position, fixed, parts, groups)
+    return Loads(
+        seconds, instance.widths, values, routes, last + 1, held, caps, position, fixed, parts, groups
+    )
