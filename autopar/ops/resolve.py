@@ -219,7 +219,7 @@ OPERATORS = frozenset(f"aten.{name}" for name in _NAMES.split())
 """The overloads for which a binding, which chooses its own by the arguments, chooses the very same one, given tensors
 where the schema has tensors. The tests run each of them both ways."""
 _FIXED_NORM = "aten._native_batch_norm_legit_no_training.default"
-"""A BatchNorm that reads its running statistics, as it is traced."""
+"""The operator traced for a BatchNorm that reads its running statistics."""
 
 
 def fast(task: Task, operator: Callable[..., Any], alone: bool = False) -> Callable[..., Any]:
@@ -239,7 +239,7 @@ def fast(task: Task, operator: Callable[..., Any], alone: bool = False) -> Calla
 def _normalize(
     data: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, epsilon: float
 ) -> tuple[Any, None, None]:
-    """Normalize as eager does, without the statistics for a backward, which take two more kernels on a GPU."""
+    """Normalize as eager does, without statistics for a backward, which take two more kernels on a GPU."""
     enabled = torch.backends.cudnn.enabled
     return torch.batch_norm(data, weight, bias, mean, variance, False, momentum, epsilon, enabled), None, None
 
@@ -267,7 +267,7 @@ def _fits(task: Task, schema: Any) -> bool:
 
 def _alike(value: Argument, kind: str) -> bool:
     if kind == "Tensor":
-        # A number beside a tensor is wrapped by both alike.
+        # The binding wraps a number into a tensor just as the overload does.
         return isinstance(value, Ref) or (isinstance(value, int | float) and not isinstance(value, bool))
     if kind == "List[Tensor]":
         return isinstance(value, tuple) and all(isinstance(item, Ref) for item in value)

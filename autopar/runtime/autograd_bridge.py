@@ -1,9 +1,9 @@
 """The `autograd.Function` that joins a forward program and its backward program.
 
-As in eager: gradients through an unused output are None and cost nothing; saved values go through `save_for_backward`,
-so that weights changed in between raise and saved-tensor hooks work; each call owns its saved values, so that two
-forwards may precede one backward. A backward program has no derivative: for `create_graph=True` the gradients are
-those of the call run again in eager, or an error if that is impossible.
+As in eager, gradients through an unused output are None and cost nothing. Saved values go through
+`save_for_backward`: weights changed in between raise, and saved-tensor hooks work. Each call owns its saved
+values, so two forwards may precede one backward. A backward program has no derivative: `create_graph=True`
+runs the call again in eager for its gradients or, if that is impossible, makes gradients that raise.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class _Bridge(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         outputs, saved, watched = halved.ahead(inputs)
         ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
-        # The tensors themselves: hooks on saved tensors may return copies.
+        # Keep the tensors themselves, since saved-tensor hooks may return copies.
         ctx.watched = watched
         ctx.save_for_backward(*saved, *watched)
         smooth = {id(tensor) for tensor in halved.smooth(outputs)}
-        # A view of an output that has a gradient would be given one by autograd.
+        # Autograd would give a gradient to any view of an output that has one.
         outputs = [
             tensor.detach() if id(tensor) not in smooth and tensor._is_view() else tensor
             for tensor in outputs
@@ -70,14 +70,14 @@ def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[t
 
 
 def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
-    """Return outputs that the caller may change in place, as in eager; autograd forbids that for views made outside
-    its sight.
+    """Return outputs that the caller may change in place, as in eager; autograd forbids that for views that
+    it did not see being made.
 
-    Outputs that share memory with `given` tensors, or as views with `saved` ones, are copied. Views of one another
-    stay views, so that changing one raises.
+    Outputs that share memory with `given` tensors are copied, as are views that share memory with `saved`
+    ones. Views of one another stay views, so changing one raises.
     """
     ids = set(map(id, given))
-    # What is new needs no look at all the state of a model.
+    # If all outputs are new, skip the search through all the state of the model.
     alike = any(isinstance(item, torch.Tensor) and (item._is_view() or id(item) in ids) for item in outputs)
     if not alike:
         return list(outputs)
@@ -91,7 +91,7 @@ def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> l
             value = value.clone()
         elif place is not None and value._is_view() and count[place] == 1:
             if value.is_conj() or value.is_neg():
-                # Their memory holds other values than they do.
+                # The memory of a conjugated or negated view does not hold the values of the view.
                 value = value.resolve_conj().resolve_neg()
             else:
                 form = value.storage_offset(), value.shape, value.stride()
@@ -103,8 +103,8 @@ def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> l
 def _not_twice(
     gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Return gradients that raise when differentiated with respect to any of `sources`, instead of being wrong
-    constants.
+    """Return gradients that raise when differentiated with respect to any of `sources`, instead of wrongly
+    counting as constants.
 
     (`once_differentiable` lets them pass as constants if no tangent requires grad.)
     """

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LaneFunction = Callable[[list[Any], Any], None]
 _BUILTIN = ("builtin", "method")
-"""Begin the names of types of C functions and methods."""
+"""Prefixes of the type names of C functions and methods."""
 _programs = itertools.count()
 
 
@@ -44,8 +44,8 @@ _programs = itertools.count()
 class _Layout:
     """The storage of all buffers.
 
-    slots: numbers of shared buffers: all inputs in order, then other buffers that exist before the call (`fed`), then
-    shared made ones; a buffer without a slot is a local. The last slot, after them, has the sizes of the call.
+    slots: numbers of inputs in order, then of other buffers that exist before the call (`fed`), then of
+    shared buffers that steps make. Any other buffer is a local. The last slot holds the sizes of the call.
     drops: buffers that a lane drops after the step (index of the lane, position).
     makers: indices of the lanes that make the buffers of a storage.
     """
@@ -62,7 +62,7 @@ def _layout(program: Program, graph: Graph) -> _Layout:
     made = {name: at for at, step in program.steps() for name in makes(step)}
     freed = {step.buffer: at for at, step in program.steps() if isinstance(step, Free)}
     results = frozenset(program.results)
-    # The last use of each buffer in the lane that makes it; what is shared, others use too.
+    # The last use of each buffer in the lane that makes it. Other lanes use shared buffers too.
     last, shared = dict(made), set(results)
     for at, step in program.steps():
         for name in reads(step):
@@ -82,7 +82,7 @@ def _layout(program: Program, graph: Graph) -> _Layout:
         if buffer.kind == "result" or name in results:
             shared.add(name)
         elif name in made:
-            # What nobody frees, a local outlives its last reader for nothing.
+            # A local that no step frees is dropped after its last reader.
             end = freed.get(name) or (None if name in shared else last[name])
             if end:
                 drops.setdefault(end, []).append(name)
@@ -103,7 +103,7 @@ class Assembly:
     """The immutable compiled form of a program; events and threads are per call (`lane_threads`).
 
     lanes: backends of the non-empty lanes.
-    streamed: lanes have streams of their own, other than the caller's.
+    streamed: some lanes have streams of their own, other than the caller's.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Assembly:
             for event, lane in events(program, Record)
             if lane in streams
         }
-        # Only to number events: every crew has gates of its own, numbered alike.
+        # These gates only number the events; each crew has its own gates with the same numbers.
         self.gates = Gates(program)
         self._codes: dict[tuple[str, bool], _Code] = {}
 
@@ -158,7 +158,7 @@ class Assembly:
         return self.code(lane, recorded).function({**gates.names(lane), **self.lanes[lane].names})
 
     def callable(self, step: Compute) -> Callable[..., Any]:
-        """Return the callable of a step's task, or its form that overwrites, if the result is in such memory."""
+        """Return the callable of a step's task; its in-place form if the step overwrites given buffers."""
         task, buffer, calls = self.graph.task[step.task], self.program.buffer, self.captured.calls
         memory = {buffer[name].storage for name in step.writes}
         given = memory and all(buffer[name].kind == "given" for name in memory)
@@ -169,13 +169,13 @@ class Assembly:
 
     @cached_property
     def _durations(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds of each task, and of the dispatch of each cluster by its first task."""
+        """Seconds of each task, and of each cluster's dispatch by the cluster's first task."""
         slow_down = self.machine.slow_down
         starts = {run.tasks[0]: run.dispatch_s * slow_down for run in self.plan.costed.clusters}
         return task_seconds(self.plan), starts
 
     def paced(self, step: Step) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the lines before and after a computation or copy that keep the declared clock."""
+        """Return the lines that keep the declared clock before and after a computation or copy."""
         if isinstance(step, Compute):
             durations, starts = self._durations
             host = starts.get(step.task, 0.0)
@@ -297,8 +297,8 @@ class _Writer:
         return self.work(step, index, text, targets)
 
     def owned(self, step: Compute, made: Mapping[str, str]) -> Iterator[str]:
-        """Yield lines that clone outputs of an operator that may return its input without saying so in its schema, so
-        that the lane may free and the caller write the result."""
+        """Yield lines that clone outputs which share memory with an input although the schema does not say
+        so, if another lane frees that input or the caller could write to it as a result."""
         about, own = self.program.buffer, {self.lane}
         for name in made.values():
             root = about[about[name].storage]
@@ -345,7 +345,7 @@ class _Writer:
             self.spare.extend(reversed(gone))
 
     def step(self, step: Step, index: int) -> Iterator[str]:
-        """Yield the lines of a step. They must be taken in order: locals are reused."""
+        """Yield the lines of a step. Call it in the order of the steps, since they reuse locals."""
         gates, signals, declared = self.assembly.gates, self.assembly.signals, self.assembly.declared
         match step:
             case Compute():

@@ -1,5 +1,5 @@
-"""`Choice`: the fastest arrangement of a program, compiled and chosen in the background, while the weights that it
-folds stay the same (`replicas.Watch`)."""
+"""`Choice`: compiles arrangements of a program in the background and chooses the fastest, which serves as
+long as the weights that it folds stay the same (`replicas.Watch`)."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ log = logging.getLogger("autopar")
 AFTER = 3
 """Successive calls with the same weights before compilation starts."""
 ENDING_S = 10.0
-"""Limit on the seconds that a process waits at its exit for what is compiled or timed in the background."""
+"""Limit on the seconds that a process waits at its exit for compilation and timing in the background."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """One way to run a program: its executor, a `watch` on folded weights, and the same without side effects
+    """One way to run a program: its executor, a `watch` on folded weights, an executor without side effects
     (`trial`).
 
-    sized: its kernels are compiled for calls of all sizes. limits: what was wrong with their answers for some.
+    sized: its kernels are for calls of all sizes. limits: what was wrong with their answers for some sizes.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Arrangement:
 
 
 class _Chooser(Protocol):
-    """Interface of what `pipeline.kernel_choice.tunable` makes, which compiles arrangements and chooses the fastest."""
+    """Interface of `pipeline.kernel_choice`, which compiles arrangements and chooses the fastest."""
 
     wanted: str
     ended: bool
@@ -81,10 +81,10 @@ _alive: weakref.WeakSet[Choice] = weakref.WeakSet()
 
 
 class _User(Protocol):
-    """What runs calls by the arrangement that a `Choice` has chosen (`tuned.TunedExecutor`)."""
+    """Runs calls by the arrangement that a `Choice` has chosen (`tuned.TunedExecutor`)."""
 
     def forget(self) -> None:
-        """Drop what it knows of arrangements that no longer serve: their kernels hold copies of the weights."""
+        """Drop all references to arrangements that no longer serve: their kernels hold copies of weights."""
 
 
 class Choice:
@@ -109,20 +109,20 @@ class Choice:
         self.proven = 0
         """Number of sets of sizes for which kernels were faster than eager in the caller's calls."""
         self.slower: list[float] = []
-        """The ratio of kernels to eager for each other set of sizes that eager serves for that reason."""
+        """For each other set of sizes that eager serves because kernels were slower: their time ÷ eager's."""
         self._seen: Sequence[Any] | None = None
-        """Inputs of the last call of the program's own sizes, until there are enough calls to compile; if `open` as
-        long as the weights may change: calls may never have these sizes again."""
+        """Inputs of the last call of the program's own sizes, until compilation begins. If `open`, they are
+        kept as long as the weights may change, since no later call may have these sizes."""
         _alive.add(self)
         ambient.reset_after_fork.add(self)
 
     def add(self, user: _User) -> None:
-        """Note a user, for as long as it exists."""
+        """Register a user for as long as it exists."""
         with self._adding:
             self._users.add(user)
 
     def replace(self, chosen: Arrangement | None) -> None:
-        """Let another arrangement serve, or eager, and let go of others: calls of some sizes may never come again."""
+        """Let another arrangement serve, or eager. Users drop the others now: some may get no more calls."""
         self.chosen = chosen
         if self.tried is not chosen:
             self.tried = None
@@ -132,15 +132,15 @@ class Choice:
             user.forget()
 
     def refute(self, chosen: Arrangement, ratio: float) -> None:
-        """Let eager serve instead of an arrangement that took `ratio` of its time, until the next fastest is
-        compiled."""
+        """Let eager serve instead of an arrangement that took `ratio` of eager's time, until the next fastest
+        is compiled."""
         self.replace(None)
         again = self.choose.refute(chosen.name, ratio)
         self.open = again and self.choose.open
         self._calls, self.done = 0, not again
 
     def begin(self, inputs: Sequence[Any]) -> None:
-        """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""
+        """Compile and choose for such inputs: in the background, or now if that traces in this process."""
         own = weakref.ref(self)
 
         def build() -> None:
@@ -148,7 +148,7 @@ class Choice:
             if choice is not None:
                 choice._build(examples)
 
-        # Calls of two threads may both be the one after which kernels are compiled.
+        # Two threads may both make the call that starts compilation.
         with self._adding:
             if self.done or self.builder is not None:
                 return
@@ -177,8 +177,8 @@ class Choice:
             self.chosen.executor.close()
 
     def after(self, inputs: Sequence[Any] | None, old: Arrangement | None) -> None:
-        """Count an eager call, with its inputs if it has the sizes that the program was made for; compile after enough
-        calls without a change. `old`: the arrangement that it stands for, whose weights have changed."""
+        """Count an eager call; compile after enough without a change. `inputs`: those of a call of the
+        program's own sizes. `old`: the arrangement that did not serve it because weights have changed."""
         if old is not None and self.chosen is old:
             self.replace(None)
             log.info("%s: weights have changed, eager serves", old.name)
@@ -197,7 +197,7 @@ class Choice:
     def _build(self, examples: Sequence[Any]) -> None:
         self._calls, self.done = 0, True
         try:
-            # A thread has no CUDA context before its first call of the runtime, of which cuBLAS warns.
+            # cuBLAS warns if the thread has no CUDA context, which its first call of the runtime creates.
             self.plain.drain()
             with torch.no_grad():
                 chosen = self.choose(examples, self)
@@ -208,24 +208,24 @@ class Choice:
             self.replace(chosen)
             self._stale = None
             if chosen is None or chosen.watch is None:
-                # No change of the weights asks for others.
+                # No change of the weights will require other kernels.
                 self._seen = None
         except Refusal:
-            # Weights that kernels fold have changed, which is to be tried again, or the process ends.
+            # Either folded weights have changed, so later calls try again, or the process is ending.
             self.done = self.choose.ended
         except BaseException as error:
             log.warning("compiling kernels failed, calls run eagerly: %s: %s", type(error).__name__, error)
         self.builder = None
 
     def forked(self) -> None:
-        """Let eager serve in a forked child, which has no threads of the libraries."""
+        """Let eager serve in a forked child, where the libraries' threads do not exist."""
         self.chosen = self.tried = self.builder = None
         self.done = True
         self.turn, self._adding = threading.RLock(), threading.Lock()
 
 
 def _at_exit() -> None:
-    """End the threads that compile and time: one that is in torch when the interpreter is gone aborts the process."""
+    """End threads that compile and time: one still in torch after the interpreter ends aborts the process."""
     builders = [(choice, builder) for choice in list(_alive) if (builder := choice.builder) is not None]
     for choice, _ in builders:
         choice.choose.end()

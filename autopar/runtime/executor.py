@@ -40,10 +40,10 @@ PINNED_SHARE = 0.25
 class Executor:
     """Executor of `program`, made from `plan`, with the parameters and callables of `captured`.
 
-    Call it on tensors in the order of `plan.costed.graph.inputs`; it returns the outputs in the order of
-    `graph.outputs`, on the devices of their buffers, and writes updates back into the caller's tensors once every lane
-    is done; then new copies of state replace the old ones in `pool` (default: a pool of its own). No autograd graph is
-    made. Calls are serialised.
+    Call it on tensors in the order of `plan.costed.graph.inputs`. It returns the outputs in the order of
+    `graph.outputs`, on the devices of their buffers. Once every lane is done, it writes updates back into the
+    caller's tensors; then new replicas take the place of old ones in `pool` (default: a pool of its own). It
+    makes no autograd graph. Calls are serialised.
 
     Threads start at the first call and end with `close`, the executor, or an interrupt of the caller; the next call
     starts them again. Raises RunError with task, module, source line and device if a task fails; then nothing of the
@@ -65,7 +65,7 @@ class Executor:
         self._pool = pool or Replicas()
         self._graph = plan.costed.graph
         self._lock = threading.RLock()
-        # Threads end with the executor that started them.
+        # Keeps the executor alive whose threads this one shares.
         self._origin: Executor | None = None
         self._resized: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._assemble(plan)
@@ -87,15 +87,15 @@ class Executor:
 
     @cached_property
     def inline(self) -> InlineCall | None:
-        """The program as a plain function in the caller's thread, on its streams; None if it has other lanes, or inputs
-        elsewhere."""
+        """The program as a plain function in the caller's thread, on its streams; None if that is not all it
+        needs, as with other lanes, updates, replicas or the user's own code."""
         with self._lock:
             self._crew.start()
             function, assembly = self._crew.alone(), self._assembly
             changes = self._updates or self._pieces or not self._residents.at_home
-            # What the user's own code may do is call this program again, which the executor refuses.
+            # The user's own code may call this program again, which only the executor refuses.
             more = self._captured.calls or assembly.declared or assembly.streamed
-            # Parts of weights are no arguments of a call.
+            # A call cannot take slices of weights as arguments.
             sliced = any(value.slice for value in self._graph.values)
             if function is None or changes or more or sliced or any(stays for _, stays in self._outputs):
                 return None
@@ -111,7 +111,7 @@ class Executor:
         return made
 
     def current(self) -> bool:
-        """Return True if every copy of state that it reads, or sends and keeps, is up to date."""
+        """Return True if every replica that it reads, or sends and keeps, is up to date."""
         return self._residents.current()
 
     def drain(self) -> None:
@@ -139,7 +139,7 @@ class Executor:
         self._bind()
 
     def _bind(self) -> None:
-        """Determine the inputs of the slots before a call and the outputs after it."""
+        """Determine what fills the slots before a call, and which slots are outputs after it."""
         program, captured, assembly = self._program, self._captured, self._assembly
         layout = assembly.layout
         self._residents = _Residents(self._pool, assembly)
@@ -151,12 +151,12 @@ class Executor:
         ]
         storage = {buffer.name: buffer.storage for buffer in program.buffers}
         kept = {storage[name] for name, _ in program.keeps}
-        # What stays here, the caller must have for himself.
+        # An output that stays here as state is cloned for the caller.
         self._outputs = [
             (layout.slots[name], program.buffer[storage[name]].kind == "resident" or storage[name] in kept)
             for name in program.outputs
         ]
-        # The owner and the key of each target: state, or without an owner the input at that position.
+        # (slot, owner, key) of each update: of state, or, without an owner, of the input at position `key`.
         self._updates: list[tuple[int, Any, Any]] = []
         self._pieces: dict[int, list[tuple[Mapping[str, Any], str]]] = {}
         for name, target in program.updates:
@@ -239,7 +239,7 @@ class Executor:
                 torch._foreach_copy_(targets, pieces(slots[slot], targets))
 
     def forked(self) -> None:
-        """Reset in a forked child, which has no threads and locks in an unknown state."""
+        """Reset in a forked child, where the threads are gone and locks are in an unknown state."""
         self._lock = threading.RLock()
         for executor in (self, *self._resized):
             executor._lock = self._lock
@@ -251,8 +251,8 @@ class Executor:
 
 
 class _Residents:
-    """State that a program reads or keeps: in the order of `layout.fed`, at home the tensor itself, else its copy in
-    the pool."""
+    """State that a program reads, in the order of `layout.fed`, or keeps: at home the tensor itself,
+    elsewhere its replica in the pool."""
 
     def __init__(self, pool: Replicas, assembly: Assembly) -> None:
         self.pool, captured, program, layout = pool, assembly.captured, assembly.program, assembly.layout
@@ -271,7 +271,7 @@ class _Residents:
         for name in layout.fed:
             buffer = program.buffer[name]
             owner, key = captured.state[buffer.value]
-            # A machine may lack the device a model is on; its host then stands for it.
+            # A machine may lack the device that a model is on; its host then stands for that device.
             if buffer.kind == "resident" or owner[key].device != assembly.place(name):
                 away = replica(name, buffer.value)
                 self._replicas[away] = None
@@ -283,7 +283,7 @@ class _Residents:
             else:
                 self._fed.append(master(buffer.value))
             self._masters[master(buffer.value)] = None
-        # The slots of new copies: of changing state and of carried state, and of flat tensors of several states.
+        # Slots of new replicas: of changing state, of carried state, and of several states in a flat tensor.
         self._changing: dict[Replica, int] = {}
         self._carried: dict[Replica, int] = {}
         self._flat: list[tuple[int, list[Master], list[Replica | None]]] = []
@@ -304,16 +304,16 @@ class _Residents:
         """True if it reads state only at home, and keeps none."""
 
     def fill(self) -> list[Any]:
-        """Return the tensors of the fed buffers, with copies up to date."""
+        """Return the tensors of the fed buffers, after bringing replicas up to date."""
         tensors, self._stamps = self.pool.fill(self._fed, self._masters, self._replicas, self._changing)
         return tensors
 
     def current(self) -> bool:
-        """Return True if every copy that the program reads, or sends and keeps, is up to date."""
+        """Return True if every replica that the program reads, or sends and keeps, is up to date."""
         return self.pool.current(self._masters, (*self._replicas, *self._changing))
 
     def swap(self, slots: Sequence[Any]) -> None:
-        """Keep the copies sent by a call, once everything it updates has been written."""
+        """Keep the replicas that a call sent, once all its updates are written."""
         if self._changing or self._carried or self._flat:
             changing = zip(self._changing.items(), self._stamps)
             kept: list[tuple[Replica, Any, int | None]] = []
@@ -327,8 +327,8 @@ class _Residents:
 
 
 def _pinned(assembly: Assembly) -> set[str]:
-    """Return the buffers of streamed weights on the host that accelerators copy in each call, if there is memory for
-    pinned copies of all."""
+    """Return the buffers of streamed weights on the host that accelerators copy in each call; none if memory
+    for pinned copies of all is missing."""
     program, graph, machine = assembly.program, assembly.graph, assembly.machine
     if not graph.streamed or not assembly.devices or not pins_memory():
         return set()

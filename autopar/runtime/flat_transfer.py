@@ -1,5 +1,5 @@
-"""Flat transfers: many tensors to one device in few copies (`bring`), several in one tensor (`joined`, `pieces`); and
-the comparison of copies by `checksum`."""
+"""Flat transfers: many tensors to one device in few transfers (`bring`), several joined in one tensor
+(`joined`, `pieces`); and a `checksum` to compare copies by."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WIDTH = 1024
 def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], int]:
     """Copy tensors to `device`, with shapes and strides; return the copies and the number of transfers.
 
-    Dense tensors of one dtype are copied together in flat buffers and are views of these. Trained and untrained
-    tensors are kept apart: they change at different times, and a buffer lives as long as any view of it.
+    Dense tensors of one dtype travel together in flat buffers, of which their copies stay parts. Trained and
+    untrained tensors do not share one: they change at different times, and any part keeps a buffer alive.
     """
     found: dict[int, torch.Tensor] = {}
     dense, sets = [], []
@@ -44,7 +44,7 @@ def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[t
             else:
                 found.update(zip(members, _together([tensors[i] for i in members], device, staged)))
         if device.type != "cpu":
-            # The next call may come from another stream, and be one lane on it, which waits for nothing of this one.
+            # The next call may run as a single lane on another stream, and would then not wait for this one.
             torch.accelerator.current_stream(device).synchronize()
     return [found[index] for index in range(len(tensors))], len(sets)
 
@@ -52,7 +52,7 @@ def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[t
 def _together(
     tensors: list[torch.Tensor], device: torch.device, staged: list[torch.Tensor]
 ) -> Iterator[torch.Tensor]:
-    """Yield copies of tensors, in one flat buffer. `staged`: buffers that may still be read by earlier transfers."""
+    """Yield copies of tensors, in one flat buffer. `staged`: buffers that transfers may still read."""
     home = tensors[0].device
     pinned = home.type == "cpu" and device.type != "cpu" and pins_memory()
     *starts, length = itertools.accumulate(map(_aligned, tensors), initial=0)
@@ -62,14 +62,14 @@ def _together(
     whole = flat
     if home != device:
         if len(staged) == STAGED:
-            # For the sake of memory alone: torch keeps what a copy reads until it is done.
+            # This wait only saves memory: torch keeps a copy's source alive until the copy is done.
             torch.accelerator.current_stream(device if device.type != "cpu" else home).synchronize()
             staged.clear()
         staged.append(flat)
         whole = flat.to(device, non_blocking=pinned or "cpu" not in (home.type, device.type))
     storage = whole.untyped_storage()
     for tensor, start in zip(tensors, starts):
-        # Not a view to autograd: views of one tensor share a version.
+        # Each copy must not be a view to autograd, since views of one tensor share a version.
         own = torch.empty(0, dtype=whole.dtype, device=device)
         yield own.set_(storage, start, tensor.shape, tensor.stride())  # type: ignore[call-overload]
 
@@ -87,7 +87,7 @@ def pieces(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tenso
 
 
 def _padded(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
-    """Return the tensors with zero padding between those that do not adjoin, and their positions in the list."""
+    """Return the tensors, with zeros after each that does not end aligned, and their places in the list."""
     padded: list[torch.Tensor] = []
     places = []
     for tensor in tensors:
@@ -106,7 +106,7 @@ def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor
 
 
 def _aligned(tensor: torch.Tensor) -> int:
-    """Return the elements that a tensor takes in a flat buffer."""
+    """Return the number of elements that a tensor takes in a flat buffer."""
     step = max(1, ALIGNED // tensor.element_size())
     return -(-tensor.numel() // step) * step
 
@@ -126,7 +126,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return sums of the bits over rows and over columns, as integers on the tensor's device.
 
-    Equal tensors have equal sums; any single change, and any exchange of two elements, changes them.
+    Equal tensors have equal sums. Any change of one element, and any exchange of two, changes the sums.
     """
     with torch.no_grad():
         whole = tensor.detach()

@@ -20,8 +20,8 @@ from .lane_threads import failure
 
 
 class InlineCall:
-    """The code of a program whose only lane is the caller's, on its streams, and that sends, keeps and writes back
-    nothing.
+    """The code of a program with one lane, which runs in the caller's thread and on its streams, and that
+    transfers, keeps and writes back nothing.
 
     Call it on a tensor for each of `names`: the graph's inputs, then the current state. It computes with exactly these
     tensors. Calls are serialised by `lock`. Raises RunError if a task fails, like the executor.
@@ -54,7 +54,7 @@ class InlineCall:
         return all(given[each.value].device == place(each.name) for each in read if each.value in given)
 
     def state(self) -> Sequence[Any]:
-        """Return the current state; None for what kernels have folded."""
+        """Return the current state; None for state that kernels have folded."""
         if self._folded:
             return self._state
         return [place and place[0][place[1]] for place in self._state]

@@ -1,4 +1,4 @@
-"""The threads of a program: one for each lane, the busiest lane in the caller's; and the error if one fails."""
+"""Threads of a program: one for each lane but the busiest, which runs in the caller's; errors of lanes."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Crew:
     """Workers and gates of an assembly. Threads start at the first call, and again after `stop`, an interrupt or a
     fork.
 
-    The caller's thread runs the CPU lane with the most tasks, if that has the caller's intra-op threads, else an
-    accelerator's lane: a program of one lane has no other thread.
+    The caller's thread runs the lane with the most tasks: of the CPU lanes with as many intra-op threads as
+    the caller, else of the accelerators' lanes. A program of one such lane has no other thread.
     """
 
     def __init__(self, assembly: Assembly) -> None:
@@ -76,7 +76,7 @@ class Crew:
         """Run every lane; return the events at the end of the streams' work. Raises RunError for the first task that
         failed, once all lanes have stopped."""
         call = CallContext(self.assembly, clock, recording)
-        # Still so at the next call when an interrupt has come into the way that an interrupt is handled.
+        # Stays set until the next call if a second interrupt cuts off the handling of the first.
         self._busy = True
         try:
             assert self._others is not None
@@ -87,7 +87,7 @@ class Crew:
             for _, worker in self._others:
                 worker.wait()
         except BaseException as error:
-            # Only an interrupt gets here, at any point: no lane is known to have been started or waited for.
+            # Only an interrupt gets here, at any point: any lane may be not yet started or still running.
             self._gates.fail("", error)
             self._abandon()
             raise
@@ -108,7 +108,7 @@ class Crew:
         stop_all(self.workers)
 
     def forked(self) -> None:
-        """Reset in a forked child, which has no threads and locks in an unknown state."""
+        """Reset in a forked child, where the threads are gone and locks are in an unknown state."""
         self.workers.clear()
         self._renew()
 
@@ -118,7 +118,7 @@ class Crew:
             backend.drain()
 
     def _start(self) -> list[tuple[HostLane, Worker]]:
-        # An interrupt may have left some of an earlier attempt.
+        # An interrupt may have left workers of an earlier attempt.
         stop_all(self.workers)
         assembly, threads = self.assembly, torch.get_num_threads()
 
@@ -142,7 +142,7 @@ class Crew:
         for _, worker in others:
             worker.wait()
         if others:
-            # Threads that the program starts later take over the number that was set last, by whomever.
+            # Threads that start later take over the number that any thread has set last.
             torch.set_num_threads(threads)
         return others
 
@@ -172,7 +172,7 @@ class Crew:
 
     def _raise(self) -> NoReturn:
         lane, error = self._gates.failed[0]
-        # An exception that came from outside may have left the state of a thread anywhere.
+        # An exception raised from outside may have left a thread in any state.
         self._abandon()
         own = self._own is not None and lane == self._own.lane.name
         found = failure(self.assembly, lane, error, own)
@@ -181,18 +181,18 @@ class Crew:
                 raise found
             raise found from error
         finally:
-            # The error knows this frame: holding on to it would keep the executor, and its threads, alive.
+            # The error refers to this frame, whose locals would keep the executor and its threads alive.
             del error, found
 
     def _abandon(self) -> None:
-        """Stop every lane in any state, and restore the state before the first call."""
+        """Stop every lane, whatever its state, and restore the state before the first call."""
         for _ in range(2):
             try:
                 stop_all(self.workers)
                 self.drain()
                 break
             except BaseException:
-                # Interrupted again while waiting for a lane that is busy; a third time it is left to itself.
+                # Interrupted while waiting for a busy lane: wait once more, then leave the lane to itself.
                 continue
         self.workers.clear()
         self._renew()
@@ -207,7 +207,7 @@ class Crew:
 
 def _setup(threads: int) -> Job:
     def setup() -> None:
-        # The first look at the number resets it to what was set last in any thread.
+        # The first query in a thread resets the number to what any thread has set last.
         torch.get_num_threads()
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
@@ -224,9 +224,9 @@ class _Ended(Exception):
 
 
 def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> BaseException:
-    """Return the exception for the caller of an error in lane `name`, which is in the caller's `own` thread or not.
+    """Return the exception to raise for an error in lane `name`; `own`: the lane runs in the caller's thread.
 
-    An interrupt of the caller is returned as it is; all else is a RunError.
+    An interrupt of the caller is returned unchanged; any other error becomes a RunError.
     """
     if isinstance(error, _Ended):
         return RunError(
@@ -234,7 +234,7 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
             "has changed, and the next call starts a new one"
         )
     lane = assembly.lanes[name].lane
-    # A code that was not executed is in no traceback.
+    # The traceback passes through only one of these codes, the one that was executed.
     codes = (assembly.code(name, recorded) for recorded in (False, True))
     index = max(code.step_of(error.__traceback__) for code in codes)
     step = lane.steps[index] if index >= 0 else None
@@ -249,7 +249,7 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
     elif isinstance(step, Copy):
         what = f"the copy of {step.src} to {step.dst}"
     found = f"{what} failed on {lane.device} (lane {name}): {type(error).__name__}: {error}"
-    # A lane that waited for another's event looked at the work of that lane.
+    # A lane that fails while it waits for an event reports an error of the lane that records the event.
     waited = assembly.gates.recorder[step.event] if isinstance(step, Wait) else lane.name
     source = assembly.program.lane[waited]
     kind = assembly.torch_device(source.device).type

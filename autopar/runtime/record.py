@@ -162,7 +162,7 @@ class CallRecord:
         return self.accounts[self.program.buffer[names[0]].device if names else self.plan.costed.machine.host]
 
     def restart(self) -> None:
-        """Start the call now: what exists already is in use from second 0."""
+        """Start the call now: tensors held so far are in use from second 0."""
         self.origin = time.perf_counter()
         for account in self.accounts.values():
             account.restart(self.origin)
@@ -228,7 +228,7 @@ class CallRecord:
                 run, start, end, "", *where, called=words.cluster(run), phase=words.phase(run)
             )
             clusters[lane.name, run] = replace(whole, start=min(whole.start, start), end=max(whole.end, end))
-        # A run comes before the tasks nested in it.
+        # A cluster comes before the tasks nested in it.
         return sorted(
             [*clusters.values(), *spans],
             key=lambda span: (span.start, span.lane, -span.end, bool(span.cluster)),
@@ -284,7 +284,7 @@ class Recording:
 
 
 class _Clocked(Protocol):
-    """A plan, the executor of its program, and the declared clock that it uses, which can be made slower."""
+    """A plan and the executor of its program, whose declared clock can be slowed down."""
 
     @property
     def plan(self) -> Plan: ...
@@ -294,11 +294,11 @@ class _Clocked(Protocol):
 
 
 class Recorded:
-    """Base class of all that can be recorded: during a `recording`, each call adds its timeline to it; `timeline` is
-    the last.
+    """Base class for objects whose calls can be recorded. During a `recording`, each call adds its timeline
+    to it; `timeline` is the last.
 
-    If this machine could not keep the declared clock of a `machine` with an open slow-down in a recorded call, the
-    clock is slowed down for later calls.
+    If a recorded call falls behind its declared clock and the user has not set the slow-down of `machine`,
+    the clock is slowed down for later calls.
     """
 
     machine: Machine

@@ -21,7 +21,7 @@ _pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
 ELEMENTS = 8
 """Sampled elements of each tensor, evenly spaced from the first to the last."""
 _WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
-"""Unsigned integers by their bytes."""
+"""Unsigned integers by their size in bytes."""
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -49,14 +49,14 @@ def _in_pinned_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _Sample: TypeAlias = tuple[Callable[[], bytes], bytes]
-"""A few elements of a tensor on the host: a function that returns their bytes, and these when it was made."""
+"""A function that reads the bytes of a few elements of a tensor on the host, and the bytes it read first."""
 
 
 def _sample(tensor: Any) -> _Sample | None:
     """Return a sample of a tensor; None if it has no elements on the host.
 
-    It reads memory without calls of torch, which take longer when caches hold a model's weights instead. The tensor
-    must exist and have the same memory: what was freed cannot be read.
+    Its function reads memory without calling torch, which is slow while caches hold a model's weights. Call
+    it only while the tensor exists and has the same memory: freed memory cannot be read.
     """
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
         return None
@@ -65,7 +65,7 @@ def _sample(tensor: Any) -> _Sample | None:
         return None
     with torch.no_grad(), torch.inference_mode(False):
         flat = tensor.detach()
-        # Of what has gaps between its elements, as a block of columns has, the first of its rows.
+        # Where a tensor has gaps between elements, like a block of columns, only row starts are sampled.
         flat = flat.view(-1) if flat.is_contiguous() else flat[(slice(None), *(0,) * (flat.dim() - 1))]
         elements = flat[:: -(-flat.numel() // ELEMENTS)]
     step = max(1, elements.stride(0))
@@ -75,15 +75,15 @@ def _sample(tensor: Any) -> _Sample | None:
 
 
 def _address(tensor: Any) -> Callable[[], int]:
-    """Return the function that returns the address of a tensor; -1 if it has none, like a sparse one."""
+    """Return a function that returns the address of a tensor, or -1 if it has none, like a sparse one."""
     return tensor.data_ptr if tensor.layout is torch.strided else lambda: -1
 
 
 class Master:
     """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change.
 
-    sampled: writes that leave no other trace (through `.data` or a numpy view) are detected by a few elements, which
-    takes 0.3 to 0.6 µs. A write that changes none of these goes unnoticed.
+    sampled: writes that leave no other trace (through `.data` or a numpy view) are detected by comparing a
+    few elements, in 0.3 to 0.6 µs. A write that changes none of these goes unnoticed.
     """
 
     __slots__ = (
@@ -98,20 +98,20 @@ class Master:
         self._sample: _Sample | None = None
 
     def look(self, sampled: bool = True) -> int:
-        """Return the current stamp of the tensor; if not `sampled`, by changes that leave a trace alone."""
+        """Return the current stamp of the tensor; if not `sampled`, without comparing elements."""
         tensor = self.owner[self.key]
-        # What was made in inference mode has no version, and counts as changed.
+        # A tensor made in inference mode has no version, and counts as changed.
         if (
             tensor is self.tensor
             and 0 <= self.version == tensor._version
             and (self.pointer < 0 or self.pointer == tensor.data_ptr())
         ):
-            # Only now its memory is known to be the tensor's still.
+            # Only now is it certain that the sampled memory still belongs to the tensor.
             sample = self._sample if sampled else None
             if sample is None or sample[0]() == sample[1]:
                 return self.stamp
         self.stamp += 1
-        # Before the tensor: another thread must not read the sample of one that is gone.
+        # Cleared before the tensor: another thread must not read the sample of a tensor that is gone.
         self._sample = None
         self.tensor = tensor
         self.pointer = _address(tensor)()
@@ -120,10 +120,10 @@ class Master:
         return self.stamp
 
     def start_sampling(self) -> None:
-        """Detect writes without another trace from now on."""
+        """From now on, also detect writes that leave no other trace."""
         if not self.sampled:
             self.sampled = True
-            # What has changed since the last look is sampled by the next one.
+            # If the tensor has moved since the last look, the next look samples it.
             if self.pointer >= 0 and self.pointer == self.tensor.data_ptr():
                 self._sample = _sample(self.tensor)
 
@@ -145,9 +145,9 @@ class Replica:
 class Watch:
     """The state of `masters` when last recorded.
 
-    A change is detected by identity, `_version`, address, an optimizer step or `Replicas.forget`, and, without these
-    traces (through `.data` or a numpy view), by a few elements of each tensor. A check takes 0.4 to 0.8 µs per tensor.
-    State made in inference mode has no version, and counts as changed.
+    A change is detected by identity, `_version`, address, an optimizer step or `Replicas.forget`. Writes
+    without these traces (through `.data` or a numpy view) are detected by a few elements of each tensor. A
+    check takes 0.4 to 0.8 µs per tensor. State made in inference mode has no version, and counts as changed.
     """
 
     def __init__(self, masters: Sequence[Master]) -> None:
@@ -190,10 +190,10 @@ class Watch:
 class Replicas:
     """Replicas of state on all devices, shared by the programs of a session. Safe for concurrent callers.
 
-    A copy exists as long as any program uses it. It is never written to, since a running call, or a later backward,
-    may read it. A change of the master is detected by identity, `_version`, address, or an optimizer step; writes that
-    leave none of these traces (through `.data` or a numpy view) by a few elements of each tensor (`Master`); for
-    those that change other elements, see `forget`. `transfers`: number of copies to devices by `fill`.
+    A replica exists as long as any program uses it. It is never written to, since a running call, or a later
+    backward, may read it. A change of the master is detected by identity, `_version`, address, or an
+    optimizer step. Other writes (through `.data` or a numpy view) are detected by a few elements of each
+    tensor (`Master`); after writes to other elements, call `forget`. `transfers`: how many `fill` made.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Replicas:
         self._copies: weakref.WeakValueDictionary[tuple[int, str, str, bool], Replica] = (
             weakref.WeakValueDictionary()
         )
-        # On each accelerator the callers' streams, and how far each was when it last brought copies.
+        # For each accelerator, the callers' streams, each with its event after the last replicas it kept.
         self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
         self.transfers = 0
         self.kernels: weakref.WeakKeyDictionary[Any, Mapping[str, int]] = weakref.WeakKeyDictionary()
@@ -218,7 +218,7 @@ class Replicas:
             return found
 
     def replica(self, master: Master, device: str, place: torch.device, pinned: bool = False) -> Replica:
-        """Return the copy of a state on `device`, whose tensors are on `place`; shared by all programs."""
+        """Return the replica of a state on `device`, shared by all programs; its tensor is on `place`."""
         key = id(master.owner), master.key, device, pinned
         with self._lock:
             found = self._copies.get(key)
@@ -234,10 +234,10 @@ class Replicas:
         copies: Iterable[Replica],
         replaced: Iterable[Replica],
     ) -> tuple[list[Any], list[int]]:
-        """Return the tensors of `fed`, with `copies` (of all `masters`) brought up to date, and the stamps of what the
-        call will replace.
+        """Bring `copies` (of all `masters`) up to date; return the tensors of `fed`, and the stamps of the
+        replicas that the call will replace.
 
-        What is `replaced` is dropped first, so that nothing exists twice.
+        Those that will be `replaced` are dropped now, so that none exists twice.
         """
         with self._lock:
             self._give_up(masters)
@@ -256,8 +256,8 @@ class Replicas:
             return all(copy.stamp == copy.master.stamp for copy in copies)
 
     def keep(self, kept: Iterable[tuple[Replica, torch.Tensor, int | None]]) -> None:
-        """Keep tensors as copies: of changing state as of the given stamp, of carried state, which has just got the
-        same value, without one."""
+        """Keep tensors as replicas, each with the stamp of the changing state that was sent. Carried state
+        has no stamp: its master has just got the same value."""
         with self._lock:
             for copy, tensor, stamp in kept:
                 self._take(copy, tensor, copy.master.look() if stamp is None else stamp)
@@ -266,7 +266,7 @@ class Replicas:
                 streams[queue] = queue.record_event()
 
     def enter(self, devices: Iterable[torch.device]) -> None:
-        """Begin a call on accelerators: make the caller's streams wait for copies made on other streams."""
+        """Begin a call on accelerators: make the caller's streams wait for replicas made on other streams."""
         with self._lock:
             for device in devices:
                 queue = torch.accelerator.current_stream(device)
@@ -290,14 +290,14 @@ class Replicas:
                     master.stamp += 1
 
     def there(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the existing copies, read or not, each with its device; those in pinned memory are not part of a
-        plan."""
+        """Return the existing replicas, read or not, each with its device. Those in pinned memory are left
+        out: plans do not count them."""
         with self._lock:
             copies = [copy for copy in self._copies.values() if not copy.pinned]
             return [(copy.device, copy.tensor) for copy in copies if copy.tensor is not None]
 
     def verify(self) -> list[str]:
-        """Return names of state with a copy that counts as up to date but differs from its master by checksum."""
+        """Return names of state whose replica counts as current but differs from the master by checksum."""
         with self._lock:
             copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look(sampled=False)]
             masters: dict[Master, torch.Tensor] = {}
@@ -323,7 +323,7 @@ class Replicas:
         self._lock = threading.RLock()
 
     def _give_up(self, masters: Iterable[Master]) -> None:
-        """Drop the outdated copies of masters, including those read only by other programs."""
+        """Drop the outdated replicas of masters, including those that only other programs read."""
         changed = False
         for master in masters:
             if master.look() != master.known:
@@ -358,6 +358,6 @@ class Replicas:
     def _put(self, copy: Replica, tensor: torch.Tensor | None, stamp: int) -> None:
         old, copy.tensor, copy.stamp = copy.tensor, tensor, stamp
         if old is not None and old.device.type != "cpu":
-            # Lanes of calls whose callers use these streams may be reading it still.
+            # Lanes of calls from these streams may still be reading it.
             for stream in self._streams.get(old.device, ()):
                 old.record_stream(stream)

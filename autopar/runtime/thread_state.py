@@ -1,6 +1,6 @@
 """The caller's thread-local torch state, and its transfer to a lane's thread.
 
-Autocast's casts are recorded as tasks, so that tasks run with autocast off.
+Autocast's casts are recorded as tasks, so tasks run with autocast off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..capture.torch_private import packs_saved
 
 
 class _Entered(threading.local):
-    """Executors that the current thread is inside of, as their caller or as one of their lanes."""
+    """Executors whose calls the current thread is in, as the caller or as one of the lanes."""
 
     stack: tuple[int, ...] = ()
 
@@ -55,7 +55,7 @@ reset_after_fork: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # Other threads are not in this process, but may have held locks.
+    # The parent's other threads do not exist here, but may have held locks.
     global _LOCKED
     _LOCKED = threading.RLock()
     entered.stack = ()

@@ -10,19 +10,19 @@ import time
 CALLS = 20
 """Counted calls of each; 0: no trial."""
 CLEAR = 5
-"""Counted calls of each if every call of one was faster than every call of the other."""
+"""Counted calls of each that suffice if every call of one was faster than every call of the other."""
 SPAN_S = 0.1
 """Least seconds of calls of each, since a few short calls may all coincide with one disturbance."""
 TURN, TURN_S = 5, 0.03
 """Least calls and seconds of one before the turn of the other."""
 SETTLE_S = 0.012
-"""Seconds of a turn whose calls are not counted, nor is the first call: caches hold the other's weights, and its idle
-threads spin, for 10 ms with OpenMP."""
+"""First seconds of a turn, whose calls are not counted, nor is the first call: caches hold the other's
+weights, and the other's idle threads spin, for 10 ms with OpenMP."""
 WORTH = 0.03
 """Share of eager's seconds that kernels must save to stay."""
 AGAIN = ((1000, 30.0), (10000, 300.0))
-"""(calls, seconds) after which the winner is tried again, one pair after the other; then it serves for good. A trial
-takes 40 calls and more, of which half are the slower ones, and each waits for threads of the other."""
+"""(calls, seconds) after which the winner is tried again, one pair after the other; then it serves for good.
+A trial takes 40 calls or more. Half of them are the slower ones, and each waits for the other's threads."""
 
 
 class Trial:

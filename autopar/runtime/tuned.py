@@ -21,17 +21,18 @@ from .kernels.stack import LEAST
 log = logging.getLogger("autopar")
 
 PROVEN = 4
-"""Sets of sizes for which kernels were faster than eager after which others are not tried."""
+"""Once kernels were faster than eager for this number of sets of sizes, they are not tried for others."""
 
 
 class TunedExecutor:
     """Runs the eager program until a `choice` has found a faster arrangement of the same plan, and again when weights
     folded by its kernels change.
 
-    The chosen arrangement alternates with eager at first (`trial`), and is dropped if it is slower in these calls;
-    this is repeated after a while (`trial.AGAIN`). The choice is made in its own thread after `AFTER` calls, and once
-    more after as many calls following a change. Arrangements that it finds serve before it is done. No call waits for a
-    compiler; while arrangements are timed, a call waits for at most one block of calls (`turn`).
+    The chosen arrangement alternates with eager at first (`trial`), and is dropped if it is slower in these
+    calls; this is repeated after a while (`trial.AGAIN`). The choice is made in its own thread after `AFTER`
+    calls, and once more after as many calls following a change. Arrangements that it finds serve before it is
+    done. Calls wait for a compiler only if it traces in this process, and while arrangements are timed, for
+    at most one block (`turn`).
 
     The executors for other sizes that `resized` returns share the choice.
     """
@@ -47,16 +48,16 @@ class TunedExecutor:
 
     def _begin(self) -> None:
         self._latest: tuple[Arrangement, Executor] | None = None
-        """The arrangement that it used last and its executor, which other threads must not see apart."""
+        """The arrangement that it used last, and its executor: as a pair, so that threads see both change."""
         self._judged: Arrangement | None = None
-        """The arrangement that was on trial, and the one that was slower than eager."""
+        """The arrangement that was on trial; `_refuted`: one that was slower than eager."""
         self._refuted: Arrangement | None = None
         self._trial: trial.Trial | None = None
         self._tenure = trial.Tenure()
         self._choice.add(self)
 
     def forget(self) -> None:
-        """Drop what it knows of arrangements that no longer serve: their kernels hold copies of the weights."""
+        """Drop all references to arrangements that no longer serve: their kernels hold copies of weights."""
         chosen = self._choice.chosen
         if self._latest is not None and self._latest[0] is not chosen:
             self._latest = self._trial = None
@@ -115,7 +116,7 @@ class TunedExecutor:
         """True if kernels are chosen, or found slower than eager, and none is on trial."""
         if not self._choice.done or self._choice.builder is not None:
             return False
-        # Calls of varying sizes may never have these again, which alone would begin a trial.
+        # If sizes vary, no call may have these again, and only such a call would begin a trial.
         return (self._trial if self.open else self._tried(self.chosen)) is None
 
     @property
@@ -196,8 +197,8 @@ class TunedExecutor:
         return made
 
     def _refute(self, chosen: Arrangement, ratio: float) -> None:
-        """Let eager serve instead of an arrangement that took `ratio` of its time: its own calls, and if the kernels
-        were compiled for these all others too."""
+        """Let eager serve this executor's calls instead of an arrangement that took `ratio` of eager's time;
+        if its kernels were compiled for these sizes, all other calls too."""
         self._refuted = chosen
         if self._sizes is None:
             self._choice.refute(chosen, ratio)
@@ -216,7 +217,7 @@ class TunedExecutor:
         return made
 
     def begin(self, inputs: Sequence[Any]) -> None:
-        """Compile and choose for inputs like these: in the background, or at once if that traces in this process."""
+        """Compile and choose for such inputs: in the background, or now if that traces in this process."""
         self._choice.begin(inputs)
 
     def wait(self, seconds: float | None = None) -> None:
@@ -224,7 +225,7 @@ class TunedExecutor:
         self._choice.wait(seconds)
 
     def current(self) -> bool:
-        """Return True if every copy of state that it reads is up to date."""
+        """Return True if every replica that it reads is up to date."""
         return self.plain.current()
 
     def rebind(self, plan: Plan) -> None:

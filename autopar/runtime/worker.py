@@ -17,8 +17,8 @@ PATIENCE_S = 1.0
 """Seconds between checks that the awaited thread is still alive."""
 
 Job: TypeAlias = tuple[Callable[[], None], Callable[[], None]]
-"""A thread's job, which must not raise; and a function called, perhaps twice and by any thread, if the thread ends
-without having done it."""
+"""A thread's job, which must not raise; and a function called, perhaps twice and by any thread, if the thread
+ends before the job is done."""
 
 
 class _Box:
@@ -34,8 +34,8 @@ class _Box:
         self.stop = self.gone = False
 
     def end(self) -> None:
-        """Release all that wait for a thread that has ended."""
-        # In this order: who submits a job looks at `gone` after it, so that one of the two sees the other.
+        """Release all waiters, since the thread has ended."""
+        # The order matters: `submit` sets the job before it reads `gone`, so one of the two sees the other.
         self.gone = True
         if self.job is not None:
             self.job[1]()
@@ -71,7 +71,7 @@ def _loop(box: _Box) -> None:
 class Worker:
     """A persistent daemon thread named `autopar <lane>` that does one job at a time.
 
-    It starts with `start`, so that its user can list it before the thread exists: an interrupt may come at any point.
+    An interrupt may come at any point, so the thread starts only in `start`: its user can list it before.
     """
 
     def __init__(self, name: str) -> None:
@@ -113,13 +113,13 @@ class Worker:
         self.dismiss()
         # A garbage collection may run this on the very thread it stops; in a forked child there is no thread.
         if self._thread is not threading.current_thread() and self._pid == os.getpid():
-            # One whose start was interrupted cannot be joined; it ends all the same.
+            # A thread whose start was interrupted cannot be joined, but it ends all the same.
             with contextlib.suppress(RuntimeError):
                 self._thread.join()
 
 
 def stop_all(workers: list[Worker]) -> None:
-    """Stop every worker of the list and empty it; again if interrupted."""
+    """Stop every worker of the list and empty it. If interrupted, call it again."""
     for worker in workers:
         worker.dismiss()
     while workers:
@@ -140,22 +140,22 @@ class _Cancelled(Exception):
 
 
 class Gates:
-    """The locks of a program, closed until their event is recorded, and the failures of the current call as (lane,
-    error), the first one first."""
+    """The locks of a program, closed until their event is recorded; and the failures of the current call, in
+    order, as (lane, error)."""
 
     def __init__(self, program: Program) -> None:
         self.failed: list[tuple[str, BaseException]] = []
         self.recorder = dict(events(program, Record))
         self.number = {event: position for position, event in enumerate(self.recorder)}
-        # Of each event, the lock of each lane that waits for it.
+        # For each event, the lock of each lane that waits for it.
         self._locks: dict[str, dict[str, threading.Lock]] = {event: {} for event in self.recorder}
         for event, lane in events(program, Wait):
             self._locks[event][lane] = threading.Lock()
             self._locks[event][lane].acquire()
 
     def names(self, lane: str) -> dict[str, Any]:
-        """Return globals of a lane's code: `w3` passes event 3, `r3_0` lets its first waiter pass, `f` are the
-        failures."""
+        """Return globals of a lane's code: `w3` waits for event 3, `r3_0` lets its first waiter pass, `f`
+        lists the failures."""
         found: dict[str, Any] = {"f": self.failed, "Cancelled": _Cancelled}
         for event, locks in self._locks.items():
             number = self.number[event]

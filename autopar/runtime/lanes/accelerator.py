@@ -1,9 +1,9 @@
 """Lane backend of an accelerator: a `torch.Stream` and the host thread that feeds it.
 
-A hand-off between lanes has two halves: the gate tells that the event has been recorded, then the stream (or, on the
-CPU, the thread) waits for the event itself. `record_stream` is not needed: the lane that frees a buffer also allocated
-it, and its stream has waited for the events of all readers before the last reference is dropped, even if a view turns
-out to be a copy (`programs.Free`).
+A hand-off between lanes has two halves. The gate opens once the event has been recorded; then the stream (or,
+on the CPU, the thread) waits for the event itself. `record_stream` is not needed: the lane that frees a
+buffer also allocated it, and its stream has waited for the events of all readers before the last reference is
+dropped, even if a view turns out to be a copy (`ir.program.Free`).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AcceleratorLane(HostLane):
         self.names.update(to_host=to_host, to_device=to_device, device=device)
         if self._stream is None:
             return
-        # torch copies between accelerators on the source's current stream, with a barrier of both ends' before and
-        # after. For the sake of speed alone it is not one that has something else to do.
+        # torch copies between accelerators on the source's current stream, with a barrier between the streams
+        # of both ends before and after. A separate stream for this is only faster.
         peers = {place(step.src) for step in copies if place(step.src).type != "cpu"} - {device}
         self._peers = tuple(stream(lane.name, peer) for peer in sorted(peers, key=str))
         self.names.update(
@@ -135,15 +135,15 @@ class _StreamRecorder(LaneRecorder):
 
 
 def arrivals(devices: tuple[torch.device, ...]) -> list[torch.Event]:
-    """Record an event on the caller's current stream of each device; its earlier work is done when the event
-    happens."""
+    """Record an event on the caller's current stream of each device; the event happens once its earlier work
+    is done."""
     return [torch.accelerator.current_stream(device).record_event() for device in devices]
 
 
 def leave(ended: list[torch.Event], results: list[Any], devices: tuple[torch.device, ...]) -> None:
     """Make the caller's streams wait for the lanes, and tell the allocator that results are used there from now on.
 
-    The program cannot know when the caller drops a result, so that only these need `record_stream`.
+    Only results need `record_stream`: the program cannot know when the caller drops them.
     """
     for device in devices:
         queue = torch.accelerator.current_stream(device)
@@ -158,7 +158,7 @@ def to_host(value: Any) -> Any:
     """Copy a tensor to pinned memory, in stream order."""
     if not isinstance(value, torch.Tensor):
         return value
-    # torch conjugates and negates on the host, at once, without waiting for what it copies there.
+    # After a copy, torch would conjugate or negate on the host at once, without waiting for the copy.
     value = value.resolve_conj().resolve_neg()
     if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT or not pins_memory():
         return value.to("cpu")

@@ -5,9 +5,9 @@ machine's slow-down; sleeping until that end, not for that duration, avoids accu
 takes longer makes its lane late; the largest lateness, as a share of the modelled makespan, bounds the error of all
 figures of the call.
 
-What made a lane late takes equally long on a clock k times slower, while the tolerance grows with k. Work that took
-`real` instead of `modelled` seconds is therefore tolerable with k = real ÷ (modelled + `TOLERANCE` × makespan). This
-is computed for all work since the lane was last on time, and for the last step alone.
+Work that made a lane late takes equally long on a clock k times slower, while the tolerance grows with k.
+Work that took `real` instead of `modelled` seconds is therefore tolerable with k = real ÷ (modelled +
+`TOLERANCE` × makespan), computed for all work since the lane was last on time, and for the last step alone.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _LaneClock:
         happened, since, ended = self.clock.events[event]
         self.now = max(self.now, happened)
         if ended > self.ended:
-            # Who waits for one that is late is late for the same reason.
+            # A lane that waits for a late lane is late for the same reason.
             self.since, self.ended = since, ended
 
     def record(self, event: str) -> None:
@@ -83,7 +83,7 @@ class _LaneClock:
         self.clock.events[event] = self.now, self.since, self.ended
 
     def dispatch(self, seconds: float) -> None:
-        """Wait for the turn of the one host, and occupy it for `seconds` to dispatch a cluster."""
+        """Wait until the one host is free, and occupy it for `seconds` to dispatch a cluster."""
         clock = self.clock
         with clock.lock:
             start = max(self.now, clock.host)
@@ -96,7 +96,7 @@ class _LaneClock:
         self._until(self.now + seconds)
 
     def reserve(self, wires: Iterable[str], seconds: float) -> None:
-        """Start a copy of `seconds` when the lane and all `wires` are free, and occupy them until its end."""
+        """Start a copy of `seconds` when the lane and all buses (`wires`) are free; occupy them meanwhile."""
         clock = self.clock
         with clock.lock:
             start = max([self.now, *(clock.wires.get(wire, 0.0) for wire in wires)])

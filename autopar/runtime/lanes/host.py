@@ -27,8 +27,8 @@ class HostLane:
         self.names: dict[str, Any] = {"clone": clone, "move": move}
         self.first: tuple[str, ...] = ()
         self.last: tuple[str, ...] = ()
-        # What is freed at the end streams may still be copying. They copy from pinned memory, which its allocator keeps
-        # until they are done.
+        # The lane need not wait for streams before it frees buffers at its end: they copy from pinned memory,
+        # which its allocator keeps until they are done.
         end = itertools.takewhile(lambda step: isinstance(step, Wait | Free), reversed(lane.steps))
         self._frees = frozenset(step.event for step in end if isinstance(step, Wait))
 
