@@ -3,12 +3,12 @@
     loss = criterion(fast(x), y); loss.backward(); optimizer.step()
 
 The joint graph of forward and backward is split, priced and placed as a whole, then divided into a forward and a
-backward program with the same placement, joined by one `autograd.Function`. Weights that an optimizer has updated are
-transferred within the forward program, overlapped with tasks that do not need them yet; without changes a second
-program skips the transfers.
+backward program with the same placement, joined by one `autograd.Function`. The forward program transfers
+weights that an optimizer has updated while tasks run that do not need them yet. If no weights have changed, a
+second forward program runs without the transfers.
 
-What autograd saves between the halves is not freed as it is read, so that they may need more memory than the whole. If
-they then exceed a cap, the whole is planned again with the cap reduced by the excess.
+Autograd keeps saved values until the backward has ended, so the halves may need more memory than the joint
+plan. If they exceed a cap, the whole is planned again with the cap reduced by the excess.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class Training:
         ]
         self._first = {names[index]: name for name, index in reversed(captured.tangents)}
         self._origin: Training | None = None
-        """The one made for other sizes that this one shares the programs of."""
+        """The `Training` made for other sizes whose programs this one shares."""
         self._begin(captured)
 
     def _begin(self, captured: Captured) -> None:
         self.captured = captured if copies(self.halves.joint) else captured.kernels_trusted()
-        # As the outputs lie in memory in eager.
+        # The strides that the outputs have in eager.
         places = map(captured.graph.outputs.index, self.halves.names)
         self._strides = [self.captured.strides[place] for place in places]
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
@@ -106,7 +106,7 @@ class Training:
         return any(executor.open for executor in self.executors)
 
     def resized(self, source: Captured) -> Training:
-        """Return the programs for the sizes of `source`, with kernels if these are for all sizes."""
+        """Return programs for the sizes of `source`, with kernels if these are for all sizes."""
         made = copy.copy(self)
         for name in ("plan", "forward", "again"):
             vars(made).pop(name, None)
@@ -199,7 +199,7 @@ class Training:
         return [found[name] for name in self.halves.outputs]
 
     def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-        """Return outputs and gradients of one call for given tangents, by name, without autograd."""
+        """Return outputs and gradients of one call for tangents given by name, without autograd."""
         outputs, saved, watched = self.ahead(inputs)
         given = [tangents.get(self._first.get(name, "")) for name in self.halves.names]
         found = dict(zip(self.halves.names, outputs))
@@ -214,11 +214,11 @@ class Training:
         values = dict(zip(self.halves.outputs, results))
         watched = [owner[key] for owner, key in self._watched]
         saved = results[len(self.halves.outputs) :]
-        # A view of a weight must not be the way to overwrite it behind autograd's back.
+        # If an output were a view of a weight, writes to it would change the weight unseen by autograd.
         given = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
         outputs = own([values[name] for name in self.halves.names], given, saved)
         if settle(outputs, self._strides, self.captured.home.type):
-            # A tensor with gaps between its elements is made as a view.
+            # `settle` makes a tensor with gaps between its elements as a view.
             outputs = own(outputs, given, saved)
         return outputs, saved, watched
 
@@ -234,7 +234,7 @@ class Training:
         return [(made[n], tangent) for n, tangent in pairs if n in self._first and tangent is not None]
 
     def back(self, saved: Sequence[Any], watched: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """Return the gradient of each leaf, None if only tangents that are None reach it, for what `ahead` returned."""
+        """Return the gradient of each leaf for what `ahead` returned; None if only None tangents reach it."""
         given = {
             self._first[name]: tangent
             for name, tangent in zip(self.halves.names, tangents)
@@ -250,8 +250,8 @@ class Training:
 
     @contextlib.contextmanager
     def _state(self, tensors: Sequence[Any]) -> Iterator[None]:
-        """Within the block, the state that the backward reads is `tensors`, whatever has taken their place since the
-        forward, as at the end of `torch.func.functional_call`."""
+        """Within the block, let the backward read `tensors` as its state, even if others have taken their
+        place since the forward, as at the end of `torch.func.functional_call`."""
         if all(owner.get(key) is tensor for (owner, key), tensor in zip(self._watched, tensors)):
             yield
             return
@@ -315,7 +315,7 @@ def plan_training(
     try:
         return joint, _within(machine, planned, once=given is not None)
     except MemoryCapError as error:
-        # What halves need in the orders that are theirs may also be less than the whole.
+        # In their own orders, the halves may also need less than the whole.
         need = _need(planned(machine.uncapped, machine.uncapped))
         caps = {name: cap for name, cap in need.items() if cap > (machine.device[name].memory_bytes or cap)}
         if not caps:
@@ -337,7 +337,7 @@ def _within(machine: Machine, planned: Callable[[Machine, Machine], Halves], *, 
         except MemoryCapError:
             if refusal is None:
                 raise
-            # What is tried is greedy: for a little less it may find what it did not for a little more.
+            # Searches are greedy: with slightly less room they may find a plan that they missed with more.
             room = room.with_memory(
                 {d.name: int(_LESS * d.memory_bytes) for d in room.devices if d.memory_bytes}
             )
@@ -368,8 +368,8 @@ def _need(halves: Halves) -> dict[str, int]:
 
 
 def whole(captured: Captured) -> Captured:
-    """Return a joint graph ready for planning: with the user's loss between its halves, and weights as changing
-    state."""
+    """Return a joint graph ready for planning, with the user's loss between its halves and its weights as
+    changing state."""
     weights = tuple(name for name, _ in captured.gradients if name in captured.state)
     graph = closed(captured.graph, [name for name, _ in captured.tangents], len(captured.gradients))
     return replace(captured, graph=replace(graph, changing=weights))

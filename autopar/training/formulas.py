@@ -1,4 +1,4 @@
-"""The update of parameters as a function of tensors, by torch's own code on copies, with autograd and autocast off.
+"""The update of parameters as a function of tensors: torch's own code on copies, no autograd or autocast.
 
 SGD with momentum: Sutskever et al. ("On the importance of initialization and momentum in deep learning", ICML 2013) as
 torch modifies it; Adam: Kingma and Ba (ICLR 2015); AMSGrad: Reddi et al. (ICLR 2018); AdamW: Loshchilov and Hutter
@@ -27,15 +27,15 @@ Column = Sequence[torch.Tensor]
 def formula(
     optimizer: Optimizer, parameters: Mapping[str, torch.Tensor], in_place: bool = False
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return a function of items `(path, number, parameter, gradient, coefficient, *state)` that computes new
-    parameters and state; all are of the param group `number`.
+    """Return a function of items `(path, number, parameter, gradient, coefficient, *state)`, all of the param
+    group `number`, that computes new parameters and state.
 
-    For one parameter it returns that and its state tensors in the order of `entries`; for several, each as one flat
-    tensor of all (`runtime.flat_transfer.joined`), with a shared coefficient. It reads hyperparameters and Adam's step
-    counts from the live optimizer at each call, the counts by the parameters, which `parameters` has by path, and
-    changes no argument; with `in_place`, for one parameter, it changes and returns the parameter and its state.
-    Gradients are multiplied by the coefficient unless that is None. Results are bitwise equal to `optimizer.step()` on
-    the same device. It raises RunError if the group now requires other state.
+    For one parameter it returns the new parameter and state tensors in the order of `entries`; for several,
+    each of these as one flat tensor (`runtime.flat_transfer.joined`). It changes no argument; with
+    `in_place`, for one parameter, it changes and returns the parameter and its state. Each call reads
+    hyperparameters and Adam's step counts from the live optimizer, the counts by `parameters`. Gradients are
+    multiplied by the coefficient, which all items share, unless it is None. Results are bitwise equal to
+    `optimizer.step()` on the same device. It raises RunError if the group now requires other state.
     """
 
     def stepped(*items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -63,14 +63,14 @@ def formula(
             if coefficient is not None:
                 gradient = torch.mul(gradient, coefficient, out=torch.empty_like(parameter))
             elif own:
-                # Fused kernels take all tensors to be laid out alike, as autograd has `.grad` be.
+                # Fused kernels assume that all tensors have the same layout, as autograd ensures for `.grad`.
                 gradient = torch.empty_like(parameter).copy_(gradient)
             made, *held = (parameter, *(entry for (entry,) in state))
             if not in_place:
                 made, *held = (tensor.clone() for tensor in (made, *held))
         step(group, [made], [gradient], [[entry] for entry in held], counts, own)
         if in_place and group["fused"]:
-            # Fused kernels leave no trace of the change, by which copies elsewhere would be renewed.
+            # Fused kernels do not increment the versions by which replicas elsewhere notice the change.
             torch.autograd.graph.increment_version([made, *held])
         return made, *held
 
@@ -131,7 +131,7 @@ def step(
         "lr": _near(group["lr"], device),
         "weight_decay": _near(group["weight_decay"], device),
         "maximize": group["maximize"],
-        # What torch comes to for tensors of the host, told so that it need not ask of each.
+        # torch would choose the same for tensors of the host, but only after checking each of them.
         "foreach": False if group["foreach"] is None and device.type == "cpu" else group["foreach"],
         "fused": group["fused"],
     }
@@ -178,8 +178,8 @@ def _near(value: Any, device: torch.device) -> Any:
 def alike(group: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> bool:
     """Return True if the update of an element is bitwise independent of its position, so that tensors may be joined.
 
-    In some dtypes and builds of torch, kernels round vectors and the remainder of a tensor differently. It is tested
-    once for each combination of flags.
+    In some dtypes and builds of torch, kernels round vectors and the remainder of a tensor differently. Each
+    combination of flags is tested once.
     """
     numbers = [value for item in group.values() for value in (item if isinstance(item, tuple) else (item,))]
     if any(isinstance(value, torch.Tensor) for value in numbers):

@@ -20,7 +20,7 @@ from .messages import agree
 from .updates import own
 
 BUCKET_BYTES = 4 << 20
-"""Bytes of gradients in one all-reduce: loopback and 10 Gbit/s links take milliseconds for them, ten times the
+"""Bytes of gradients in one all-reduce: on loopback and 10 Gbit/s links they take milliseconds, ten times the
 latency."""
 
 _Slot: TypeAlias = tuple[dict[str, Any], str]
@@ -34,7 +34,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
     Construction and `average` are collectives: every rank of the group calls them. Raises CaptureError if a rank has
     another model or other versions, DeviceError if the group's backend cannot send tensors of the model's devices.
 
-    joined: this rank has no batches left, and only shadows the steps of the others.
+    joined: this rank has no batches left and only shadows the steps of the others.
     """
 
     def __init__(self, process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -68,7 +68,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
         modules = [*self.loss.modules()]
         self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
         self._share([each for _, each in named])
-        # The backward makes the last first.
+        # In the order in which the backward makes gradients: the last parameter's first.
         self._trained = [each for _, each in reversed(named) if id(each) in wanted]
         self._buckets = filled(
             (((each.dtype, each.device), each.nbytes, each) for each in self._trained), BUCKET_BYTES
@@ -98,7 +98,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
             sent = [(bucket, *self._sent(bucket)) for bucket in self._buckets]
             marked.wait()
             if all(there) and not changed and not self._join_config.enable:
-                # Reading marks would wait for an accelerator.
+                # Skip reading `marks`, which would wait for an accelerator.
                 found, active = [1] * len(there), [1] * self.size
             else:
                 found = marks.tolist()
@@ -115,8 +115,8 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
             self._seen = self._looked()
 
     def join(self, step: Callable[[], None], by_all: bool, enable: bool, throw: bool) -> Join:
-        """Return torch's context in which ranks may take different numbers of steps. A rank without batches calls
-        `step` for each step of the others. by_all: means are over all ranks, not only over those with batches."""
+        """Return torch's context in which ranks may take different numbers of steps. A rank without batches
+        calls `step` for each step of the others. `by_all`: means also count ranks without batches."""
         self._by_all = by_all
         return Join([self], enable, throw, step=step)
 
@@ -138,7 +138,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
 
     @property
     def join_device(self) -> torch.device:
-        """The device whose tensors are sent for all ranks to agree."""
+        """The device of the tensors by which ranks agree."""
         return self._trained[0].device if self._trained else torch.get_default_device()
 
     @property
@@ -147,13 +147,13 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
         return self.ranks
 
     def _sent(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-        """Start the all-reduce of a bucket; return its mean gradients as one flat tensor, and the work. Frees the
-        rank's own."""
+        """Start the all-reduce of a bucket and free the rank's own gradients; return the means as one flat
+        tensor, and the work."""
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         for parameter in bucket:
             parameter.grad = None
-        # Before the sum, which may be more than a half can hold.
+        # Divide before the sum, which may overflow in float16.
         flat.div_(self.size)
         return flat, dist.all_reduce(flat, group=self.ranks, async_op=True)
 
@@ -208,7 +208,7 @@ def _ranks(process_group: Any) -> dist.ProcessGroup:
 
 
 def _place(tensor: torch.Tensor, places: dict[torch.device, int]) -> str:
-    """Return the device type of a tensor, and its number among the model's devices; indices differ between ranks."""
+    """Return a tensor's device type and number among the model's devices; ranks may use other indices."""
     return f"{tensor.device.type} {places.setdefault(tensor.device, len(places))}"
 
 

@@ -1,7 +1,7 @@
-"""A joint plan split into a forward and a backward program, and the memory that they really need.
+"""A joint plan divided into a forward and a backward program, and the memory that they really need.
 
 Autograd keeps all saved values from their creation to the end of the backward, and the caller keeps inputs and
-outputs. So the halves may need more than the joint plan, which frees each value after its last reader.
+outputs. The halves may therefore need more than the joint plan, which frees each value after its last reader.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..planner import place
 from ..transform.divide import LOSS, alive, constants, divide, reached
 
 STANDING = "standing on "
-"""Prefix of the name of the state that stands for everything on a device that a half does not read."""
+"""Prefix of the names of stand-in states, each for all that a device holds and a half does not read."""
 HELD = "what else is held there"
-"""Display name of that state."""
+"""Display name of a stand-in state."""
 
 
 _Stands: TypeAlias = dict[tuple[str, str], int]
-"""Bytes of storages, by (device, name)."""
+"""Bytes of storages by (device, name)."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class _Half:
 
 
 class Halves:
-    """The two halves of a `joint` plan, of a graph closed by a loss: plans and programs of forward and backward.
+    """The forward and backward halves of a `joint` plan for a graph closed by a loss: plans and programs.
 
     gradients: (leaf, gradient) of the original graph.
     homes: devices of inputs and state before the call.
     outputs: as in `Options`.
-    names: outputs of the call, each once.
+    names: outputs of the call without repetitions.
     saved, tangents: inputs of the backward.
     """
 
@@ -71,7 +71,7 @@ class Halves:
 
     @cached_property
     def saved_at(self) -> dict[str, str]:
-        """Device on which each saved value waits for the backward: where it is first read, or was made."""
+        """Device where each saved value waits for the backward: a reader's, if possible where it was made."""
         producer, readers = self.forward_graph.producer, self.backward_graph.readers
         found = {}
         for name in self.saved:
@@ -149,7 +149,7 @@ class Halves:
         return any(m.cap is not None and m.peak + held.get(m.device, 0) > m.cap for m in self.joint.memory)
 
     def room(self) -> dict[str, int]:
-        """Return the bytes of each device's cap minus the excess of a half over the joint plan."""
+        """Return each device's cap in bytes, minus the excess of a half over the joint plan."""
         whole = {memory.device: memory.peak for memory in self.joint.memory}
         left = {memory.device: memory.cap for memory in self.joint.memory if memory.cap is not None}
         for costed in (self._ahead(self.forward_graph), self._behind(self.tangents)):
@@ -166,7 +166,7 @@ class Halves:
         known = deliveries(graph, self.machine, self.homes, self._delivery)
         kept = tuple(self.saved_at.items())
         here = {**self._given(graph), **self._copies(graph)}
-        # From the second call on, the copies of state that the backward reads are there as well.
+        # From the second call on, the replicas that the backward reads are there as well.
         return self._costed(
             graph,
             self.homes,
@@ -190,7 +190,7 @@ class Halves:
 
     @cached_property
     def _arrives(self) -> str:
-        """Device on which tangents arrive: that of the outputs."""
+        """Device on which tangents arrive: the device of the outputs."""
         delivered = dict(self.joint.costed.deliver)
         return next((delivered[name] for name in self.names if delivered.get(name)), self.machine.host)
 
@@ -201,7 +201,7 @@ class Halves:
         deliver: tuple[tuple[str, str], ...],
         standing: Mapping[str, int],
     ) -> CostedGraph:
-        """Return a half with every task placed as in the joint plan, and the state that stands on its devices."""
+        """Return a half with tasks placed as in the joint plan, and `standing` bytes as stand-in states."""
         stands = {f"{STANDING}{device}": (device, nbytes) for device, nbytes in standing.items()}
         values = (Value(name, (n,), "uint8", n, name, "state", HELD) for name, (_, n) in stands.items())
         graph = replace(graph, values=(*graph.values, *values), state=(*graph.state, *stands))
@@ -217,14 +217,14 @@ class Halves:
         found = {**self._given(graph), **self._copies(graph), **self._copies(self.backward_graph)}
         known = deliveries(graph, self.machine, self.homes, self._delivery)
         for name, device in self.saved_at.items():
-            # A view that is saved keeps all of what it is a view of.
+            # A saved view keeps all the memory of its base.
             where, nbytes = self._root(name, device)
             found.setdefault(where, nbytes)
         for name, device in dict(known[: len(self.outputs)]).items():
             at = device or self.where.get(graph.producer.get(name, ""), self.homes.get(name, ""))
             where, nbytes = self._root(name, at)
             if where in found and where != (at, name):
-                # The bridge makes it a copy, which the caller may change in place.
+                # The bridge copies this output, so the caller may change it in place.
                 where, nbytes = (at, f"{name} of the caller"), graph.value[name].bytes
             found.setdefault(where, nbytes)
         for name in self.tangents:
@@ -240,7 +240,7 @@ class Halves:
         return found
 
     def _copies(self, graph: Graph) -> _Stands:
-        """Return copies of state that a half reads and that are kept between calls."""
+        """Return the replicas that a half reads and that are kept between calls."""
         own = self.joint.costed.graph
         stay = graph.resident | graph.kept
         found: _Stands = {}
@@ -277,7 +277,7 @@ def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
 
 
 def _half(costed: CostedGraph) -> _Half:
-    """Return a half ordered by urgency or, if that needs too much memory, in graph order; devices are fixed."""
+    """Return a half on its devices, ordered by urgency, or in graph order if that needs too much memory."""
     try:
         plan = place(costed, "single" if costed.machine.serial else "heft")
     except MemoryCapError:

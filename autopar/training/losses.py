@@ -28,7 +28,7 @@ def minimised(loss: torch.Tensor) -> torch.Tensor:
 
 
 class _Refused(threading.local):
-    """Thread-local reason why the last captured result is not a loss; "" if it is."""
+    """Thread-local reason why the result captured last is not a loss; "" if it is one."""
 
     text = ""
 
@@ -38,7 +38,7 @@ refused = _Refused()
 
 @torch.compiler.assume_constant_result
 def _refuse(text: str) -> None:
-    # Called while Dynamo traces, which does not say what an exception in traced code says.
+    # Dynamo calls this while it traces; the text of an exception in traced code would be lost.
     refused.text = text
 
 
@@ -46,7 +46,7 @@ class Loss(nn.Module):
     """`forward(inputs, *targets)` is `criterion(model(inputs), *targets)`, or `forward(*batch)` is `step_fn(model,
     *batch)`.
 
-    A tuple of inputs is spread over the model's arguments, a dict over its keywords; anything else is one argument.
+    A tuple of inputs is unpacked as positional arguments, a dict as keywords; anything else is one argument.
     Returns the loss, a tuple that begins with it, or a dict with "loss"; everything but the loss is detached.
     """
 
@@ -54,7 +54,7 @@ class Loss(nn.Module):
         self, model: nn.Module, criterion: Callable[..., Any] | None, step_fn: Callable[..., Any] | None
     ) -> None:
         super().__init__()
-        # Messages and pictures name what was trained.
+        # Messages and pictures show the name of the model's class.
         name = type(model).__name__
         self.__class__ = type(name, (type(self),), {"forward": _form(step_fn is None)})
         self.model = model
@@ -62,11 +62,11 @@ class Loss(nn.Module):
         assert rule is not None
         called = getattr(rule, "__name__", type(rule).__name__)
         self.called = f"the {role}{'' if called == '<lambda>' else f' {called}'} of {name}"
-        """Name of the user's function, besides the model, for messages."""
+        """Name of the user's function and its model, for messages."""
         self.rule = rule if isinstance(rule, nn.Module) else _Rule(rule)
         taken = {path.partition(".")[0] for path, _ in (*model.named_parameters(), *model.named_buffers())}
         self.path = CRITERION if CRITERION not in taken else f"{CRITERION}_"
-        """Path of the function's own tensors; distinct from those of the model."""
+        """Path of the function's own tensors; the model has no such path."""
         own = positional(rule)[1:]
         self.arguments = (
             own if criterion is None else ["inputs", *(f"targets.{number}" for number in range(len(own)))]
@@ -76,8 +76,8 @@ class Loss(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield all modules by the paths that their author knows: the model's own, and below "criterion" those of the
-        function."""
+        """Yield all modules by the paths that the user knows: the model's as in the model, the function's
+        below "criterion"."""
         memo = set() if memo is None else memo
         yield prefix, self
         yield from self.model.named_modules(memo, prefix, remove_duplicate)
@@ -139,7 +139,7 @@ def _described(output: Any) -> str:
 
 
 def _form(of_criterion: bool) -> Callable[..., Any]:
-    """Return the forward; messages name its arguments as the user knows them."""
+    """Return the forward, with the argument names that the user knows from messages."""
 
     def of_targets(self: Loss, inputs: Any, *targets: Any) -> Any:
         if isinstance(inputs, tuple):
@@ -154,7 +154,7 @@ def _form(of_criterion: bool) -> Callable[..., Any]:
         return self.apart(self.rule(self.model, *batch))
 
     form = of_targets if of_criterion else of_batch
-    # Python names it where arguments are missing.
+    # Python's message about missing arguments shows this name.
     form.__qualname__ = "step"
     return form
 
@@ -194,9 +194,9 @@ def _differentiable(node: Any) -> bool:
 
 
 def resident_tangent(captured: Captured, owner: dict[str, Any]) -> Captured:
-    """Return the joint graph with the gradient of the loss as state, which is `owner["tangent"]`.
+    """Return the joint graph with the gradient of the loss as the state `owner["tangent"]`.
 
-    Sets that to a one of the loss's dtype on the home device.
+    Sets this state to 1, in the loss's dtype and on the home device.
     """
     graph = captured.graph
     ((tangent, _),) = captured.tangents
@@ -212,8 +212,8 @@ def resident_tangent(captured: Captured, owner: dict[str, Any]) -> Captured:
 
 
 def trained(captured: Captured, parameters: set[int]) -> Captured:
-    """Return the joint graph with the gradients of these parameters alone (by `id`), without tasks that only others
-    need."""
+    """Return the joint graph with only the gradients of these parameters (by `id`), without the tasks that
+    only other gradients need."""
     graph, state = captured.graph, captured.state
     kept = tuple(
         (target, made)

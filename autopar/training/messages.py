@@ -1,5 +1,5 @@
-"""JSON between the ranks of a process group, in bytes, never a pickle; what rank 0 makes, and its weights, on all
-ranks; facts in which ranks must agree; ranks in words."""
+"""JSON between the ranks of a process group, sent as bytes, never as a pickle; data and weights of rank 0 on
+all ranks; facts in which ranks must agree; ranks in words."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _FAILED = "cannot say what it runs"
 
 
 def rank_of(group: Group = None) -> int:
-    """Return the rank of this process in a group; 0 outside of a job."""
+    """Return the rank of this process in a group; 0 outside a job."""
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 def size_of(group: Group = None) -> int:
-    """Return the number of ranks of a group; 1 outside of a job."""
+    """Return the number of ranks of a group; 1 outside a job."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
@@ -60,7 +60,7 @@ def broadcast(data: Any, group: Group = None) -> Any:
 def made_by_first(make: Callable[[], Any], group: Group = None) -> Any:
     """Return, on every rank, the JSON data that `make` returns on rank 0 of the group.
 
-    Raises its error on every rank: of the same class if it is one of autopar's or Python's, else as PlanError.
+    If `make` raises, every rank does: the same class of error if autopar or Python has it, else PlanError.
     """
     sent, fault = None, None
     if rank_of(group) == 0:
@@ -77,7 +77,7 @@ def made_by_first(make: Callable[[], Any], group: Group = None) -> Any:
 
 
 def _raised(name: str, text: str) -> Exception:
-    """Return the error of rank 0, of the same class if other processes know it."""
+    """Return the error of rank 0, of the same class if this process knows it."""
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         with suppress(TypeError):
@@ -95,8 +95,8 @@ def share_weights(model: nn.Module, group: Group, device: torch.device) -> None:
 
 
 def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[Any]:
-    """Return the data of each rank, in rank order: on every rank if `everywhere`, else on rank 0, with nothing on
-    others."""
+    """Return the data of each rank, in rank order: on every rank if `everywhere`, else on rank 0 alone; other
+    ranks then return an empty list."""
     ranks = size_of(group)
     if ranks == 1:
         return [data]
@@ -121,9 +121,9 @@ def agree(
 ) -> None:
     """Compare facts by name, and versions of Python, torch and autopar, over all ranks of a group.
 
-    Every rank of the group must call it. Ranks compare digests; the facts are sent only if the digests differ. Raises
-    an error of this kind on every rank, with the ranks that differ and the first difference, or with the error that
-    `describe` raised on a rank.
+    Every rank of the group must call it. Ranks compare digests, and send the facts only if the digests
+    differ. Every rank then raises an error of this kind, with the ranks that differ and the first difference,
+    or with the error that `describe` raised on a rank.
     """
     own = _versions()
     fault: Exception | None = None
@@ -150,7 +150,7 @@ def difference(facts: list[dict[str, str]]) -> str:
         for name in dict.fromkeys(name for fact in facts for name in fact)
         if len({fact.get(name) for fact in facts}) > 1
     ]
-    # A class says less than the parameter in which it differs.
+    # A parameter that differs says more than its class does.
     name = min(names, key=lambda name: name.startswith("module ") or name == "the model")
     having: dict[str | None, list[int]] = {}
     for rank, fact in enumerate(facts):
@@ -160,7 +160,7 @@ def difference(facts: list[dict[str, str]]) -> str:
     for value, ranks in sorted(having.items(), key=lambda item: item[1] is most):
         of = " of" if value is not None and value[0].isdigit() and " × " in value else ""
         first = f"no {name}" if value is None else f"{name}{of} {value}"
-        # Only the first words name what differs.
+        # Only the first clause names the fact that differs.
         what = (value or "none") if said else first
         said.append(f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'} {what}")
     if len(names) > 1:
@@ -172,7 +172,7 @@ def difference(facts: list[dict[str, str]]) -> str:
 
 def named(ranks: Sequence[int]) -> str:
     """Return ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
-    # Along a run of consecutive ranks, rank and place differ by the same number.
+    # Along a run of consecutive ranks, rank minus place is constant.
     apart = groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0])
     runs = [[rank for _, rank in run] for _, run in apart]
     *others, last = (
@@ -191,7 +191,7 @@ def _data(buffer: torch.Tensor) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of Python, torch and autopar, which can make equal models different programs."""
+    """Return the versions of Python, torch and autopar: with others, equal models may give other programs."""
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__.partition("+")[0],

@@ -1,5 +1,5 @@
-"""The optimizer's step in a joint graph (`updated`), the reason if it cannot be (`obstacle`), and its side effects
-(`committed`)."""
+"""The optimizer's step in a joint graph (`updated`), the reason why that is impossible (`obstacle`), and the
+side effects of a step (`committed`)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class _Entries(Mapping[str, torch.Tensor]):
         return len(self._held())
 
     def _held(self) -> Mapping[str, torch.Tensor]:
-        # To ask the defaultdict itself would make an entry.
+        # Indexing the defaultdict would create an entry.
         return self.optimizer.state.get(self.parameter, {})
 
 
 _known: weakref.WeakValueDictionary[tuple[int, int], _Entries] = weakref.WeakValueDictionary()
-"""The `_Entries` by `id` of optimizer and parameter, one for each, by which programs recognise the same state."""
+"""One `_Entries` for each optimizer and parameter, by `id`: programs recognise the same state by it."""
 
 
 def trained(captured: Captured) -> dict[str, torch.Tensor]:
@@ -64,12 +64,12 @@ def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None
     Outputs are those of the forward; `Captured.gradients` still names the gradients of parameters. Each task `update
     <path>`, of module `<path>`, reads the parameter, its gradient and its optimizer state (state values of path
     `optimizer.state.<path>.<entry>`) and makes their new values (`Graph.updates`); all of that state is
-    `Graph.carried`. It follows its gradient, or with `clip_norm` the tasks `total_norm`, the norm over all gradients,
-    and `clip_coefficient`, by which it multiplies the gradient. Hyperparameters are read from the live param groups in
-    each call; the caller then advances step counts by `committed`.
+    `Graph.carried`. The task follows its gradient or, with `clip_norm`, the task `clip`. That makes
+    `total_norm`, the norm over all gradients, and `clip_coefficient`, which multiplies each gradient. Each
+    call reads hyperparameters from the live param groups; then the caller advances steps by `committed`.
 
     Requires that there is no `obstacle`. Raises PlanError for a parameter that the optimizer does not hold or has no
-    state of.
+    state for.
     """
     return _Step(captured, optimizer, clip_norm).captured()
 
@@ -77,8 +77,8 @@ def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None
 def obstacle(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> str:
     """Return the reason, as a phrase, why the step of `optimizer` cannot be tasks of a graph; "" if it can.
 
-    `parameters`: those with a gradient, by path (`trained`). Before its first step it cannot, since torch creates the
-    state then. Linear in parameters; cheap enough for every call.
+    `parameters`: those with a gradient, by path (`trained`). The first step cannot be in a graph, since torch
+    creates the state in it. Linear in parameters; cheap enough for every call.
     """
     return (
         _of_optimizer(optimizer)
@@ -157,7 +157,7 @@ def _of_parameters(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor])
             and tensor.device.type == "cpu"
             and tensor.itemsize == 2
         ):
-            # Its kernel leaves part of a vector undefined, as two steps from one state show.
+            # The kernel leaves part of a vector undefined: two steps from one state give different results.
             return f"torch's fused SGD with momentum is not reproducible in {tensor.dtype} on a CPU ({path})"
         for entry in (*wanted, "step") if "betas" in group else wanted:
             if not isinstance(held.get(entry), torch.Tensor):
@@ -268,7 +268,7 @@ class _Step:
         )
 
     def clipping(self, pairs: Iterable[tuple[str, str]], most: float) -> tuple[str, str | None]:
-        """Add the norms and the coefficient; return the coefficient's value, and the task after which updates come."""
+        """Add the norms and the coefficient; return the coefficient's value, and the task before updates."""
         norms = []
         for name, gradient in pairs:
             path, parameter = self.graph.value[name].path, self.parameter(name)
@@ -276,7 +276,7 @@ class _Step:
             task = Task(
                 f"norm {path}",
                 NORM,
-                # The strides of the gradient in autograd.
+                # Autograd gives the gradient these strides.
                 (Ref(gradient), torch.empty_like(parameter, device="meta").stride()),
                 outputs=(norms[-1],),
                 flops=2 * parameter.numel(),
@@ -303,7 +303,7 @@ class _Step:
     def value(
         self, name: str, like: torch.Tensor, kind: Literal["state", "made"] = "made", path: str = ""
     ) -> str:
-        """Add a value like a tensor, called `name` if that is free; return its name."""
+        """Add a value of the form of a tensor, called `name` if that is free; return its name."""
         while name in self.graph.value or name in self.values:
             name += "_"
         dtype = str(like.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The captured graphs of a training step's loss, with programs by sizes; and a graph ahead of a step."""
+"""The captured graphs of a training step's loss, with programs by sizes; and graphs of steps yet to run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Signatures:
         try:
             first = self._begun(self._region(module, examples), examples)
         except Exception as error:
-            # Dynamo would wrap what is raised here; it is raised from the call.
+            # Dynamo would wrap an error raised here, so the call raises it instead.
             text = explain(self.name, error)
             refusal = CaptureError(text if self.name in text else f"{self.name}: {text}")
 
@@ -90,7 +90,7 @@ class Signatures:
 
             return refuse
         eager = in_eager(module)
-        # The bound ones of this graph, the last used first.
+        # The `_Bound`s of this graph, the most recently used first.
         own = [first]
 
         def made(bound: _Bound, args: Sequence[Any]) -> Signature:
@@ -132,9 +132,9 @@ class Signatures:
         return made
 
     def _rebound(self, captured: Region, own: list[_Bound], args: Sequence[Any]) -> _Bound:
-        """Return what serves a call with other parameters than those of the last one, and put it first in `own`.
+        """Return the `_Bound` for a call with other parameters than the last, and put it first in `own`.
 
-        Dynamo calls one graph, the `captured` one, for all equal layers, and for parameters that replaced others.
+        Dynamo calls one graph, `captured`, for all equal layers, and for parameters that replaced others.
         """
         found = next((bound for bound in own if bound.fits(args)), None)
         if found is None:
@@ -166,8 +166,8 @@ class Signatures:
 
     @contextmanager
     def taking(self, take: Take, programs: Programs | None) -> Iterator[None]:
-        """Within the block, let `take` serve calls of the compiled loss, by programs for their own sizes or made from
-        others if all `programs` of a step allow it."""
+        """Within the block, let `take` serve calls of the compiled loss, by programs for their sizes, or for
+        other sizes if all `programs` of a step allow it."""
         self._take, self._used = take, programs
         try:
             yield
@@ -231,10 +231,10 @@ class Signatures:
 
 
 class _Bound:
-    """A captured loss with the tensors of some calls, whose optimizer state its programs read and update.
+    """A captured loss bound to parameters, whose optimizer state its programs read and update.
 
-    plans: placements of other sizes, which new programs follow.
-    programs: those by forms of the optimizer, each by sizes.
+    plans: placements for other sizes, which new programs follow.
+    programs: for each form of the optimizer, by sizes.
     """
 
     def __init__(self, name: str, region: Region, args: Sequence[Any]) -> None:
@@ -248,7 +248,7 @@ class _Bound:
         ]
 
     def fits(self, args: Sequence[Any]) -> bool:
-        """Return True if a call has the parameters of these programs. Other state may be another tensor in each
+        """Return True if a call has the parameters of these programs. Other state may differ from call to
         call."""
         for at, parameter in self._trained:
             if args[at] is not parameter:
@@ -257,7 +257,7 @@ class _Bound:
         return not arguments.elsewhere(args) or arguments.move(args, self.region.held)
 
     def within(self, known: set[int]) -> bool:
-        """Return True if all parameters of these programs are among those `known` by `id`."""
+        """Return True if the ids of all parameters of these programs are `known`."""
         return all(id(parameter) in known for _, parameter in self._trained)
 
     def programs_of(self, groups: Hashable, options: Options) -> tuple[Kept[Signature], Resized[Signature]]:
@@ -282,10 +282,10 @@ def step_ahead(
 ) -> tuple[Captured, list[torch.Tensor]]:
     """Return the graph of the step that `train_step` takes with `args`, and its input tensors.
 
-    `args`: the inputs of the model, then the targets; without a criterion the model's inputs, and a task stands for
-    the user's own loss between forward and backward. Without an optimizer the step ends with the gradients. Optimizer
-    state that does not exist yet counts as existing. Raises CaptureError, and PlanError if the update cannot be
-    planned.
+    `args`: the inputs of the model, then the targets. Without a criterion they are only the model's inputs,
+    and a task stands for the user's own loss between forward and backward. Without an optimizer the step ends
+    with the gradients. Optimizer state that does not exist yet counts as existing. Raises CaptureError, and
+    PlanError if the update cannot be planned.
     """
     with torch.enable_grad():
         captured, tensors = _captured(model, criterion, args, kwargs)
@@ -332,7 +332,7 @@ def _captured(
 
 
 def _ready(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> torch.optim.Optimizer:
-    """Return a copy of the optimizer as after its first step, with the form of its state only."""
+    """Return a copy of the optimizer as after its first step; state that it lacked has no memory."""
     twin = copy.copy(optimizer)
     twin.state = {parameter: dict(held) for parameter, held in optimizer.state.items()}  # type: ignore[assignment]
     groups = {id(held): group for group in optimizer.param_groups for held in group["params"]}

@@ -49,12 +49,13 @@ class TrainStep(Recorded):
     or a dict with "loss"; only the loss is differentiated.
 
     `torch.compile` captures model and loss as one graph, and again when an assumption changes (module modes, dtypes,
-    constants, requires_grad); from the second size of an axis on, one graph serves all sizes, and in general one
-    program. The first call of a program, and of the first few other sizes that it serves, computes gradients, compares
-    them with eager, and lets the optimizer itself step; later calls are one program if the optimizer allows it.
+    constants, requires_grad). From the second size of an axis on, one graph serves all sizes, and usually one
+    program does. The first call of a program, and of the first few other sizes that it serves, computes
+    gradients, compares them with eager, and lets the optimizer itself step. Later calls are one program if
+    the optimizer allows it.
 
-    Random numbers: a seed gives the same losses in every run, equal to the plain loop's on the CPU, its lanes and
-    stand-ins. Accelerators draw from their own generators, in program order.
+    Random numbers: a seed gives the same losses in every run. On the CPU, its lanes and emulated devices,
+    they equal the plain loop's. Accelerators draw from their own generators, in program order.
 
     With a process group, gradients are averaged over its ranks once a step, before clipping; the loss is that of this
     rank's rows. Every rank takes the same number of steps, except within `join`; `accumulate` does not communicate.
@@ -82,13 +83,13 @@ class TrainStep(Recorded):
         self._lock = threading.RLock()
         self._adding = False
         self._numbers: set[int] = set()
-        """Numbers of arguments that the loss takes."""
+        """Numbers of arguments that the loss is known to take."""
 
     def __call__(self, *batch: Any, accumulate: bool = False) -> Any:
         """Take a step; return the loss.
 
-        With `accumulate`, add gradients to `.grad` and update nothing; the next step without it uses them too, like
-        two `backward` calls before `optimizer.step()`.
+        With `accumulate`, add gradients to `.grad` and update nothing. The next step without `accumulate`
+        uses them too, like two `backward` calls before `optimizer.step()`.
         """
         adds = accumulate or self._adding
 
@@ -117,8 +118,8 @@ class TrainStep(Recorded):
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
 
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
-        """Take a step in one program if possible; else compute gradients, add those in `.grad`, and call torch's
-        clipping, scaler and optimizer."""
+        """Take a step in one program if possible; otherwise compute gradients, add those in `.grad`, and call
+        torch's clipping, scaler and optimizer."""
         waits = any(parameter.grad is not None for parameter in self._signatures.parameters())
         whole = self._whole(signature) if signature.checked and not waits else None
         if whole is not None:
@@ -146,7 +147,7 @@ class TrainStep(Recorded):
         """Average the gradients over the group, if there is one, and update."""
         if self.group is not None:
             self.group.average()
-        # An optimizer may multiply matrices, and autocast is for the forward.
+        # An optimizer may multiply matrices; autocast is only for the forward.
         with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
             self._update()
 
@@ -160,10 +161,9 @@ class TrainStep(Recorded):
             self.optimizer.zero_grad(set_to_none=True)
 
     def _accumulated(self, signature: Signature, args: Sequence[Any], *, stale: bool, anew: bool) -> Any:
-        """Return the result of a call whose gradients are added to `.grad`, to an existing tensor or to a new one
-        (`anew`).
+        """Return the result of a call; add its gradients to `.grad`, in place or as a new tensor (`anew`).
 
-        Then calls the parameters' post-accumulate hooks, as autograd does.
+        Then call the parameters' post-accumulate hooks, as autograd does.
         """
         if self.scaler is not None and self._scaling:
             # The backward starts from the scaler's scale.
@@ -209,7 +209,7 @@ class TrainStep(Recorded):
         if self.clip_norm is not None:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
-            # In the order of the model, in which the program of the whole step adds the norms too.
+            # The program of the whole step also adds the norms in the order of the model.
             held = {id(parameter) for parameter in self._signatures.parameters()}
             trained = [parameter for parameter in self.loss.parameters() if id(parameter) in held]
             nn.utils.clip_grad_norm_(trained, self.clip_norm)
@@ -356,21 +356,21 @@ class TrainStep(Recorded):
         draw(self.plan, path)
 
     def refresh(self) -> None:
-        """Copy parameters to their devices again at the next call. Needed only after writes that leave no trace in a
-        tensor, through `.data` or a numpy view."""
+        """Copy parameters to their devices again in the next call. Needed only after writes through `.data`
+        or a numpy view, which leave no trace in a tensor."""
         self._signatures.pool.forget()
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until the kernels of the programs that steps run now are compiled and chosen.
 
-        The first step, which is compared with eager, has a program of its own: take two steps before. After
-        `seconds`, the fastest of the kernels ready so far are used.
+        Take two steps before: the first step, which is compared with eager, has a program of its own. After
+        `seconds`, steps use the fastest of the kernels ready so far.
         """
         wait_for(self._signatures.tuned(latest=True), seconds)
 
     @property
     def settled(self) -> bool:
-        """True if the kernels of the programs that steps run now are chosen and none is being tried in turns with
+        """True if the kernels of the programs that steps run now are chosen and none is on trial against
         eager."""
         return all(executor.settled for executor in self._signatures.tuned(latest=True))
 

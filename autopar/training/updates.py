@@ -39,13 +39,13 @@ class Signature:
     """The programs for calls of one graph of the loss with the same sizes.
 
     raw: joint graph as captured from `module`, whose arguments are `args`.
-    captured: the graph that is placed: the gradient of the loss is state, held by `start`, and only trained parameters
-    have gradients.
+    captured: the graph that is placed: `start` holds the gradient of the loss as state, and only trained
+    parameters have gradients.
     weights: state that requires grad, by path.
     parameters: those with a gradient, in the order of `Captured.gradients`.
-    checked: gradients were compared with eager.
+    checked: no further comparison of gradients with eager is due.
     latest: the program of the last call.
-    plans: placements of other sizes, which new programs follow.
+    plans: placements for other sizes, which new programs follow.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class Signature:
         self.shared: tuple[Prepared, ...] = ()
         """The programs that compute steps of other sizes too."""
         self._origin: Signature | None = None
-        """The one made for other sizes whose programs are used."""
+        """The signature made for other sizes whose programs this one uses."""
         self._others = 0
-        """Number of signatures of other sizes that use the programs of this one."""
+        """Number of signatures for other sizes that use this one's programs."""
         self._trained = optimizers.trained(self.captured)
         self.parameters = list(self._trained.values())
 
     @cached_property
     def gradients(self) -> Prepared:
-        """The program that computes outputs and gradients, and does not change the weights."""
+        """The program that computes outputs and gradients without changing the weights."""
         if self._origin is not None:
             return self._origin.gradients.resized(self.captured)
         return self._placed("gradients", self.captured)
 
     @cached_property
     def overlapped(self) -> Prepared:
-        """The program of the gradients for updated weights, transferred while it computes."""
+        """The program of the gradients that transfers updated weights while it computes."""
         if self._origin is not None:
             known = self._origin.overlapped
             return known.resized(self.captured) if known in self.shared else self.gradients
@@ -125,7 +125,7 @@ class Signature:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the whole step; of the gradients as long as there is none."""
+        """The plan of the whole step; while there is none, that of the gradients."""
         return (self._whole or self.gradients).plan
 
     @property
@@ -134,8 +134,8 @@ class Signature:
         return any(executor.open for executor in self.executors)
 
     def resized(self, source: Captured) -> Signature:
-        """Return the signature for the sizes of `source`, with the programs of this one. The first `CHECKED` ones are
-        compared with eager."""
+        """Return a signature for the sizes of `source` with the programs of this one. The first `CHECKED` of
+        them are compared with eager."""
         made = copy.copy(self)
         for name in ("gradients", "overlapped"):
             vars(made).pop(name, None)
@@ -166,7 +166,7 @@ class Signature:
                 alike = again(self.options, self._plans[kind])
                 return plan_captured(captured, self.machine, alike, self.devices)
             except MemoryCapError:
-                # What fitted at one size need not at another.
+                # A placement that fits at one size may not fit at another.
                 pass
         return plan_captured(captured, self.machine, self.options, self.devices)
 
@@ -175,8 +175,8 @@ class Signature:
     ) -> tuple[list[Any], list[torch.Tensor]]:
         """Run one forward and backward; return the results of the graph and the gradients, each in its own memory.
 
-        `stale`: all weights have changed since the last call. The first call is compared with eager, which runs first,
-        on snapshots: raises DifferenceError, with buffers restored, if they differ.
+        `stale`: all weights have changed since the last call. In the first call, eager runs before, on
+        snapshots; if the results differ, raises DifferenceError with buffers restored.
         """
         eager = None if self.checked else self._eager(args)
         program = self.overlapped if stale and self.checked else self.gradients
@@ -228,7 +228,7 @@ class Signature:
 
     @cached_property
     def _shared(self) -> list[bool]:
-        """For each gradient whether it may share memory with anything else."""
+        """For each gradient, whether it may share memory with another value."""
         graph = self.captured.graph
         taken = {
             graph.value[name].storage for name in (*graph.inputs, *graph.state, *graph.outputs[: self.count])
