@@ -1,4 +1,4 @@
-"""Race of the ways to split the batch: graph → split → cost → place for each candidate; the best plan wins."""
+"""Race of ways to split the batch: graph → split → cost → place for each candidate; the best plan wins."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ WORTH = 0.03
 """Share by which a plan over several devices must be shorter than the best single device: predictions are no more
 precise."""
 WORTH_APART, APART_S = 0.1, 3e-4
-"""The same with real accelerators, and seconds of a call in addition, for threads that start, events and pinned memory.
-A step of three linear layers, predicted to take 484 µs on an H100 and a CPU, 524 µs on the H100, took 2.5 ms."""
+"""The same share with real accelerators, plus seconds of a call for threads, events and pinned memory. Three
+linear layers, predicted at 484 µs on an H100 and a CPU, 524 µs on the H100, took 2.5 ms for a step."""
 
 
 FINEST = 2_000
-"""Limit on tasks up to which each is placed alone if clusters do not fit."""
+"""Limit on the tasks of a graph whose tasks are placed one by one if clusters do not fit."""
 
 BUDGETS = (0.5, 0.2, 0.05, 0.0)
 """Shares of the saved bytes to keep, tried in turn while a cap does not hold."""
@@ -52,9 +52,9 @@ def best_plan(graph: Graph, price: Price, options: Options) -> Plan:
 
     price: costs a graph on the machine.
     options.split: None: whole batch; an int: that many equal parts; a mapping: share of rows of each device;
-    "features": products split along features, into the number of parts that is shortest; "auto": all that may pay.
-    options.recompute: share of the bytes saved for a backward that stay saved (`recomputed`); "auto": the largest of
-    `BUDGETS` with which caps hold.
+    "features": products split along features, in the fastest number of parts; "auto": all that may pay.
+    options.recompute: share of the bytes saved for a backward that stay saved (`recomputed`); "auto": all
+    if caps hold, else the largest of `BUDGETS` with which they do.
 
     Raises the PlanError or MemoryCapError of the whole graph if nothing is feasible.
     """
@@ -92,8 +92,8 @@ def best_plan(graph: Graph, price: Price, options: Options) -> Plan:
 
 
 class _Race:
-    """Plans of one graph, whole and with several splits of its batch. `refusal`: error of the first that does not
-    fit."""
+    """Plans of one graph, whole and with several splits of its batch. `refusal`: the error of the first graph
+    that does not fit."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
@@ -101,8 +101,8 @@ class _Race:
         self.refusal: MemoryCapError | None = None
 
     def enter(self, costed: CostedGraph, policy: Policy, note: str = "") -> Plan | None:
-        """Plan a graph and enter it; return the plan, None if the memory caps do not hold, or if it cannot be shorter
-        than those before it."""
+        """Plan a graph and enter the plan; return it, or None if the memory caps do not hold or it cannot be
+        shorter than the plans before it."""
         split = costed.graph.split
         shortest = min((plan.makespan for plan in self.plans), default=math.inf)
         try:
@@ -131,7 +131,7 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
         rows = batch_of(graph)
         empty = any(0 in graph.value[name].shape for name in graph.inputs)
         if rows is not None and (rows < 2 or empty):
-            # The last, short batch of a loader must not stop the loop, nor a sequence without elements.
+            # Neither a loader's last, short batch nor an empty sequence may stop the loop.
             log.info("%s: a batch of %d rows%s stays whole", graph.name, rows, " without elements" * empty)
             split = None
     race, costed = _Race(), price(graph)
@@ -139,7 +139,7 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
     if split not in (None, "auto", 1):
         race.plans.clear()
     singles = dict(whole.singles) if whole else {}
-    # A policy of the user's own names tasks of the graph as it is.
+    # A user's own policy names the tasks of the unsplit graph.
     auto = split == "auto"
     wanted = None if split == "features" or (callable(policy) and auto) else split
     for sizes in candidates(graph, costed.machine, wanted, singles):
@@ -179,7 +179,7 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
         raise race.refusal or PlanError(f"no plan of {graph.name!r} is feasible")
     best = min(race.plans, key=lambda plan: plan.makespan)
     if whole:
-        # One device need not cut the batch: that is what a cut is held against.
+        # Compare a split with single devices that keep the batch whole, since they need not split it.
         best = replace(best, singles=whole.singles)
     ran = race.ran
     if policy == "auto" and split in (None, "auto") and whole and (why := _not_worth(best)):
@@ -194,8 +194,8 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
 def _by_room(
     graph: Graph, price: Price, batch_norm: str, costed: CostedGraph, singles: Mapping[str, float | None]
 ) -> Iterator[tuple[CostedGraph, Policy]]:
-    """Yield the graph split in shares by speed as far as caps allow, over all devices and over the accelerators alone,
-    each with the policy that places the parts."""
+    """Yield the graph split in shares by speed, as far as caps allow, over all devices and over the
+    accelerators alone, each with the policy that places the parts."""
     batch, machine = batch_of(graph), costed.machine
     if batch is None or batch < 2:
         return
@@ -247,8 +247,8 @@ def _alone(costed: CostedGraph, device: str) -> float:
 
 
 def _not_worth(plan: Plan) -> str:
-    """Return the reason why a plan is not enough shorter than the best single device, with cores shared by emulated
-    devices counted once; "" if it is."""
+    """Return the reason why a plan is not shorter enough than the best single device; "" if it is. Cores that
+    emulated devices share count once."""
     single, machine = plan.best_single, plan.costed.machine
     if single is None:
         return ""
@@ -270,8 +270,8 @@ def _not_worth(plan: Plan) -> str:
 
 
 def passed_over(plan: Plan, beaten: Candidate) -> Plan:
-    """Return a single-device plan whose reasons explain, by its note, why `beaten`, predicted to be shorter, was not
-    chosen."""
+    """Return a single-device plan with reasons that quote the note of `beaten`: why it was not chosen
+    although it is predicted to be shorter."""
     text = (
         f"Everything is on {plan.placed[0].device}: {beaten.name} is predicted to take "
         f"{seconds(beaten.makespan or 0.0)}, but {beaten.note}."
@@ -313,7 +313,7 @@ def split_graph(
 def candidates(
     graph: Graph, machine: Machine, wanted: Split, singles: Mapping[str, float | None]
 ) -> list[tuple[int, ...]]:
-    """Return the row counts to try, each once: equal parts for 2 … lanes, and shares by the speed of the devices."""
+    """Return the row counts to try, each once: 2 … lanes equal parts, and shares by the devices' speed."""
     if wanted is None:
         return []
     batch = batch_of(graph)
@@ -338,9 +338,9 @@ def candidates(
 def _parts_on(
     devices: Sequence[str], rows: Sequence[int], title: str = "shares by room"
 ) -> Callable[[CostedGraph], dict[str, str]]:
-    """Return the policy that places each part on its device, and unsplit tasks on the host, except sums and updates of
-    weights and tasks that can only run in one place, which stay open; a device without rows gets none. `title`: policy
-    name of its plans."""
+    """Return the policy that places each part on its device (none without rows) and unsplit tasks on the
+    host. Sums, updates of weights and tasks that cannot run there stay open. `title`: policy name of its
+    plans."""
     names = [name for name, count in zip(devices, rows) if count]
 
     def policy(costed: CostedGraph) -> dict[str, str]:

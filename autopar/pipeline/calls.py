@@ -31,16 +31,16 @@ class Arguments:
     def __init__(self, region: Region) -> None:
         self.places = region.places
         self.constants = region.constants
-        """Tensors that the graph makes from numbers, by name."""
+        """Tensors, by name, that the graph makes from numbers."""
         self._sizes = [at for at, place in enumerate(self.places) if place.kind == "size"]
         self._inputs = [at for at, place in enumerate(self.places) if place.kind == "input"]
         self._state = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
         self._changed = [at for at, _ in region.traced.updates]
-        # Two places of the model share memory from the start or never.
+        # States share memory with one another from the start or never: look at them only if inputs change.
         foreign = not set(self._changed).isdisjoint(self._inputs)
         self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
         self.moved = False
-        """True once calls of other modules have put their state here; calls are then serialised."""
+        """True once calls of other modules have put their state in the region; calls are then serialised."""
 
     def sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the sizes of a call, which select its program."""
@@ -51,7 +51,7 @@ class Arguments:
         return [args[at] for at in self._inputs]
 
     def filled(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the arguments of a call with these inputs, the region's state and no sizes."""
+        """Return the arguments of a call without sizes, with these inputs and the region's state."""
         given = iter(inputs)
         return [place.owner[place.key] if place.kind == "state" else next(given) for place in self.places]
 
@@ -75,8 +75,8 @@ class Arguments:
         return True
 
     def move(self, args: Sequence[Any], held: dict[str, Any]) -> bool:
-        """Use the state of this call for that of the region if all differences are in `held`, outside of modules;
-        calls are then serialised."""
+        """Replace the region's state by that of this call if they differ only in `held`, outside modules;
+        return whether they do. Calls are then serialised."""
         moved = [(at, owner, key) for at, owner, key in self._state if owner.get(key) is not args[at]]
         if any(owner is not held for _, owner, _ in moved):
             return False
@@ -101,13 +101,13 @@ class Arguments:
 
 
 class Short:
-    """Short path of calls of one program that need only that: no backward, no side effects.
+    """Short path for calls that need only their program: no backward, no side effects.
 
-    A Python call costs some 0.1 µs more inside `torch.compile` than outside. A program of one lane in the caller's
-    thread computes with the state that Dynamo passes, whoever owns it, so that only the first tensor is checked to
-    find the owner.
+    A Python call costs about 0.1 µs more inside `torch.compile` than outside. A program of one lane in the
+    caller's thread computes with the state that Dynamo passes, whoever owns it. Checking the first state
+    tensor therefore suffices to find the owner.
 
-    own: it does so whatever becomes of the kernels; else only while these are for calls of all sizes.
+    own: calls always take this path; else only while the program's kernels serve calls of all sizes.
     """
 
     def __init__(self, arguments: Arguments, prepared: Prepared, args: Sequence[Any], own: bool) -> None:
@@ -164,8 +164,8 @@ SIZES = 64
 """Limit on the sets of sizes of a region for which programs are kept."""
 
 CHECKED = 4
-"""Number of sets of sizes of a region whose first call is compared with eager: the others have the same graph and
-placement."""
+"""Number of sets of sizes of a region whose first call is compared with eager. Further sets have the same
+graph and placement."""
 
 
 class Done(Exception):
@@ -173,10 +173,10 @@ class Done(Exception):
 
 
 def again(options: Options, plan: Plan) -> Options:
-    """Return options that place a graph of other sizes like `plan`, without a search; shares of the batch given by the
-    user stay."""
+    """Return options that place a graph of other sizes like `plan`, without a search, with the user's shares
+    of the batch."""
     if plan.costed.graph.streamed and options.home == "auto":
-        # What is streamed depends on the room that the other values leave.
+        # Which weights are streamed depends on the room that other values leave.
         return options
     devices = {placed.cluster: placed.device for placed in plan.placed}
     homes = {
@@ -184,7 +184,7 @@ def again(options: Options, plan: Plan) -> Options:
     }
     label = plan.costed.graph.split
     if label.startswith(LABEL):
-        # Other sizes may have a batch that can be cut.
+        # With other sizes the batch may be splittable.
         return dataclasses.replace(options, measure=False)
 
     def placed(costed: CostedGraph) -> dict[str, str]:
@@ -192,7 +192,7 @@ def again(options: Options, plan: Plan) -> Options:
 
     split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
     policy: Policy = "single" if plan.costed.machine.serial else placed
-    # Nothing is left for seconds to decide.
+    # The placement is fixed, so there is nothing left to measure for.
     return dataclasses.replace(options, split=split, policy=policy, measure=False)
 
 
@@ -241,16 +241,16 @@ class Kept(OrderedDict[Hashable, Made]):
 
 
 RESIZED = 1024
-"""Limit on the sets of sizes that programs made for others serve: each takes some kilobytes."""
+"""Limit on the sets of sizes that programs made for other sizes serve: each takes some kilobytes."""
 RECURRING = 10
-"""Calls of one set of sizes after which they have a program of their own, if kernels are compiled for it."""
+"""Calls of one set of sizes after which it has its own program, if kernels are compiled for each set."""
 
 
 class Resized(Generic[Made]):
-    """Programs of a region by sizes other than theirs, derived from `programs`, those made for their own sizes.
+    """Programs of a region that serve other sizes than their own, by these sizes; derived from `programs`.
 
-    One program serves all sizes for which it surely keeps every memory cap. Where kernels cannot be compiled for all
-    sizes, the first `CHECKED` ones, and those that recur, have programs of their own.
+    One program serves all sizes for which it surely keeps every memory cap. If kernels cannot be compiled for
+    all sizes at once, the first `CHECKED` sets of sizes and those that recur have their own programs.
     """
 
     def __init__(self, region: Region | None, options: Options, programs: Mapping[Any, Made]) -> None:
@@ -262,7 +262,7 @@ class Resized(Generic[Made]):
         self._forms: WeakKeyDictionary[Any, tuple[Any, ...] | None] = WeakKeyDictionary()
 
     def get(self, sizes: Hashable) -> Made | None:
-        """Return the program for a call with these sizes; None if there is none, or they are to have their own."""
+        """Return the program for a call with these sizes; None if none, or if they should have their own."""
         found = self._made.get(sizes)
         if found is None or not self._compiled or found.open or len(self._programs) >= SIZES:
             return found
@@ -275,8 +275,8 @@ class Resized(Generic[Made]):
         args: Sequence[Any],
         parts: Callable[[Made], Sequence[Any]] = lambda program: (program,),
     ) -> Made | None:
-        """Return a new program for a call with the arguments `args`, from one whose `parts` also compute calls of
-        other sizes; None if the call is to have its own."""
+        """Return a new program for a call with the arguments `args`, derived from one whose `parts` also
+        compute calls of other sizes; None if the call should have its own program."""
         programs = sorted(self._programs.items(), key=lambda item: item[1].open)
         few = self._compiled and len(programs) < CHECKED and not any(program.open for _, program in programs)
         if self._region is None or few or sizes in self._made:
@@ -292,8 +292,8 @@ class Resized(Generic[Made]):
         return None
 
     def _in_parts(self, program: Made, args: Sequence[Any], parts: Callable[[Made], Sequence[Any]]) -> bool:
-        """Return True if a program with a split batch computes a call with the arguments `args`: it is one of two of
-        the same form, and the call is like them in all that their sizes have in common."""
+        """Return True if a program with a split batch computes a call with the arguments `args`: another
+        program has the same form, and the call agrees with both in all that their sizes have in common."""
         form, label = self._form(parts(program)), program.plan.costed.graph.split
         others = [each for each in self._programs.values() if each is not program]
         others = [each for each in others if form is not None and self._form(parts(each)) == form]
@@ -314,7 +314,7 @@ class Resized(Generic[Made]):
 
     @property
     def note(self) -> str:
-        """A sentence if calls are served so."""
+        """A sentence on the calls served by programs for other sizes; "" if there are none."""
         others = [made for sizes, made in [*self._made.items()] if sizes not in self._programs]
         if not others:
             return ""
@@ -330,14 +330,14 @@ class Resized(Generic[Made]):
         return f"calls of {len(others)} more sets of sizes run by a program made for other sizes; {how}"
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all programs for other sizes."""
         self._made.clear()
         self._calls.clear()
 
 
 def _holds(plan: Plan, known: Sequence[Any], sizes: Sequence[Any]) -> bool:
-    """Return True if a plan made for the sizes `known` keeps memory caps for others, if no tensor grows faster than the
-    square of the sizes."""
+    """Return True if a plan made for the sizes `known` keeps the memory caps for `sizes`, assuming that no
+    tensor grows faster than the square of the sizes."""
     growth = max((size / own for size, own in zip(sizes, known) if own), default=1.0)
     device = plan.costed.machine.device
     caps = ((count, device[name].memory_bytes) for name, count in plan.peaks.items())

@@ -1,5 +1,5 @@
-"""Comparison of two results of one call: state restored in between, error and tolerance; and a graph computed task by
-task on one device (`interpret`), the reference for the fast path."""
+"""Comparison of two results of one call, with state restored in between: error and tolerance. `interpret`
+computes a graph task by task on one device, as the reference for the fast path."""
 
 from __future__ import annotations
 
@@ -80,9 +80,8 @@ def limit(reference: Any) -> float:
 
 
 def coarse(machine: Machine | None, graph: Graph | None = None) -> float:
-    """Return the tolerance for float32 where a GPU of the machine may round factors to TF32, which has the mantissa of
-    float16: by default in the convolutions and recurrent layers of cuDNN; else 0. None: of any machine or graph there
-    is."""
+    """Return the tolerance for float32 where a GPU may round factors to TF32, with the mantissa of float16,
+    as cuDNN does by default in convolutions and recurrent layers; else 0. None: any machine or graph."""
     names = [device.torch_device for device in machine.devices] if machine is not None else []
     gpus = [name for name in names if name.startswith("cuda")] if torch.cuda.is_available() else []
     if not any(torch.cuda.get_device_capability(name) >= _AMPERE for name in gpus):
@@ -93,7 +92,7 @@ def coarse(machine: Machine | None, graph: Graph | None = None) -> float:
 
 
 def _allowed(backend: Any) -> bool:
-    """Return True if a backend may use TF32, or does not say so: not once it was set by `fp32_precision`."""
+    """Return True if a backend may use TF32, or cannot tell because `fp32_precision` was set."""
     try:
         return bool(backend.allow_tf32)
     except RuntimeError:
@@ -101,7 +100,7 @@ def _allowed(backend: Any) -> bool:
 
 
 def _single(task: Task, graph: Graph) -> bool:
-    """Return True for a layer of cuDNN in float32."""
+    """Return True if a task may be a float32 layer of cuDNN."""
     return task.target.startswith(_CUDNN) and graph.value[task.outputs[0]].dtype == "float32"
 
 
@@ -132,8 +131,8 @@ def no_worse(found: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
 def interpret(
     graph: Graph, calls: Mapping[str, Callable[..., Any]], values: dict[str, Any], device: torch.device
 ) -> Iterator[Task]:
-    """Run each task into `values`, which holds inputs and state, and yield it; without autograd and autocast, as lanes
-    do."""
+    """Run each task on `values`, which first holds inputs and state, and yield the task; like lanes, without
+    autograd and autocast."""
     for task in graph.tasks:
         with torch.no_grad(), casting.off({"cpu", device.type}):
             made = resolve.called(task, resolve.target(task.target, calls), values.__getitem__, device)
@@ -143,7 +142,7 @@ def interpret(
 
 
 class Snapshot:
-    """The caller's tensors for one call, and copies of the present values of those that the call changes."""
+    """The caller's tensors for one call, and copies of those that the call changes."""
 
     def __init__(self, captured: Captured, args: Sequence[Any]) -> None:
         self.captured = captured
@@ -170,8 +169,8 @@ class Snapshot:
             restore(self.random)
 
     def comparable(self) -> bool:
-        """Return False if the random generators differ from their state at the end of `restored`: the run draws other
-        numbers, or another thread advanced them meanwhile, as torch does at the end of each capture."""
+        """Return False if the generators differ from their state at the end of `restored`: the run draws
+        other numbers, or another thread has advanced them, as torch does at the end of each capture."""
         now = generators()
         return all(torch.equal(now[name], state) for name, state in self.drawn.items())
 
@@ -192,7 +191,7 @@ def generators() -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if torch.accelerator.is_available() and (kind := torch.accelerator.current_accelerator()) is not None:
         module = torch.get_device_module(kind)
-        # Where there is nothing to ask (on mps) it is there from the start.
+        # A backend without `is_initialized` (mps) is in use from the start.
         if getattr(module, "is_initialized", lambda: True)():
             devices = [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
             states.update({device: _called(module.get_rng_state, device) for device in devices})

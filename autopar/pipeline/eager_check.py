@@ -45,11 +45,11 @@ LONGEST_S = 10.0
 
 FLOOR = 1e-3
 """The error of a gradient, or of a buffer's new value in training, is relative to its own largest entry, but at least
-to this share of the largest of all: a value that is zero in exact arithmetic (the bias gradient in front of a
-BatchNorm, the mean of its result) is nothing but rounding."""
+to this share of the largest entry of all. A value that is zero in exact arithmetic (the bias gradient in
+front of a BatchNorm, the mean of its result) consists of rounding alone."""
 
 SHAKEN = 64
-"""Factor on the change caused by perturbed last bits of the weights, up to which a difference from eager is
+"""Factor on the change caused by perturbing the weights' last bits; a difference from eager up to it is
 rounding."""
 
 _EMPTY = re.compile(r"aten\.(new_)?empty(_\w+)?\.")
@@ -59,14 +59,14 @@ REMEDY = 'Pass check="never" to run anyway, or report the model with this messag
 
 
 class Eager(Snapshot):
-    """Eager's outputs of one call, and its gradients if the graph has a backward; computed on snapshots, so that
-    nothing of the caller's changes.
+    """Eager's outputs of one call, and its gradients if the graph has a backward; computed on snapshots, so
+    none of the caller's tensors change.
 
     model: has no state of its own.
-    weights: by path; they are among its arguments.
+    weights: by path; they are among the model's arguments.
     tangents: by name of the graph's input; random unless given.
-    machine: that of the run which is compared.
-    gradients: by path of the parameter or argument, for all that require grad; None if eager has none.
+    machine: the machine of the run that is compared.
+    gradients: by path, for all parameters and arguments that require grad; None if eager has none.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Eager(Snapshot):
         self.differentiated = bool(captured.tangents)
         graph = captured.graph
         given = {graph.value[name].path: tensor for name, tensor in zip(graph.inputs, self.tensors)}
-        # A weight that is an argument too is one leaf, and has one gradient.
+        # A weight that is also an argument is one leaf with one gradient.
         own = {graph.value[name].path for name, _ in captured.gradients}
         found = sorted({**given, **(weights or {})}.items(), key=lambda leaf: leaf[0] not in own)
         once = {id(tensor): path for path, tensor in reversed(found)}
@@ -107,7 +107,7 @@ class Eager(Snapshot):
     def _called(
         self, model: Callable[..., Any], args: Any, leaves: Mapping[str, torch.Tensor]
     ) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
-        # What the caller computed from a weight is no part of the call, nor is its gradient.
+        # The caller's computation of an argument is not part of the call, so the backward stops there.
         cut = {id(t): t.detach().requires_grad_() for t in leaves.values() if t.grad_fn is not None}
         args = pytree.tree_map(lambda leaf: cut.get(id(leaf), leaf), args)
         leaves = {path: cut.get(id(leaf), leaf) for path, leaf in leaves.items()}
@@ -137,8 +137,8 @@ class Eager(Snapshot):
         return outputs, dict(zip(leaves, found))
 
     def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None] = ()) -> None:
-        """Compare a run (its outputs, gradients in the order of `Captured.gradients`, and updates in the live tensors)
-        with eager. Raises DifferenceError. In training, records eager's strides in the capture."""
+        """Compare a run with eager: outputs, gradients in the order of `Captured.gradients`, and the live
+        tensors. Raises DifferenceError. In training, records eager's strides in the capture."""
         graph, live = self.captured.graph, self.live()
         if len(outputs) != len(self.outputs):
             raise DifferenceError(f"the run returned {len(outputs)} values, eager {len(self.outputs)}")
@@ -162,7 +162,7 @@ class Eager(Snapshot):
             for p, b in self.gradients.items()
             if b is not None
         ]
-        # Autocast's gradients are float32, but no more precise than the least precise dtype.
+        # Under autocast, gradients are float32 but only as precise as the least precise dtype.
         dtypes = _rounded(graph) if self.differentiated else ()
         loose = max([self.coarse, *(LIMIT[dtype] for dtype in dtypes)])
         wrong = [pair for pair in pairs if not error(*pair[1:]) <= _allowed(pair[2], loose)]
@@ -187,7 +187,7 @@ class Eager(Snapshot):
             )
 
     def _uninitialised(self) -> set[int]:
-        """Return the outputs with uninitialised memory, which code behind a graph break fills."""
+        """Return the indices of outputs with uninitialised memory, which code after a graph break fills."""
         graph = self.captured.graph
         made = (task for task in graph.tasks if _EMPTY.match(task.target))
         storages = {graph.value[name].storage for task in made for name in task.outputs}
@@ -223,10 +223,10 @@ class Eager(Snapshot):
         return self._retold("in float64", lambda path, leaf: _alike(widen(apart(leaf)), leaf), _widened)
 
     def shaken(self) -> dict[str, Any]:
-        """Return outputs and gradients with weights that differ in their last bits, which bounds the effect of
-        rounding. Empty if there can be none."""
+        """Return outputs and gradients with weights that differ in their last bits, to bound the effect of
+        rounding; empty if there can be none."""
         draw = torch.Generator().manual_seed(0)
-        # Under autocast, weights are rounded to fewer bits than they have.
+        # Autocast rounds weights to fewer bits than they have.
         coarsest = max((torch.finfo(dtype).eps for dtype in _rounded(self.captured.graph)), default=0.0)
 
         def shaken(path: str, leaf: Any) -> Any:
@@ -241,8 +241,8 @@ class Eager(Snapshot):
     def _retold(
         self, what: str, leaf: Callable[[str, Any], Any], make: Callable[[Any], Any]
     ) -> dict[str, Any]:
-        """Return outputs and gradients of the model made by `make`, with arguments `leaf(path, argument)`; the path is
-        "" for those without a gradient."""
+        """Return outputs and gradients of `make(model)`, called on `leaf(path, argument)` for each argument;
+        the path is "" for arguments without a gradient."""
         graph, now = self.captured.graph, generators()
         live = self.live()
         saved = {id(live[name]): tensor for name, tensor in self.before.items()}
@@ -269,7 +269,7 @@ class Eager(Snapshot):
         return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
     def culprit(self) -> str:
-        """Return a sentence on where the captured graph differs from eager, or that only the placed run does."""
+        """Return a sentence on where the captured graph differs from eager, or that only its run does."""
         graph, captured = self.captured.graph, self.captured
         values: dict[str, Any] = {name: self.before.get(name, tensor) for name, tensor in self.live().items()}
         restore(self.random)
@@ -295,7 +295,7 @@ def _alike(made: Any, leaf: Any) -> Any:
 
 @contextmanager
 def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Disable the user's hooks of leaves in the block; they are for the user's own gradients, not for a check's."""
+    """Within the block, disable the user's hooks of leaves: they are not for the gradients of a check."""
     held = [(hooks, dict(hooks)) for leaf in leaves if (hooks := leaf._backward_hooks)]
     try:
         for hooks, _ in held:
@@ -313,7 +313,7 @@ def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
 
 
 def _rounded(graph: Graph) -> set[torch.dtype]:
-    """Return the dtypes of a graph whose numbers are rounded."""
+    """Return the floating-point dtypes of a graph, whose numbers are rounded."""
     return {dtype for value in graph.values if (dtype := getattr(torch, value.dtype, None)) in LIMIT}
 
 
@@ -324,7 +324,7 @@ def _allowed(reference: Any, loose: float) -> float:
 
 
 def _widened(model: nn.Module) -> nn.Module:
-    """Return a copy of a model in float64; for one captured by Dynamo, the dtypes it names are widened too."""
+    """Return a copy of a model in float64, with the dtypes that it names if it was captured by Dynamo."""
 
     def wide(item: Any) -> Any:
         return torch.float64 if isinstance(item, torch.dtype) and item.is_floating_point else item
@@ -341,8 +341,8 @@ def _widened(model: nn.Module) -> nn.Module:
 
 
 def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
-    """Give outputs of a run, on the device type of eager's, eager's strides, also in later calls; return whether any
-    had others."""
+    """Give outputs that are on the capture's device type eager's strides, now and in later calls; return
+    whether any had others."""
     graph, told = captured.graph, False
     outputs = iter(
         [i for i in range(len(captured.strides)) if graph.value[graph.outputs[i]].dtype != "object"]
@@ -360,7 +360,7 @@ def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | Non
 
 
 def wanted(plan: Plan, halves: Sequence[Plan], captured: Captured, options: Options) -> bool:
-    """Return True if a first run can, and by its options should, be compared with eager; else log why in one line.
+    """Return True if a first run can, and by its options should, be compared with eager; else log why not.
     `halves`: the plans that run for `plan`."""
     machine = plan.costed.machine
     alone_s = dict(plan.singles).get(machine.host, 0.0)
@@ -383,8 +383,8 @@ def wanted(plan: Plan, halves: Sequence[Plan], captured: Captured, options: Opti
 
 
 def _drawn_elsewhere(plan: Plan, home: str) -> set[str]:
-    """Return the torch devices that draw random numbers, if these differ from those that eager draws on `home`: other
-    generators, parts that draw independently, or another order."""
+    """Return the torch devices that draw random numbers if these numbers differ from eager's on `home`:
+    because of other generators, parts that draw independently, or another order."""
     costed = plan.costed
     drawing = [task.name for task in costed.graph.tasks if task.random == LOCAL]
     order = [name for placed in plan.placed for name in costed.cluster[placed.cluster].tasks]

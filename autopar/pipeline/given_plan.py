@@ -1,4 +1,4 @@
-"""A plan that the user gives: its placement for the graph of a call, or what sets that graph apart from its own."""
+"""A plan that the user gives: its placement for the graph of a call, or how the two graphs differ."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHOWN = 3
 
 
 def as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, batch_norm: str) -> Plan:
-    """Return the given plan with new times. Raises MemoryCapError, and PlanError with what differs if it was made for
-    another graph."""
+    """Return the given plan with new times. Raises MemoryCapError, and PlanError with the differences if the
+    plan was made for another graph."""
     own = given.costed.graph
     found = differences(own, graph)
     try:
@@ -31,7 +31,7 @@ def as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, b
     except MemoryCapError:
         raise
     except PlanError as error:
-        # Where the graphs are alike, something else is wrong with the plan.
+        # If the graphs are alike, something else is wrong with the plan.
         if not found:
             raise
         raise _refusal(found, own, graph) from error
@@ -58,8 +58,8 @@ def _refusal(found: list[str], own: Graph, graph: Graph) -> PlanError:
 
 
 def differences(then: Graph, now: Graph) -> list[str]:
-    """Return what differs between the graph of a plan and that of a call, as far as the user gives it: the inputs with
-    their shapes and dtypes, and whether there is a backward; one sentence each."""
+    """Return how the graph of a plan differs from that of a call in what the user controls: the inputs'
+    shapes and dtypes, and whether there is a backward. One sentence each."""
     return [*_phases(then, now), *_inputs(then, now)]
 
 
@@ -92,7 +92,7 @@ def _form(value: Value) -> str:
 
 
 def _first_task(then: Graph, now: Graph) -> str:
-    """Return a sentence on the first task of the call that is not the one of the plan."""
+    """Return a sentence on the first task in which the call differs from the plan."""
     for own, other in zip(now.tasks, then.tasks):
         if own.name != other.name:
             return f"the inputs are alike, but this call has {own.where}, the plan {other.where} in its place"

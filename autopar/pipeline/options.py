@@ -20,7 +20,7 @@ from ..runtime.kernels import STACKS, named
 from ..transform.split import allot
 
 Pins: TypeAlias = Mapping[str, str | int | torch.device]
-"""Devices by module path, glob, or path of a parameter, as in the device maps of Hugging Face accelerate: "" is the
+"""Devices by module path, glob or parameter path, as in the device maps of Hugging Face accelerate: "" is the
 whole model, a number an accelerator."""
 
 
@@ -76,8 +76,8 @@ class Options:
             )
 
     def fitting(self, machine: Machine, model: Any) -> Options:
-        """Return the options with the machine's device names in `pins`. Raises PlanError or DeviceError for what this
-        machine, or the model if it is a module, lacks."""
+        """Return the options with the machine's device names in `pins`. Raises PlanError or DeviceError for
+        names that this machine, or the model if it is a module, lacks."""
         require_policy(self.policy, machine.device)
         _require_split(self.split, machine)
         pins = {path: _device(path, device, machine) for path, device in self.pins.items()}
@@ -91,8 +91,8 @@ class Options:
         return replace(self, pins=pins)
 
     def measures(self, machine: Machine) -> bool:
-        """Return True if operations are timed before planning: if the user asks for it, or by default if the devices
-        are present and there are several lanes to choose from."""
+        """Return True if operations are timed before planning: if the user asks for it or, by default, if the
+        devices are present and there are several lanes to choose from."""
         return not machine.serial and self.explains(machine) if self.measure is None else self.measure
 
     def explains(self, machine: Machine) -> bool:
@@ -101,8 +101,8 @@ class Options:
         return self.measure is not False and present(machine)
 
     def within(self, graph: Graph) -> Options:
-        """Return the options for one graph of a model whose pins are already checked: with the pins that name
-        something in it."""
+        """Return the options for one graph of a model whose pins are already checked, with only the pins that
+        name something in this graph."""
         return replace(self, pins=naming(graph, self.pins))
 
     def living(self, machine: Machine, model: Any) -> None:
@@ -144,7 +144,7 @@ def _require_split(wanted: Any, machine: Machine) -> None:
 
 
 def _device(path: str, given: Any, machine: Machine) -> str:
-    """Return the machine's name of a device as written for accelerate: a name, a number, a torch.device."""
+    """Return the machine's name of a device given as in accelerate: a name, a number, a torch.device."""
     if isinstance(given, int) and not isinstance(given, bool):
         kinds = [device.kind for device in machine.devices if not device.traits.host]
         return f"{kinds[0] if kinds else 'cuda'}:{given}"
@@ -169,7 +169,7 @@ def _paths(model: nn.Module) -> list[str]:
 
 
 def _is_share(value: Any) -> bool:
-    # True would be the share 1, with which nothing is computed again.
+    # True would pass as the share 1, with which nothing is recomputed.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 

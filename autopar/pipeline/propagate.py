@@ -1,4 +1,4 @@
-"""Metadata propagation: outputs of each task on its placed kind of device, by torch's fake tensors.
+"""Metadata propagation: outputs of each task on the type of its placed device, by torch's fake tensors.
 
 A graph describes the device of its capture. Kernels of another kind may return other strides or statistics, copy where
 a view was captured, or refuse. No tensor is computed, and no device needs to be present.
@@ -38,16 +38,16 @@ _BY_STRIDES = frozenset(
 
 
 def propagated(plan: Plan, captured: Captured) -> Plan:
-    """Update each value of a plan's graph to that made by its placed device.
+    """Update each value of a plan's graph to what its placed device makes.
 
     Shapes, dtypes, bytes, axis order and shared memory come from a call of each task on fake tensors of that device
-    type; if bytes or memory differ, the plan is timed again. Statistics that only some devices save (a BatchNorm in
-    evaluation) have that device's size. A task without such a call (the user's own code, an operator unknown to this
-    build of torch) keeps its capture. Linear in tasks, with one call for each operator, device type and form of
-    arguments, and none if all devices have the capture's type.
+    type. If bytes or memory differ, the plan is timed again. Statistics that only some devices save (a
+    BatchNorm in evaluation) have that device's size. A task that cannot be called so (the user's own code, an
+    operator unknown to this build of torch) keeps its captured outputs. Linear in tasks, with one call for
+    each operator, device type and form of arguments, and none if all devices have the capture's type.
 
-    Raises PlanError, with the task, its module, line and device, for another number of tensors, another shape or, in a
-    result of the call, another dtype, or if a task cannot take the strides of its inputs.
+    Raises PlanError, with the task, its module, line and device, if a task makes another number of tensors,
+    another shape or, in a result of the call, another dtype, or if it cannot take the strides of its inputs.
     """
     devices = plan.costed.machine.device
     kinds = {name: device.torch_type for name, device in devices.items()}
@@ -80,7 +80,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
 
 
 class _Propagation:
-    """One pass over a placed graph. `forms`: of values on the device that makes them; `storage`: their memory."""
+    """One pass over a placed graph. `forms`, `storage`: of values on the devices that make them."""
 
     def __init__(self, plan: Plan, captured: Captured, kinds: Mapping[str, str]) -> None:
         costed = plan.costed
@@ -137,15 +137,14 @@ class _Propagation:
     def _tried(
         self, task: Task, kind: str, given: tuple[_Form | None, ...], plain: tuple[_Form | None, ...]
     ) -> tuple[_Made, ...] | str | None:
-        """Return the outputs of a call; as text the reason why it fails; None if unknown. `plain`: forms as
-        captured."""
+        """Return a call's outputs, or why it fails as text, or None if unknown. `plain`: captured forms."""
         try:
             return called(task, kind, given)
         except Exception as error:
             log.debug("%s is not known on %s: %s", task.where, kind, error)
             failure = error
         if given != plain:
-            # An operator that this build of torch has no fake of fails on the captured device or forms too.
+            # An operator without a fake in this build of torch fails on the captured device and forms too.
             try:
                 called(task, self.home, plain)
             except Exception:
@@ -159,8 +158,8 @@ class _Propagation:
     def _memory(self, task: Task, index: int, made: tuple[_Made, ...] | None) -> str:
         """Return the storage of an output, by the call or else by the capture.
 
-        Captured views follow the schema and may be copies: for lifetimes either is correct (`lower`, and
-        `runtime.hosts.apart` if a call shares memory after all).
+        Captured views follow the schema and may be copies. Lifetimes are correct either way (`lower`, and
+        `runtime.lanes.host.apart` if a call shares memory after all).
         """
         value, reads = self.graph.value[task.outputs[index]], task.inputs
         memory = None if made is None else made[index].memory
@@ -175,7 +174,7 @@ class _Propagation:
         return self.storage[up]
 
     def _judge(self, task: Task, device: str, name: str, form: _Form | None) -> None:
-        """Raise PlanError if a value is not a valid substitute for the captured one for its readers or the caller."""
+        """Raise PlanError if readers or the caller cannot take a value in place of the captured one."""
         known, result = self.known[name], name in self.graph.results
         if known == form or (not result and (_blank(known) or _blank(form))):
             return
@@ -185,7 +184,7 @@ class _Propagation:
             self._wrong(task, device, f"makes {name!r} as {_words(form)}", _words(known))
 
     def _require_places(self, task: Task, device: str, name: str) -> None:
-        """Raise PlanError if memory that a task addresses by position has another layout than captured."""
+        """Raise PlanError if memory that a task addresses by position is not laid out as captured."""
         root = self.graph.value[name].storage
         form, known = self.forms.get(root), self.graph.value[root].order
         moved = self.at[name] != device and name != root
@@ -207,7 +206,7 @@ class _Propagation:
         return f"keep it on {own}: pins={{{task.module or '*'!r}: {own!r}}}"
 
     def _arrived(self, name: str, device: str) -> _Form | None:
-        """Return a value as it arrives on a device: copies are dense."""
+        """Return a value as it arrives on a device: transfers make it dense."""
         form = self.forms[name]
         return form if form is None or self.at[name] == device else copied(form)
 
@@ -250,8 +249,8 @@ class _Form(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """One output of a call: its form (None: not a tensor), and the input whose memory it shares, by index, or the
-    output ~index if negative; None: its own."""
+    """One output of a call: its form (None: not a tensor), and the index of the input whose memory it shares,
+    or ~index of the output; None: it has its own memory."""
 
     form: _Form | None
     memory: int | None
@@ -259,7 +258,7 @@ class _Made(NamedTuple):
 
 def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
     """Return the callable of a task's target on fake tensors; for autopar's own operators, their fakes. Raises
-    ProgramError for an unknown one."""
+    ProgramError for an unknown target."""
     space, _, rest = target.partition(".")
     if space == "autopar" and "." in rest:
         bind.target(target, calls)  # defines it
@@ -270,7 +269,7 @@ def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) 
 
 
 def called(task: Task, kind: str, given: tuple[_Form | None, ...]) -> tuple[_Made, ...]:
-    """Return the outputs of a task, whose values are named by index, for inputs of these forms on a device type.
+    """Return the outputs of a task, with inputs named by index, for inputs of these forms on a device type.
 
     Raises torch's errors, also if this build of torch has no such call.
     """
@@ -310,13 +309,13 @@ def copied(form: _Form) -> _Form:
 
 @lru_cache(maxsize=4096)
 def axes(form: _Form) -> tuple[int, ...]:
-    """Return its `Value.order`."""
+    """Return the `Value.order` of a form."""
     return memory_order(torch.empty_strided(form.shape, form.strides, device="meta"))
 
 
 @lru_cache(maxsize=4096)
 def in_order(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of dense memory with these axes from the slowest to the fastest; empty: in order."""
+    """Return the strides of dense memory with axes in this order, slowest first; if empty, in their own."""
     strides, step = [0] * len(shape), 1
     for axis in reversed(order or range(len(shape))):
         strides[axis] = step

@@ -57,9 +57,9 @@ RACES = 5
 class Prepared:
     """One signature of a model, ready to run.
 
-    captured: has the original graph; `plan.costed.graph` is the one that runs. source: with all outputs' strides.
-    single_s: measured seconds of the best single device; None if not timed. refusals: the reason why no kernels
-    are compiled for it, if they were asked for.
+    captured: has the original graph; `plan.costed.graph` is the one that runs. source: the capture with the
+    strides of all outputs. single_s: measured seconds of the best single device; None if not timed.
+    refusals: why kernels that were asked for are not compiled.
     """
 
     captured: Captured
@@ -71,7 +71,7 @@ class Prepared:
     refusals: tuple[str, ...] = ()
 
     def measure(self) -> None:
-        """Time the operations, on made-up inputs, to update the prediction. The program stays."""
+        """Time the operations on made-up inputs to update the prediction. The program stays."""
         costed = self.plan.costed
         graph, machine = costed.graph, costed.machine
         if any(cost.how == "measured" for cost in costed.costs):
@@ -106,7 +106,7 @@ class Prepared:
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
-        """Executors of its programs."""
+        """The executors of all its programs."""
         return [self.executor]
 
     def slower(self, slow_down: float) -> None:
@@ -127,7 +127,7 @@ def prepare(
     given: Plan | None,
     pool: Replicas | None = None,
 ) -> Prepared:
-    """Plan, lower, check and bind a capture for the arguments of a call. `pool`: copies of its state."""
+    """Plan, lower, check and bind a capture for the arguments of a call. `pool`: replicas of its state."""
     tensors = captured.flatten(args)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
 
@@ -151,7 +151,7 @@ def bind(
     planned: Callable[[Machine], Plan] | None = None,
     changing: bool = False,
 ) -> Prepared:
-    """Return the proved program of a plan, bound to the live model; with compiled kernels once there are any.
+    """Return the proved program of a plan, bound to the live model, with compiled kernels once there are any.
     `planned` plans the same graph on another machine."""
     program, _ = proved(plan)
     trusted = captured if copies(plan) else captured.kernels_trusted()
@@ -181,8 +181,7 @@ def executed(
     changing: bool = False,
 ) -> Prepared:
     """Bind a proved program to the live model, with compiled kernels once there are any. `changing`: weights change
-    from call to call. `on_lanes`: plans the same graph on
-    as many lanes as there are threads, with one thread each; None if the plan has that already."""
+    from call to call. `on_lanes`: plans the same graph on one lane for each thread; None: not tried."""
     captured = captured.with_slices(plan.costed.graph)
     run = in_place(captured, plan, program)
     executor = Executor(captured, plan, run, pool)
@@ -216,7 +215,7 @@ def rewritten(captured: Captured, options: Options) -> Captured:
 
 
 def repeatable(captured: Captured, plan: Plan) -> bool:
-    """Return True if a plan over several devices can be timed: it can be repeated, and the clock is real."""
+    """Return True if a plan over several devices can be timed: calls are repeatable, the clock is real."""
     graph, several = plan.costed.graph, len({placed.device for placed in plan.placed}) > 1
     effects = any(task.random or task.target in captured.calls for task in graph.tasks)
     return several and not graph.updates and not effects and plan.costed.machine.clock == "real"
@@ -251,8 +250,8 @@ def plan_captured(
     given: Plan | None = None,
     recorded: Ratios | None = None,
 ) -> Plan:
-    """Return the plan for a captured model with the inputs `tensors`; `given` is an edited plan to use instead. Its
-    values are those that the placed devices make. `recorded` seconds take precedence over measuring."""
+    """Return the plan for a captured model and inputs `tensors`, with values as the placed devices make them.
+    `given`: an edited plan to use instead. `recorded`: seconds to use instead of measuring."""
     weights = dict(captured.gradients)
     homes = homes_of(captured, machine, tensors, options.home)
     pins = resolve(captured.graph, options.pins, machine, weights)
@@ -281,8 +280,8 @@ def plan_captured(
         return costed(candidate, own, dict.fromkeys((task.name for task in candidate.tasks), device))
 
     def finished(plan: Plan) -> Plan:
-        """Return the plan with the values that its devices make, the times after moving the model to each single
-        device, for comparison, and its slow-down."""
+        """Return the plan with the values that its devices make, its slow-down, and for comparison the times
+        of the model moved to each single device."""
         plan, sent = propagated(plan, captured.with_slices(plan.costed.graph)), plan.costed.graph.streamed
         tied = pins or graph.changing or graph.updates or sent or any(t.home for t in graph.tasks)
         if tied and (len(machine.devices) > 1 or sent):
@@ -299,8 +298,8 @@ def plan_captured(
 
 
 def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machine) -> Plan:
-    """Return a plan for training; on a declared machine without given homes, the shorter of the plan with present
-    homes and, if the best single device alone is faster, the one with all weights on it."""
+    """Return a plan for training. On a declared machine without given homes, if the best single device alone
+    is faster than the plan, return the shorter of it and a plan with all weights on that device."""
     plan = planned(options)
     best = plan.best_single
     if not machine.absent or options.home != "auto" or best is None or best[1] >= plan.makespan:
@@ -314,8 +313,8 @@ def at_home(planned: Callable[[Options], Plan], options: Options, machine: Machi
 def homes_of(
     captured: Captured, machine: Machine, tensors: list[torch.Tensor], home: Home = "auto"
 ) -> dict[str, str]:
-    """Return the device of each input and state value before the call, of state as in `home`; tangents come from the
-    device of the outputs."""
+    """Return the device of each input and state value before the call; `home` decides for state. Tangents
+    come from the device of the outputs."""
     homes = {name: place_of(tensor.device, machine) for name, tensor in zip(captured.graph.inputs, tensors)}
     for name, (owner, key) in captured.state.items():
         homes[name] = place_of(owner[key].device, machine)
@@ -325,17 +324,17 @@ def homes_of(
 
 
 def living(graph: Graph, homes: Mapping[str, str]) -> dict[str, str]:
-    """Return the homes of a graph with slices of state, which are at the home of the whole."""
+    """Return the homes of a graph with slices of state, which live at the home of the whole state."""
     return {**homes, **{value.name: homes[value.slice.of] for value in graph.values if value.slice}}
 
 
 def first_home(graph: Graph, machine: Machine, homes: Mapping[str, str]) -> str:
-    """Return the device of the call: that of its first input, else of its state."""
+    """Return the device of the call: the device of its first input or, without inputs, of its first state."""
     return next((homes[name] for name in (*graph.inputs, *graph.state) if name in homes), machine.host)
 
 
 def place_of(device: torch.device, machine: Machine) -> str:
-    """Return the machine's name of a torch device; its host for a device that is not in the machine."""
+    """Return the machine's name of a torch device; the host for a device that the machine lacks."""
     name = str(device)
     return name if name in machine.device else machine.host
 
@@ -347,8 +346,8 @@ def deliveries(
     outputs: str,
     gradients: Sequence[tuple[str, str]] = (),
 ) -> tuple[tuple[str, str], ...]:
-    """Return (value, device) for each output and update: outputs to the first input's device (or "": where they are
-    made), the last `gradients` of them to the homes of their leaves."""
+    """Return (value, device) for each output and update: outputs go to the first input's device (or "": stay
+    where they are made), except that the last ones, the `gradients`, go to the homes of their leaves."""
     to = first_home(graph, machine, homes) if outputs == "as_input" else ""
     return (
         *((name, to) for name in graph.outputs[: len(graph.outputs) - len(gradients)]),

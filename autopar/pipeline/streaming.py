@@ -1,4 +1,4 @@
-"""Weights on the host that no accelerator has room for: streamed, all or some, where that makes the plan shorter."""
+"""Weights on the host that no accelerator has room for: streamed, all or some, if that shortens the plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Planned: TypeAlias = Callable[[Graph], Plan]
 KEPT = (0.0, 0.25, 0.5)
 """Shares of an accelerator's memory for weights that stay there; each is planned."""
 LEAST = 0.05
-"""Share of the bytes of all state below which what may be streamed is not worth a plan."""
+"""Share of all state's bytes; if the weights that may be streamed are fewer, no plan is tried."""
 
 
 def shortest(
@@ -33,10 +33,10 @@ def shortest(
     finely: Planned,
     trained: Collection[str] = (),
 ) -> Plan:
-    """Return the plan of a graph, or a shorter one that streams weights, if these do not fit on any accelerator.
+    """Return the plan of a graph, or a shorter one that streams weights if it fits on no accelerator alone.
 
-    planned: plans a graph; `finely`: without clusters, whose weights are needed at once. trained: state that stays, as
-    does all that changes. Raises MemoryCapError if no plan fits.
+    planned: plans a graph. finely: plans it without clusters, which need all their weights at once. trained:
+    state that is not streamed; nor is any state that changes. Raises MemoryCapError if no plan fits.
     """
     plans: list[tuple[str, Plan]] = []
     refusal = None
@@ -57,7 +57,7 @@ def shortest(
         raise refusal
     label, best = min(plans, key=lambda each: each[1].makespan)
     others = [plan.candidate(_note(name)) for name, plan in plans if plan is not best]
-    # Chosen among its own.
+    # The best plan's own candidates stream the same weights.
     own = [replace(each, note=each.note or _note(label)) for each in best.candidates]
     return replace(best, candidates=(*own, *others)) if others else best
 
@@ -76,8 +76,8 @@ def _too_large(plan: Plan) -> bool:
 def _sets(
     graph: Graph, machine: Machine, homes: Mapping[str, str], fixed: Collection[str]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield sets of state on the host to stream, each with its share of the bytes as text, without what is `fixed` or
-    shares its memory; those that stay are spread evenly, so that transfers have something to hide behind."""
+    """Yield sets of state on the host to stream, without `fixed` state and what shares its memory, each with
+    its share of bytes as text. State that stays is spread evenly, so that work overlaps transfers."""
     host = machine.device[machine.host]
     rooms = [device.memory_bytes for device in machine.devices if not device.traits.host]
     value = graph.value
