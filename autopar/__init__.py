@@ -109,7 +109,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}; it has {', '.join(__all__)}")
-    # Plans and timelines are drawn by what stands above them.
+    # `view` registers how plans and timelines are drawn, since their own room cannot import it.
     import_module(".view", __name__)
     return getattr(import_module(f".{_MODULE[name]}", __name__), name)
 

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "predict a model on declared hosts. Each command has --help.",
     )
     parser.add_argument("--version", action="version", version=f"autopar {__version__}")
-    # Optional for argparse, which would otherwise miss it before it finds an unknown option.
+    # Optional, or argparse would report a missing command before an unknown option.
     parser.add_argument("command", nargs="?", choices=COMMANDS)
     parser.add_argument("-v", "--verbose", action="store_true", help="log each stage to stderr")
     split = next((i + 1 for i, word in enumerate(arguments) if word in COMMANDS), len(arguments))
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = demo if chosen.command == "demo" else import_module(f".cli.{chosen.command}", "autopar").main
         return int(run(arguments[split:]))
     except AutoparError as error:
-        # Names of a user's own may have line breaks in them.
+        # Names that the user chose may contain line breaks.
         print(f"autopar {chosen.command}: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -65,10 +65,10 @@ def demo(argv: Sequence[str]) -> int:
         raise AutoparError(
             f"the demo is {script.name} in a clone of the repository, and {script.parent} is not there"
         )
-    # torch says so once when it traces without numpy, which nothing here needs.
+    # torch warns once when it traces without numpy, which nothing here needs.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     sys.argv = ["python -m autopar demo", *argv]
-    # Imported, not run as a script, whose name its help would show instead of the command.
+    # Imported, not run as a script: its help would show the script's name instead of the command.
     sys.path.insert(0, str(script.parent))
     import_module(script.stem).main()
     return 0

@@ -68,7 +68,7 @@ def compile(
         pins: Module path or glob → device; the longest match wins. A device map of accelerate is accepted: "" is the
             whole model, a number an accelerator.
         memory: Device → cap in bytes, or text such as "6GiB".
-        policy: "auto", "single", "round_robin", "heft", or a callable(costed graph) → {task or run: device}.
+        policy: "auto", "single", "round_robin", "heft", or callable(costed) → {task or cluster: device}.
         split: "auto", a number of equal parts, {device: share of the batch}, "features", or None.
         measure: Time each operation on each device once, about 1 s in all. None: if there are several lanes, none
             emulated (for one lane, `explain` does it). True: also the plan and the best single device as a whole.
@@ -76,9 +76,9 @@ def compile(
         outputs: "as_input": on the device of the first input; "as_placed": on the device that computed them.
         plan: An existing `Plan` or its file, edited or not, used as it is.
         batch_norm: Statistics in training with a split batch: "full" batch, or "per_part" as in nn.DataParallel.
-        recompute: "auto": recompute activations where a cap requires it. A number: the share of their bytes to keep.
+        recompute: "auto": recompute activations if a cap requires it. A number: share of their bytes to keep.
         reassociate: Turn chains of additions into trees, which changes the rounding.
-        verify_replicas: Compare checksums of the replicas of the weights at each call.
+        verify_replicas: Compare checksums of weights and replicas in each call.
         home: "auto": each device keeps a copy of the weights it reads, or streams them if no accelerator has room. A
             device, or module path or glob → device: the weights stay only there, and each call transfers them.
         kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the background with each installed stack
@@ -125,8 +125,8 @@ def prepared(
     plan: Plan | str | PathLike[str] | None = None,
     **options: Any,
 ) -> tuple[Machine, Options, Plan | None]:
-    """Check the keywords of `compile` and return the machine, the options and the given plan (None: none given).
-    `model` is None while it is not known. Raises DeviceError or PlanError."""
+    """Check the keywords of `compile` and return the machine, the options and the given plan, if any. `model`
+    is None while it is not known. Raises DeviceError or PlanError."""
     machine = _machine(devices, memory, here=True)
     checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
     checked.living(machine, model)
@@ -358,7 +358,7 @@ def _require_callable(model: Any) -> None:
 
 def _machine(devices: Devices, memory: Mapping[str, int | str] | None, *, here: bool = False) -> Machine:
     if here:
-        # Before anything is measured, since it changes what allocations take.
+        # Before anything is measured, since it changes how long allocations take.
         keep_freed_memory()
     if isinstance(devices, Machine):
         machine = devices.check()

@@ -38,11 +38,11 @@ Planned: TypeAlias = Prepared | Training
 
 
 class Backend(Recorded):
-    """A `torch.compile` backend: serves each graph captured of the model `root` by a callable of the class `serve`.
+    """A `torch.compile` backend: serves each captured graph of a model by a callable that `serve` makes.
 
-    `root` None: whatever is compiled. `parameters`: names of the model's positional parameters.
-    `served`: the graphs in order of capture.
-    `latest`: the graph called last, with its program. All graphs share the replicas of the weights.
+    All graphs share the replicas of the weights. `root`: the model, None for whatever is compiled.
+    `parameters`: names of the model's positional parameters. `served`: the graphs in order of capture.
+    `latest`: the graph called last, with its program.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class Backend(Recorded):
         self.served: list[Any] = []
         self.latest: tuple[Any, Planned] | None = None
         self.direct: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The graphs to which there is, or was, a shortcut."""
+        """The graphs that have, or had, a shortcut."""
         self.entry: CodeType | None = None
         """Code object through which the user's calls enter; its locals are `model`, `args`, `kwargs`, `expected`."""
         self.preparing = False
         """True while a call is planned but not run: `Done` is raised in place of its first graph."""
         self.calls = 0
         self.returned: list[tuple[Any, list[Any]]] | None = None
-        """If set, the short calls of each graph and their results."""
+        """If set, the graph and the results of each call that a shortcut may serve."""
         self.unplaced: dict[str, int] = {}
         """Number of calls that ran as written, by reason."""
         self.breaks: dict[str, None] = {}
         """Graph breaks and functions without a graph: one sentence each, with place and reason."""
-        # One capture, one check and one call that changes state at a time.
+        # Serialises captures, checks and calls that change state.
         self.lock = threading.RLock()
         reset_after_fork.add(self)
         own = weakref.ref(self)
@@ -95,18 +95,18 @@ class Backend(Recorded):
         """
         waits = waiting(module) if self.entry is not None else None
         if waits is not None:
-            # Not as captured: the derivative of an autograd.Function that does so is wrong in a graph of torch 2.11.
+            # Never as a graph: there, torch 2.11 gives an autograd.Function that waits a wrong derivative.
             if str(waits) not in self.breaks:
                 log.warning("runs as written, not placed: %s", waits)
             self.breaks[str(waits)] = None
             raise waits
         served = self._serve(self, module, examples)
         why, place = broken(module)
-        # Dynamo captures in one thread at a time, under a lock: to wait for another one here could be for ever.
+        # Dynamo captures under a lock, in one thread at a time: to wait for another here could deadlock.
         self.served.append(served)
         if why:
             self.breaks[f"graph break at {place}: {why}"] = None
-        # Dynamo may keep what it is given for as long as the process lives.
+        # Dynamo may keep this function as long as the process lives; it must not keep the graph alive.
         own = weakref.ref(served)
 
         def call(*args: Any) -> Any:
@@ -141,7 +141,7 @@ class Backend(Recorded):
         )
 
     def notes(self) -> list[str]:
-        """Return remarks on one plan: the other graphs, and calls that were not placed."""
+        """Return remarks beside one plan: on other graphs, and on calls that were not placed."""
         found = [
             f"{served.name} runs as written, not placed: {served.written}"
             for served in self.served
@@ -167,7 +167,7 @@ class Backend(Recorded):
         return [programs[-1].plan for programs in kept if programs]
 
     def _uncompiled(self) -> list[str]:
-        """Return a sentence for each graph and each reason why no kernels are compiled for programs of it."""
+        """Return a sentence for each graph and each reason why no kernels are compiled for its programs."""
         refusals = Counter(
             (served.name, why)
             for served in self.served
@@ -195,8 +195,8 @@ class Backend(Recorded):
             served.forget(*served.programs)
 
     def replaced_by(self, latest: Any) -> None:
-        """Drop the programs of graphs for fixed sizes that `latest` has replaced, as Dynamo tries the latest first; but
-        not those that a shortcut leads to."""
+        """Drop the programs of graphs for fixed sizes that `latest` has replaced, since Dynamo tries the
+        latest graph first; but not those that a shortcut leads to."""
         for served in self.served:
             if served.programs and served not in self.direct and latest.region.widens(served.region):
                 served.forget(*served.programs)
@@ -213,11 +213,11 @@ class Backend(Recorded):
         return self._root() if self._root is not None else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Backend:
-        # It stands for threads and devices, of which there is one set.
+        # Copies share it, since it owns threads and devices.
         return self
 
     def given_for(self, name: str, *, training: bool) -> Plan | None:
-        """Return the user's plan if it fits calls of this kind: a plan of forward and backward is for training."""
+        """Return the user's plan if it is for calls of this kind: for training, a plan with a backward."""
         given = self.given
         if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
             return given
@@ -231,7 +231,7 @@ class Backend(Recorded):
         """Return the outputs of one training call, measured during a recording; `written` is the call in eager."""
         recording = self.recording
         if recording and recording.calls:
-            # The backward of the call before has ended since.
+            # By now the backward of the previous call has ended.
             self.keep_up(prepared, recording.calls[-1])
         outputs = prepared.outputs(inputs, written)
         if recording and recording.calls:

@@ -38,7 +38,7 @@ def autopar(
         raise PlanError(f'backend="autopar" has no mode={mode!r}; give options={{"policy": …, "split": …}}')
     made = backend(options or {})
     call = made(module, examples)
-    # Nobody else holds it.
+    # The call alone keeps the backend alive.
     vars(call)["backend"] = made
     return call
 

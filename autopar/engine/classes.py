@@ -22,9 +22,8 @@ _LIBRARIES = ("torch", "lightning", "pytorch_lightning", "builtins", "typing", "
 
 
 def sharing(form: type[T], model: nn.Module, shown: type) -> T:
-    """Return an object of `form` and of the model's own class, with the model's attributes and with the slots of
-    `form`.
-    The class takes the name of `shown`."""
+    """Return an object of `form` and of the model's own class, with the model's attributes and the slots of
+    `form`. Its class takes the name of `shown`."""
     mixed: Any = _mixed
     fast: T = object.__new__(mixed(form, type(model), shown))
     object.__setattr__(fast, "__dict__", model.__dict__)
@@ -43,7 +42,7 @@ def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
         "__new__": plain,
     }
     written = inspect.getattr_static(kind, "forward")
-    # That of a scripted module is none of Python's.
+    # The forward of a scripted module is not a Python function.
     if inspect.isfunction(written):
         own["forward"] = _Forward(form.forward, written)
     for name in _computing(kind):
@@ -56,8 +55,8 @@ def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
 class _Forward:
     """The attribute `forward` of a compiled module: calling it calls the module.
 
-    It has the signature of the model's `forward`, from which libraries choose the columns of a batch. If a library
-    replaces it by a wrapper, a call of the model runs the wrapper, and the wrapper runs the model's forward.
+    It has the signature of the model's `forward`, by which libraries choose the columns of a batch. If a
+    library sets a wrapper in its place, a call of the model runs that, and that runs the model's forward.
     """
 
     def __init__(self, called: Callable[..., Any], written: Callable[..., Any]) -> None:
@@ -72,7 +71,7 @@ class _Forward:
         if fast is None:
             return self.forward
         if torch.compiler.is_dynamo_compiling():
-            # A model around this one is captured. Dynamo of torch 2.11 takes `__dict__.get` for this method.
+            # A model around this one is captured. Dynamo of torch 2.11 mistakes `__dict__.get` for this.
             return fast._placement.model.forward
         wrapper = fast.__dict__.get("forward")
         return types.MethodType(_outermost(wrapper) if wrapper else self.forward, fast)
@@ -87,7 +86,7 @@ class _Forward:
 
 
 def _outermost(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a `forward` wrapper so that it calls the module while it is the outermost one, and otherwise itself."""
+    """Wrap a wrapper of `forward`: as the outermost wrapper it calls the module, otherwise the wrapper."""
 
     @functools.wraps(wrapper)
     def forward(fast: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +97,7 @@ def _outermost(wrapper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _computing(kind: type[nn.Module]) -> Iterator[str]:
-    """Yield the names of the user's public methods other than `forward`, and of those that Lightning calls instead."""
+    """Yield the names of the user's public methods except `forward`, and of Lightning's steps."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] not in _LIBRARIES:
             yield from (name for name in vars(base) if name != "forward" and not name.startswith("_"))
@@ -107,7 +106,7 @@ def _computing(kind: type[nn.Module]) -> Iterator[str]:
 
 
 _within = threading.local()
-"""Has `method` set inside a counted method, whose inner calls are not counted again."""
+"""`method` is set inside a counted method, so that its inner calls are not counted again."""
 
 
 def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +124,7 @@ def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
             output = written(fast, *args, **kwargs)
         finally:
             _within.method = False
-        # Parts may be compiled themselves.
+        # If parts of the module are compiled themselves, the call may have been placed by these.
         if placement.backend.calls == before and not any(map(_compiled, placement.model.modules())):
             kind = type(fast).__name__
             placement.unplaced(

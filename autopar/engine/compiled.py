@@ -55,7 +55,7 @@ class _Placement:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output, placed if a graph can be captured."""
         if torch.compiler.is_dynamo_compiling():
-            # A model around this one is captured, and placed as a whole.
+            # A model around this one is being captured, and is placed as a whole.
             return self.model(*args, **kwargs)
         model = self.model
         expected: list[Any] = []
@@ -73,7 +73,7 @@ class _Placement:
             try:
                 judge(model, expected[0], output, backend.machine)
             except DifferenceError:
-                # What failed its first check must be checked again.
+                # Programs that failed their first check must be checked again.
                 backend.forget()
                 raise
         if backend.calls == before:
@@ -96,8 +96,8 @@ class _Placement:
 class Compiled:
     """A function of tensors that runs on every device of a machine. Call it like the original.
 
-    `torch.compile` captures and guards it: changes of its inputs and state are detected, and varying sizes become open.
-    Raises PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
+    `torch.compile` captures and guards it: changes of inputs and state are detected, and varying sizes become
+    open. Raises PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
     """
 
     __slots__ = ("__weakref__", "_placement")
@@ -126,14 +126,14 @@ class Compiled:
 
     @property
     def settled(self) -> bool:
-        """True if the kernels of all calls so far are chosen and none is being tried in turns with eager."""
+        """True if the kernels of all calls so far are chosen and none is on trial against eager."""
         chosen = all(executor.settled for executor in self._placement.backend.tuned())
         return chosen and not self._placement.direct.on_trial
 
     @property
     def serving(self) -> str:
-        """Kernel library that serves each program, with threads and lanes, separated by ";", such as "onnxruntime, 2
-        lanes"; "eager" for PyTorch's kernels; "the model itself" if the plain model is faster."""
+        """Kernel libraries of the programs, with threads and lanes, separated by ";", such as "onnxruntime,
+        2 lanes"; "eager" for PyTorch's kernels; "the model itself" if the plain model is faster."""
         if self._placement.direct.plain:
             return "the model itself"
         return "; ".join(executor.serving for executor in self._placement.backend.tuned()) or "eager"
@@ -192,8 +192,8 @@ class Compiled:
         draw(self.plan, path)
 
     def refresh(self) -> None:
-        """Copy parameters to their devices again at the next call. Needed only after writes that leave no trace in a
-        tensor, through `.data` or a numpy view; others (optimizers, `load_state_dict`, in place) are detected."""
+        """Copy parameters to their devices again in the next call. Needed only after writes through `.data`
+        or a numpy view: others (optimizers, `load_state_dict`, in place) leave a trace and are detected."""
         self._placement.backend.pool.forget()
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class CompiledModule(Compiled):
         return self(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load into the plain model; copies on other devices are refreshed at the next call."""
+        """Load into the plain model; the next call refreshes replicas on other devices."""
         try:
             return self.module.load_state_dict(*args, **kwargs)
         except RuntimeError as error:
@@ -287,7 +287,7 @@ def placed(
     fullgraph: bool,
     dynamic: bool | None,
 ) -> Compiled:
-    """Return the compiled form of a function or module. Raises PlanError for another value of the last two."""
+    """Return the compiled form of a function or module. Raises PlanError if the last two are invalid."""
     one_of("fullgraph", fullgraph, (True, False))
     one_of("dynamic", dynamic, (None, True, False))
     placement = _Placement(model, machine, options, given, fullgraph, dynamic)

@@ -122,7 +122,7 @@ class DataParallel(CompiledModule):
 
 
 def _all(device_ids: Any) -> tuple[Any, ...]:
-    """Return the ids; for None those of all accelerators; ("cpu",) if there are none to number."""
+    """Return the ids; for None the ids of all accelerators; ("cpu",) if there is no accelerator to number."""
     if device_ids is None:
         return tuple(range(len(accelerators()))) or ("cpu",)
     if isinstance(device_ids, (int, str, torch.device)):
@@ -156,7 +156,7 @@ def _name(given: int | str | torch.device) -> str:
 
 
 def _machine(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return the devices of the machine: with the CPU as host unless the module is already on one of the others."""
+    """Return the devices of the machine, with the CPU as host unless all of the module is on the others."""
     homes = {str(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
     outside = not homes or bool(homes - {*names})
     return ["cpu", *names] if outside and "cpu" not in names else [*names]

@@ -1,6 +1,6 @@
 """The comparison of a graph's first call with the model itself.
 
-It finds what Dynamo changes, which the check of the graph cannot see: the captured model may take other branches
+It finds changes by Dynamo that the check of the graph cannot see: the captured model may take other branches
 (`torch.compiler.is_compiling()`), and the model's own fused kernels may differ (`nn.TransformerEncoder` sets padded
 rows to zero).
 """
@@ -22,7 +22,7 @@ from ..ir.machine import Machine
 from ..pipeline.compare import LIMIT, Snapshot, apart, coarse, error
 
 LOOSE = 100.0
-"""Factor on a graph's own tolerance that allows for torch's capture rounding differently."""
+"""Factor on a graph's own tolerance, since a model that torch captures may round differently."""
 
 
 class _Asked(NamedTuple):
@@ -35,7 +35,7 @@ class _Asked(NamedTuple):
 
 
 def asked(entry: CodeType) -> _Asked | None:
-    """Return the call that this thread is in, found by the code object through which it entered; None outside of
+    """Return the call that this thread is in, found by the code object through which it entered; None outside
     calls."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code is not entry:
@@ -52,14 +52,14 @@ def answer(call: _Asked, snapshot: Snapshot) -> None:
         try:
             output = call.model(*args, **kwargs)
         except Exception:
-            # The run that follows raises it where it belongs.
+            # The placed run that follows raises the error in the right place.
             return
         call.expected[:] = [[apart(leaf) for leaf in pytree.tree_leaves(output)]]
 
 
 def _own(snapshot: Snapshot) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that copies inputs: those that the call changes from the snapshot, those with a history
-    detached."""
+    """Return a function that returns the snapshot's own tensors without a history as they are, and detaches
+    all others."""
     held = {id(tensor) for tensor in snapshot.tensors}
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def judge(model: Callable[..., Any], wanted: list[Any], output: Any, machine: Ma
         if eager.dtype is torch.float32:
             allowed = max(allowed, loosest)
         if allowed and casting.enabled(eager.device.type):
-            # Products within are rounded to it, whatever the dtype of the answer.
+            # Autocast rounds products to its dtype, whatever the dtype of the output.
             allowed = max(allowed, LIMIT[torch.bfloat16])
         if ours.shape != eager.shape or (allowed and not error(ours.detach(), eager) <= allowed):
             raise DifferenceError(

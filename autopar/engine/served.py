@@ -43,7 +43,7 @@ TWICE = "its gradients are differentiated once more"
 class Served:
     """The callable that Dynamo calls instead of a graph, safe for concurrent callers.
 
-    `written` is the reason why it runs as written; "" if it is placed.
+    `written`: the reason why it runs as written; "" if it is placed.
     """
 
     def __init__(self, backend: Backend, module: fx.GraphModule, examples: Sequence[Any]) -> None:
@@ -52,15 +52,15 @@ class Served:
         self.written = ""
         self._part = not outermost() or bool(broken(module)[0])
         self.stores = None if self._part else effects()
-        """Attributes that a call sets; None if it has other side effects, or is only a part of the model's."""
-        # Where nothing is left behind in Python the model itself may be asked too.
+        """Attributes that a call sets; None if it has other side effects, or is part of the model's call."""
+        # If a call leaves no side effects in Python, the check may also call the model itself.
         self.whole = self.stores == []
         self.begin(None)
         try:
             region = timed("capture", Region, module, examples, backend.root, backend.parameters)
         except Exception as error:
-            # What Dynamo captured is a right answer whatever becomes of it here, unless its graph is broken: then what
-            # is raised lets Dynamo run the frame as the user wrote it.
+            # Dynamo's own graph is a correct fallback, unless it is malformed: `lint` then raises, and Dynamo
+            # runs the frame as the user wrote it.
             module.graph.lint()
             self.as_written(explain(self.name, error))
             return
@@ -68,7 +68,7 @@ class Served:
         self.begin(region)
 
     def begin(self, region: Region | None) -> None:
-        """Begin without programs; with None, without a graph to place."""
+        """Begin without programs; if `region` is None, without a graph to place."""
         self.programs: Kept[Planned] = Kept(self.name)
         self.resized: Resized[Planned] = Resized(region, self.backend.options, self.programs)
         if region is not None:
@@ -77,9 +77,9 @@ class Served:
         self.calls = 0
         self.right = 0
         """Number of programs that were compared with eager and found equal."""
-        # Planned ahead; the first call is still to be checked.
+        # Planned by `prepare`: their first call must still be checked.
         self._unchecked: set[Hashable] = set()
-        # Random numbers were not eager's during their check, perhaps for another thread: the next call is checked.
+        # Their check drew other random numbers than eager, perhaps for another thread: the next is checked.
         self._disturbed: set[Hashable] = set()
         self._shorts: dict[Hashable, Short] = {}
         self.twins = Twins()
@@ -165,10 +165,10 @@ class Served:
             self._shorts[key] = Short(self.arguments, prepared, args, own)
 
     def results(self, prepared: Planned) -> Callable[[Sequence[Any]], list[Any] | None] | None:
-        """Return the function from the inputs of a program to the results of the graph, which is None where its kernels
-        do not serve; None if a call has more to do.
+        """Return a function from the inputs of a program to the results of the graph; None if a call has more
+        to do. The function returns None if the program's kernels do not serve a call.
 
-        The caller ensures that the state is the region's, and that no argument has changed but in its values.
+        The caller ensures that the state is the region's, and that only the values of arguments have changed.
         """
         options, captured = self.backend.options, prepared.captured
         if isinstance(prepared, Training):
@@ -206,7 +206,7 @@ class Served:
 
     @property
     def _asked(self) -> bool:
-        """True if the user looks at the plan of a call, which is to be the one of its own sizes."""
+        """True if the user looks at the plan of a call, which must then be for the call's own sizes."""
         backend = self.backend
         return backend.recording is not None or backend.preparing or backend.given is not None
 
@@ -232,7 +232,7 @@ class Served:
             return prepared, self._wants_check(prepared)
 
     def _renew(self) -> None:
-        """Drop what was derived from programs."""
+        """Drop everything derived from programs."""
         self._shorts.clear()
         self.resized.clear()
 
@@ -266,14 +266,14 @@ class Served:
             options = again(options, self.placed)
         captured = rewritten(captured_at(self.region, args, options.split is not None), options)
         if backend.root is not None:
-            # They were held against the whole model.
+            # The pins were checked against the whole model.
             options = options.within(captured.graph)
         try:
             prepared = self._prepared(captured, options, args)
         except MemoryCapError:
             if self.placed is None:
                 raise
-            # What fitted at one size need not at another.
+            # A placement that fits at one size may not fit at another.
             asked = backend.options if backend.root is None else backend.options.within(captured.graph)
             prepared = self._prepared(captured, asked, args)
         except PlanError as error:
@@ -304,7 +304,7 @@ class Served:
             outputs = self.backend.executed(prepared, inputs)
             settle(outputs, captured.strides, captured.home.type)
         for index, name in captured.same:
-            # Where eager returns an argument or a parameter itself, so do we: the very object.
+            # Where eager returns an argument or a parameter itself, return the same object.
             at: tuple[Any, Any] = captured.state.get(name) or (inputs, captured.graph.inputs.index(name))
             outputs[index] = at[0][at[1]]
         return captured.rebuild(outputs)
@@ -328,12 +328,12 @@ class Served:
                 call = asked(self.backend.entry) if self.whole and self.backend.entry else None
                 captured = prepared.captured
                 if key not in self.programs:
-                    # With its own sizes.
+                    # The program serves other sizes than its own: capture the graph of these for eager.
                     exact = rewritten(captured_at(self.region, args, False), self.backend.options)
                     captured = replace(exact, strides=captured.strides)
                 eager: list[Snapshot] = []
                 if call is not None and not call.expected:
-                    # The model itself answers the user's call, which what comes of this one is held against.
+                    # The model itself answers the user's call, for `judge` to compare with the placed answer.
                     eager.append(Snapshot(captured, args))
                     with self.backend.unrecorded(), unseen():
                         answer(call, eager[0])
@@ -356,7 +356,7 @@ class Served:
                     self.right += 1
                 return output if reference is None else reference.settled(output)
         except AutoparError:
-            # What failed its first check must be checked again.
+            # A program that failed its first check must be checked again.
             self.forget(key)
             raise
 
@@ -370,5 +370,5 @@ class Served:
 
 
 def _whole(prepared: Planned) -> Plan:
-    """Return the plan of a program; in training that of forward and backward, without the memory of the halves."""
+    """Return the plan of a program; in training the joint plan, without the memory of the halves."""
     return prepared.halves.joint if isinstance(prepared, Training) else prepared.plan

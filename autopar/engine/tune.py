@@ -36,8 +36,8 @@ WORTH = 0.01
 
 @dataclass(frozen=True)
 class _Round:
-    """One recorded round: names of the plans, predicted seconds, and measured seconds of a call.
-    With several graphs, sums over the graphs."""
+    """One recorded round: names of the plans, and predicted and measured seconds of a call, summed over its
+    graphs."""
 
     plans: tuple[str, ...]
     predicted: float
@@ -85,8 +85,8 @@ class _Regions:
     def run(self, calls: int) -> tuple[float, dict[Served, Seconds]]:
         """Return the median seconds of calls (lanes only), and of each task.
 
-        Calls during which another process took a core are left out if enough others remain; `quiet` says whether they
-        do.
+        Calls during which another process took a core do not count if enough others remain; `quiet` says
+        whether enough do.
         """
         self.call()
         walls = [self._timed() for _ in range(calls)]
@@ -105,8 +105,8 @@ class _Regions:
         return total, found
 
     def _recorded(self, calls: int) -> list[tuple[int, list[Timeline]]]:
-        """Return the preemptions during each call, with its timelines. With a declared clock only calls that kept it
-        count, so that more calls may be needed."""
+        """Return the preemptions during each call, with its timelines. With a declared clock, only calls that
+        kept it count, so more calls may be needed."""
         found: list[tuple[int, list[Timeline]]] = []
         with self.backend.record() as recording:
             for _ in range(MOST * calls):
@@ -136,7 +136,7 @@ class _Regions:
                 if not isinstance(program, Prepared):
                     raise PlanError("calls in training cannot be tuned; call tune inside torch.no_grad()")
                 found.setdefault(program.plan.costed.graph.name, []).append((served, program))
-        # Of graphs that share a name no recording says which one it is of.
+        # If graphs share a name, no recording tells which of them it is of.
         own = {name: each[0] for name, each in found.items() if len(each) == 1 and name in titles}
         if not own:
             raise AutoparError(
@@ -188,7 +188,7 @@ def tuned(backend: Backend, call: Callable[[], Any], rounds: int, calls: int) ->
 
 
 def _planned(backend: Backend, regions: _Regions, tasks: Mapping[Served, Seconds]) -> dict[Served, Prepared]:
-    """Return new programs where they are predicted to be shorter than those that ran; else keep those."""
+    """Return, for each graph, a new program if its prediction is shorter, else the one that ran."""
     found = {}
     for served, program in regions.programs.items():
         plan, captured = program.plan, program.source
@@ -213,8 +213,8 @@ def _placements(programs: Mapping[Served, Prepared]) -> tuple[Any, ...]:
 
 
 def _keep(backend: Backend, regions: _Regions, tasks: Mapping[Served, Seconds]) -> None:
-    """Keep the seconds measured on a real and quiet machine; for one graph on one lane, also those of a call beyond
-    its tasks."""
+    """Keep the seconds measured on a real and quiet machine; for one graph on one lane, also the seconds of a
+    call beyond its tasks."""
     if not (present(backend.machine) and regions.quiet):
         return
     for served, program in regions.programs.items():

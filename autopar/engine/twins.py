@@ -1,4 +1,4 @@
-"""The graphs of other modules that Dynamo calls by one graph; those whose module is gone are kept for nobody."""
+"""The graphs of other modules that Dynamo calls by one graph; those whose module is gone are dropped."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Served: TypeAlias = Any
 
 
 class Twins:
-    """Served graphs of other modules than the one that a graph was captured for, as Dynamo calls one graph for all
-    equal ones."""
+    """Served graphs for other modules than the one that a graph was captured from: Dynamo calls one graph for
+    all equal modules."""
 
     def __init__(self) -> None:
         self._twins: list[Served] = []
         self._index: dict[int, Served] = {}
 
     def of(self, served: Served, args: Sequence[Any]) -> Served:
-        """Return the graph of the module that a call of `served` belongs to; `served` itself if its own is gone."""
+        """Return the graph for the module that a call of `served` is for; `served` if its own is gone."""
         first = id(served.arguments.first(args))
         found = self._index.get(first)
         if found is None or found.arguments.elsewhere(args):
             found = next((twin for twin in self._twins if not twin.arguments.elsewhere(args)), None)
             if found is None:
                 found = self._made(served, args)
-            # Anew: they may have been given other tensors since.
+            # Rebuilt, since the twins' modules may have other tensors by now.
             self._index = {id(twin.arguments.held): twin for twin in self._twins}
             self._index[first] = found
         return found
@@ -43,7 +43,7 @@ class Twins:
             _release(other)
         for twin in [each for each in self._twins if each in gone]:
             self._twins.remove(twin)
-            # One at a time: Dynamo's thread may append others meanwhile.
+            # Removed one by one: Dynamo's thread may append others meanwhile.
             backend.served.remove(twin)
         if served in gone:
             served.begin(served.region.of(args, backend.root))
@@ -64,7 +64,7 @@ def _orphaned(served: Served) -> bool:
 def _release(served: Served) -> None:
     """Drop the programs of a graph, and the state that they read."""
     served.forget(*served.programs)
-    # Dynamo may call it all the same: its region is then given other state.
+    # Dynamo may still call it: its region then gets other state.
     twins, owners = served.twins, served.owners
     served.begin(served.region.bare())
     served.twins, served.owners = twins, owners
