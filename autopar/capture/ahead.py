@@ -1,4 +1,4 @@
-"""Ahead-of-time capture of a call, complete or with fewer of many equal modules; nothing of the call runs."""
+"""Ahead-of-time capture of a call without running it; lists of equal modules can be shortened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rewrite: TypeAlias = Callable[[fx.GraphModule], None]
 
 
 class _Stopped(Exception):
-    """Raised in place of a graph before any effect of its call; holds the graph and its arguments."""
+    """Raised instead of running a graph, before any side effect; holds the graph and its arguments."""
 
 
 def ahead(
@@ -28,9 +28,9 @@ def ahead(
 ) -> tuple[Captured, list[torch.Tensor]]:
     """Capture one call of a model or function; return its graph and its input tensors.
 
-    `rewrite` changes Dynamo's graph in place. Grad mode and autocast are the caller's: forward and backward if an
-    output requires grad. Nothing runs, not even side effects of `forward`. Raises CaptureError, with the line and the
-    change to make, if the call is not one graph.
+    `rewrite` changes Dynamo's graph in place. Grad mode and autocast are the caller's; the graph includes the
+    backward if an output requires grad. Nothing runs, not even side effects of `forward`. Raises
+    CaptureError, with the line and the change to make, if the call is not one graph.
     """
     name = getattr(model, "__name__", type(model).__name__)
     root = model if isinstance(model, nn.Module) else None
@@ -42,7 +42,7 @@ def ahead(
                 rewrite(module)
             made = Region(module, examples, root, positional(model))
         except Exception as error:
-            # Dynamo would wrap what is raised here.
+            # Dynamo would wrap an error raised here.
             made = error
 
         def stop(*args: Any) -> NoReturn:

@@ -1,5 +1,5 @@
-"""`Captured`, the result of a capture; the strides of its outputs, and slices of the user's own parameters, always up
-to date (`sliced`)."""
+"""`Captured`, the result of a capture; the strides of its outputs; slices of the user's own parameters that
+follow their changes (`sliced`)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from ..ir.slices import Slice
 class Captured:
     """A graph and its links to the live model.
 
-    state: (owner, key) of each state value, whose tensor is `owner[key]`: the module's own dict, so that an optimizer
-    step or `load_state_dict` is seen at the next call.
+    state: (owner, key) of each state value; its tensor is `owner[key]`. The owner is the module's own dict,
+    so the next call sees an optimizer step or `load_state_dict`.
     calls: targets that are not torch operators.
     flatten(args): tensors in the order of `graph.inputs`.
     rebuild(values): the user's structure from values in the order of `graph.outputs`.
     home: device of the call.
-    same: (index of an output, input or state value) that eager returns as the very same object.
-    strides: those of each output in eager, by fake tensors (None: those of the graph), restored if the check sees
-    others.
+    same: (index of an output, the input or state value that eager returns there itself).
+    strides: those of each output in eager, by fake tensors (None: any); a call restores them.
     alike: for each output, whether fake tensors have equal strides in the graph.
     tangents: (input value, index of the output whose gradient it is) of a differentiated graph, after the call's
     inputs.
     gradients: (input or state value, its gradient), after the outputs, unless the graph updates weights with them.
-    open: the symbol of each `OpenSize` of the graph, by place; None if it holds for the sizes of one call alone.
+    open: the symbol of each `OpenSize` of the graph, by place; None if it holds for one call's sizes only.
     sizes: the numbers for these symbols in the call.
-    extents: the sizes of the region's values in the call of `graph`, and the products of the leading ones of each.
+    extents: sizes of the region's values in the call of `graph`, and products of the leading sizes of each.
 
-    `flatten` and `rebuild` are of the call without tangents and gradients.
+    `flatten` and `rebuild` handle the call without tangents and gradients.
     """
 
     graph: Graph
@@ -55,13 +54,13 @@ class Captured:
     extents: tuple[int, ...] = ()
 
     def kernels_trusted(self) -> Captured:
-        """Return it for a program without transfers and rejoins, whose kernels give eager's strides wherever the graph
-        has them; fake tensors do not always know them (`roll`, `batch_norm`)."""
+        """Return the capture for a program without transfers and rejoins. Its kernels give eager's strides
+        wherever the graph has them; fake tensors do not always know these (`roll`, `batch_norm`)."""
         strides = [None if same else wanted for wanted, same in zip(self.strides, self.alike)]
         return replace(self, strides=strides)
 
     def with_slices(self, graph: Graph) -> Captured:
-        """Return it for a rewritten graph in which some state is a part of this graph's."""
+        """Return the capture with a rewritten graph, in which some states are slices of this one's."""
         parts = {value.name: value.slice for value in graph.values if value.slice}
         found = {
             name: (sliced(*self.state[part.of], part), self.state[part.of][1]) for name, part in parts.items()
@@ -70,14 +69,14 @@ class Captured:
 
     @cached_property
     def stateful(self) -> bool:
-        """True if a call leaves something behind that the next one reads: a buffer, a generator's state."""
+        """True if a call changes something that the next call reads: a buffer, a generator's state."""
         return bool(self.graph.mutated) or any(task.random for task in self.graph.tasks)
 
 
 Strides = tuple[int, ...]
 GAPS = 1 << 20
-"""Limit on the bytes of gaps that are reproduced (or the bytes of the elements, if more): a copy of a large tensor's
-view does not have the rest of it."""
+"""Limit on the bytes of gaps that a copy reproduces (or the bytes of its elements, if more): a copy of a
+small view need not be as large as the viewed tensor."""
 
 
 def strides_of(item: Any) -> Strides | None:
@@ -95,9 +94,9 @@ def alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def laid(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """Return the tensor with these strides; itself if it has them.
+    """Return a copy of the tensor with these strides; the tensor itself if it has them.
 
-    Axes of stride 0 are expanded; instead of large gaps (`GAPS`) the copy is dense, with its axes in the same order.
+    Axes of stride 0 are expanded. If gaps are large (`GAPS`), the copy is dense, its axes in the same order.
     """
     if alike(tensor, strides):
         return tensor
@@ -121,7 +120,7 @@ def memory_order(item: torch.Tensor) -> tuple[int, ...]:
     dense = 1
     for axis in reversed(order):
         if item.shape[axis] != 1 and item.stride(axis) != dense:
-            # Of memory with gaps or overlaps torch makes another order, which is slow to ask for.
+            # For memory with gaps or overlaps, only torch knows the order of a copy, and asking it is slow.
             order = _order(torch.empty_like(item).stride())
             break
         dense *= item.shape[axis]
@@ -133,9 +132,9 @@ def _order(strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def settle(values: list[Any], strides: Sequence[Strides | None], kind: str) -> bool:
-    """Give each value on a device of this kind its strides, in the list; return whether any had others.
+    """Replace each value on a device of this kind that has other strides; return whether any had.
 
-    None allows any strides; kernels of other kinds choose their own layouts.
+    None allows any strides. Kernels for other kinds of devices choose their own layouts.
     """
     changed = False
     for index, wanted in enumerate(strides):
@@ -149,8 +148,8 @@ def settle(values: list[Any], strides: Sequence[Strides | None], kind: str) -> b
 class _Sliced(Mapping[str, Any]):
     """The owner of a slice of the tensor `owner[key]`: a view of it under the same key.
 
-    The view shares its version with the tensor, so that changes of either are seen in both, and is made anew only if
-    the tensor or its memory is replaced.
+    The view shares its version counter with the tensor, so each shows changes of the other. It is made anew
+    only if the tensor or its memory is replaced.
     """
 
     def __init__(self, owner: Mapping[str, Any], key: str, part: Slice) -> None:
@@ -180,5 +179,5 @@ _known: weakref.WeakValueDictionary[tuple[int, str, Slice], _Sliced] = weakref.W
 
 
 def sliced(owner: Mapping[str, Any], key: str, part: Slice) -> Mapping[str, Any]:
-    """Return the owner of a slice of `owner[key]`, always the same one, by which programs recognise the same state."""
+    """Return the one owner of a slice of `owner[key]`, by which programs recognise the same state."""
     return _known.setdefault((id(owner), key, part), _Sliced(owner, key, part))

@@ -1,5 +1,5 @@
-"""Conversion of a region to the `Captured` of one call's sizes: its functional graph as a `Graph`, in one pass, linear
-in nodes."""
+"""Conversion of a region to the `Captured` for the sizes of one call. One pass turns its functional graph
+into a `Graph`, in time linear in the nodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Conversion:
         self.sizes: dict[Any, tuple[int, torch.SymInt]] = {}
         """Place and symbol of each size that is an argument, by its expression."""
         self.fixed = False
-        """True if an argument depends on the sizes of the call and is no `OpenSize`."""
+        """True if an argument depends on the sizes of the call but is not an `OpenSize`."""
         self.random: str | None = None
         self.phase: Literal["forward", "backward"] = "forward"
 
@@ -111,7 +111,7 @@ class _Conversion:
                 (item.device for item in given if isinstance(item, torch.Tensor)), torch.get_default_device()
             ),
             same=same,
-            # A result that is returned in several places is one output, which has one gradient.
+            # A tensor returned in several places is one output with one gradient.
             tangents=tuple((name, tensors.index(region.wanted[index])) for name, index in tangents),
             gradients=gradients,
             open=None if self.fixed else symbols,
@@ -166,7 +166,7 @@ class _Conversion:
             self.made[node] = self.made[node.args[0]]  # type: ignore[index]
             return
         if target is _aten.native_batch_norm_backward.default and node.args[7]:
-            # In training the running statistics are not read, and have other values by then.
+            # In training, the backward does not read the running statistics, which the forward has changed.
             node.args = (*node.args[:3], None, None, *node.args[5:])
         if target is operator.getitem:
             self.made[node] = self.made[node.args[0]][node.args[1]]  # type: ignore[index]
@@ -188,7 +188,7 @@ class _Conversion:
         output: Any = node.meta.get("val")
         alias = shared(target)
         if target is _aten.einsum.default and len(node.args[1]) == 1:  # type: ignore[arg-type]
-            alias = 1  # of one operand it is a view where it can be
+            alias = 1  # with one operand, it returns a view if it can
         pure = torch.Tag.nondeterministic_seeded not in target.tags
         unpack = isinstance(output, (tuple, list))
         key = (target, repr(args), repr(kwargs)) if pure and (unpack or alias is not None) else None
@@ -244,7 +244,7 @@ class _Conversion:
         return OpenSize(value, place)
 
     def stand_in(self, argument: Argument) -> Any:
-        """Return an argument with fake tensors for values: one object for each value."""
+        """Return an argument with each value replaced by its one fake tensor."""
         if isinstance(argument, tuple):
             return tuple(map(self.stand_in, argument))
         return self.fakes[argument.value] if isinstance(argument, Ref) else argument
@@ -264,7 +264,7 @@ class _Conversion:
     def argument(self, node: Node, item: Any) -> Argument:
         """Return one argument of `node` in the graph's terms."""
         if isinstance(item, Node):
-            # Of these numbers it holds the value in this call.
+            # Such a number is recorded as its value in this call.
             self.fixed |= isinstance(self.region.open.get(item), (torch.SymFloat, torch.SymBool))
             return self.made[item]
         if isinstance(item, (list, tuple)):
@@ -285,8 +285,8 @@ class _Conversion:
         storage: str | None = None,
         kind: Literal["input", "state", "made"] = "made",
     ) -> str:
-        """Add a value like a fake tensor, in the memory of another value or its own; return its name: the path, with a
-        suffix if another value has it."""
+        """Add a value like a fake tensor, in its own memory or in `storage`; return its name. The name is the
+        path, with a suffix if another value has this name."""
         name, count = path, 0
         while name in self.values:
             count += 1
@@ -316,8 +316,8 @@ class _Conversion:
         return self.values[name].storage if name else None
 
     def memories(self, arguments: Argument) -> dict[int | None, str]:
-        """Return the storage of each tensor of a call by the identity of its memory: some operators return an argument
-        without saying so in the schema (`type_as` of the same dtype, `meshgrid`)."""
+        """Return the storage of each tensor argument of a call by the identity of its memory. Some operators
+        return an argument although their schema does not say so (`type_as` of the same dtype, `meshgrid`)."""
         named = {memory(self.fakes[name]): self.values[name].storage for name in refs(arguments)}
         return {memory: name for memory, name in named.items() if memory is not None}
 
@@ -329,7 +329,7 @@ class _Conversion:
         return found.value
 
     def apart(self, nodes: Sequence[Node]) -> list[str]:
-        """Return the values of these results, all distinct: a repeated one becomes a view."""
+        """Return a distinct value for each of these results: a repeated one becomes a view."""
         found: dict[str, None] = {}
         for node in nodes:
             name = self.keep(node)
@@ -342,8 +342,8 @@ class _Conversion:
         return list(found)
 
     def fresh(self, node: Node) -> str:
-        """Return the value of an output node, in its own memory: a copy if it is, or may share memory with, an input or
-        state."""
+        """Return the value of an output node in its own memory: a copy if it is an input or state, or may
+        share memory with one."""
         name = self.keep(node)
         if self.values[self.values[name].storage].kind == "made":
             return name
@@ -352,7 +352,7 @@ class _Conversion:
         return copy
 
     def refusal(self, node: Node, why: str) -> Untraceable:
-        """Return the error for a node: the call, its module, the user's line."""
+        """Return the error for a node, with the call, its module and the user's line."""
         module, source, code = self.region.located(node)
         place = (f" in {module}" if module else "") + (f" at {source}" if source else "")
         return Untraceable(
@@ -361,7 +361,7 @@ class _Conversion:
 
 
 def _drops_nothing(node: Node) -> bool:
-    """Return True for the copy as which torch traces a dropout that is off; eager returns its argument."""
+    """Return True for the copy that torch traces for a dropout that is off; eager returns its argument."""
     if node.target is not _aten.clone.default:
         return False
     *_, (_, source) = node.meta.get("source_fn_stack") or [("", None)]
@@ -370,11 +370,11 @@ def _drops_nothing(node: Node) -> bool:
 
 
 def _finished(captured: Captured) -> Captured:
-    """Return a graph of forward and backward with views folded, and gradients named after what they are gradients
-    of."""
+    """Return a graph of forward and backward with its views folded and each gradient named after its
+    parameter or input."""
     graph, names = folded(captured.graph)
     gradients = tuple((target, names.get(name, name)) for target, name in captured.gradients)
-    # A gradient that is also an answer, or a saved number, keeps the name it was made under.
+    # A gradient that is not made here, or that a task also reads, keeps its name.
     called = {
         name: f"{graph.value[target].path}.grad"
         for target, name in gradients

@@ -46,37 +46,37 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Check: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 """A predicate on the arguments of a call."""
 Guard: TypeAlias = Callable[[Arguments, Mapping[str, Any], Collection[str]], Check | None]
-"""`guard(arguments, pinned, watched)` returns the check that is true for arguments if the code that serves these
-serves them too; None if unknown. It runs Dynamo's own guards, with two exceptions: `pinned`, objects by their source,
-must be these very objects, and those of the sources in `watched` are not looked at further; and hooks of modules are
-checked together once any hook has been registered."""
+"""`guard(arguments, pinned, watched)` returns a check that is true for arguments if the code that serves
+`arguments` serves them too; None if unknown. The check runs Dynamo's own guards, with two exceptions.
+`pinned` objects, by source, must be these very objects, and nothing below a source in `watched` is guarded.
+Hooks of modules are checked only after some hook has been registered."""
 Store: TypeAlias = tuple[str, Any, str, Any]
 """A side effect that sets an attribute to a constant: source of the object, the object, the attribute's name, value."""
 
 _SETTINGS: dict[str, Any] = {
-    # A recurrent layer is otherwise a graph break.
+    # Otherwise, a recurrent layer is a graph break.
     "allow_rnn": True,
-    # Hooks that are added later are otherwise not seen.
+    # Otherwise, Dynamo does not notice hooks that are added later.
     "skip_nnmodule_hook_guards": False,
-    # Floats are otherwise tensors whose values nobody knows.
+    # Otherwise, floats become tensors with unknown values.
     "specialize_float": True,
-    # A default of a parameter that is changed later is otherwise not seen.
+    # Otherwise, Dynamo does not notice when the default of a parameter changes.
     "skip_guards_on_constant_func_defaults": False,
-    # Numpy's random numbers are otherwise drawn by torch, as others.
+    # Otherwise, torch draws numpy's random numbers, and they differ.
     "use_numpy_random_stream": True,
-    # A gradient that forward itself asks for is otherwise a graph break.
+    # Otherwise, a gradient that forward itself computes is a graph break.
     "trace_autograd_ops": True,
-    # A frame that Dynamo cannot take runs as the user wrote it, whose errors are then the user's own.
+    # If Dynamo cannot take a frame, it runs as the user wrote it, and its errors are the user's own.
     "suppress_errors": True,
-    # It looks at all that capture has made, most of which is kept.
+    # A collection would visit all objects that capture has made, and most of them stay alive.
     "run_gc_after_compile": False,
-    # Beyond it a model runs eagerly for ever: each constant that a forward reads may be changed so often.
+    # Past this limit, a model runs eagerly for ever. Each change of a constant that a forward reads counts.
     "recompile_limit": 64,
-    # DistributedDataParallel otherwise has graphs cut at its buckets of gradients, and no plan sees the whole.
+    # Otherwise, DistributedDataParallel splits graphs at its gradient buckets, and no plan sees the whole.
     "optimize_ddp": False,
 }
 if versions.release(torch.__version__) < (2, 13):
-    # It otherwise takes modules for unchanged whose tensors, or what their forward reads, have changed.
+    # Otherwise, Dynamo misses changes of a module's tensors and of other objects that its forward reads.
     _SETTINGS |= {
         "use_recursive_dict_tags_for_guards": False,
         "skip_tensor_guards_with_matching_dict_tags": False,
@@ -90,10 +90,10 @@ _count = itertools.count()
 
 
 class _Entry:
-    """Dynamo's entry to a frame without code yet, under `_SETTINGS`, which are read during capture.
+    """Dynamo's entry for a frame that has no code yet; captures it under `settings`.
 
-    `skipped(reason, place)` is called for frames that Dynamo gives up without a graph. After such a call of `code`,
-    one that fails or computes nothing, Dynamo would capture no other call of it ever again: `resume` ends that.
+    `skipped(reason, place)` is called for frames that Dynamo gives up without a graph. After a call of `code`
+    that fails or computes nothing, Dynamo would never capture `code` again; `resume` lets it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Entry:
         """Number of captures without a graph since the last graph, and of calls until the next attempt."""
 
     def resume(self) -> None:
-        """Let Dynamo capture calls of `code` again, once in twice as many calls after each failure."""
+        """Let Dynamo capture `code` again, after a number of calls that doubles with each failure."""
         self.resting -= 1
         if self.resting <= 0:
             self.resting = 0
@@ -137,8 +137,8 @@ class _Entry:
 
 
 def effects() -> list[Store] | None:
-    """Return the attributes that the call being captured in this thread sets to constants; None if it has other side
-    effects in Python, such as a list that grows."""
+    """Return the attributes that the call under capture in this thread sets to constants; None if it has
+    other side effects in Python, such as a growing list."""
     found = InstructionTranslator.current_tx().output.side_effects
     stores: list[Store] = []
     for item in found.id_to_variable.values():
@@ -147,7 +147,7 @@ def effects() -> list[Store] | None:
         if source is None or made or not found.is_modified(item):
             continue
         stored, owner = found.store_attr_mutations.get(item), getattr(item, "value", None)
-        # What a collection holds may be changed too.
+        # The items of a collection may have changed too.
         if not stored or owner is None or isinstance(owner, Collection):
             return None
         for name, value in stored.items():
@@ -158,8 +158,8 @@ def effects() -> list[Store] | None:
 
 
 def outermost() -> bool:
-    """Return True if the frame being captured in this thread is a call made by `compiled`, not an inner function or
-    the rest after a graph break."""
+    """Return True if the frame under capture in this thread is a call made by `compiled`, not an inner
+    function or the rest after a graph break."""
     code = InstructionTranslator.current_tx().output.root_tx.f_code
     return code.co_filename == __file__ and code.co_name.startswith("call_")
 
@@ -170,7 +170,7 @@ def first_line(text: str) -> str:
 
 
 def broken(module: fx.GraphModule) -> tuple[str, str]:
-    """Return reason and user's line of the graph break at the end of a graph; empty texts if there is none."""
+    """Return the reason and user's line of the graph break that ends a graph; empty texts if none does."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return "", ""
@@ -194,32 +194,32 @@ def compiled(
 ) -> tuple[Callable[..., Any], Guard]:
     """Compile a module or function by `torch.compile`, captured under `_SETTINGS`; return it and its guard.
 
-    Dynamo caches by code object, and all models of a class share that of `forward`: each gets its own entry. `skipped`
-    is called with reason and place of each frame without a graph.
+    Dynamo caches by code object. All models of a class share the code of `forward`, so each model gets its
+    own entry. `skipped` is called with the reason and place of each frame without a graph.
     """
 
     def call(hooks: str, /, *args: Any, **kwargs: Any) -> Any:
-        if hooks:  # read, and so guarded
+        if hooks:  # Dynamo guards `hooks` because this reads it.
             pass
         return function(*args, **kwargs)
 
-    # What sizes have varied Dynamo remembers by file, line and name: two models are none of each other's business.
+    # Dynamo remembers by file, line and name which sizes varied; a name of its own keeps each model apart.
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_count)}")
     own = weakref.ref(backend)
 
     def entered(module: fx.GraphModule, examples: list[Any], **options: Any) -> Any:
-        # Dynamo holds its backends for ever.
+        # Dynamo never releases a backend, hence the weak reference.
         return own()(module, examples, **options)  # type: ignore[misc]
 
-    # Where there is no GPU torch's CUDA builds replace their device guard at the first capture, and crash where two
-    # threads capture at once.
+    # Without a GPU, torch's CUDA builds replace their device guard at the first capture. They crash if two
+    # threads then capture at once.
     torch._C._ensureCUDADeviceGuardSet()
     context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
-    # There is none where torch.compile is switched off.
+    # There is no callback if torch.compile is switched off.
     callback: Any = getattr(context, "callback", None)
     entry: _Entry | None = None
     if callback is not None:
-        # A line in a log is no reason to refuse a call; where graphs may break it is written.
+        # Do not refuse a call because it logs; if graphs may break, the line is logged.
         settings = {**_SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else _SETTINGS
         vars(context)["callback"] = entry = _Entry(callback, skipped, settings, call.__code__)
     made, code = context(call), call.__code__
@@ -233,7 +233,7 @@ def compiled(
         try:
             return _check(function, code, arguments, pinned, watched)
         except (AttributeError, LookupError, TypeError, RuntimeError):
-            # Another release of torch.
+            # A release of torch with other internals.
             return None
 
     return called, guard
@@ -279,7 +279,7 @@ def _check(
             and check({"function": function, "hooks": _hooks(), "args": args, "kwargs": kwargs})
         )
 
-    # Guards on pairs of tensors may have a state of their own, that a clone does not reset.
+    # Guards on pairs of tensors may have state that a clone does not reset.
     same = all(whole.root.check(call) and holds(*arguments) for _ in range(2))
     return holds if same and whole.root.check(call) else None
 
@@ -299,13 +299,13 @@ def _hooked(function: Any) -> bool:
 
 
 def _logging() -> set[Any]:
-    """Return the logging methods of loggers, also those added by libraries."""
+    """Return the logging methods of loggers, including those that libraries added."""
     kinds = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
     return {method for name, method in vars(logging.Logger).items() if name.partition("_")[0] in kinds}
 
 
 def _hooks() -> str:
-    """Return the global module hooks by number: Dynamo takes them as constants, and does not notice changes."""
+    """Return the global module hooks by number: Dynamo takes them for constants and misses changes."""
     if not modules._has_any_global_hook():
         return ""
     ways = ("forward_pre", "forward", "backward_pre", "backward")
@@ -321,23 +321,22 @@ def source_of(node: fx.Node) -> str:
 
 def _named(source: Any) -> str:
     name = getattr(source, "name", "")
-    # A method before torch 2.12.
+    # It is a method before torch 2.12.
     return str(name() if callable(name) else name)
 
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """Within the block, disable autograd, so that a dispatch mode sees composite operators before torch decomposes
-    them, and ignore changes of grad mode inside."""
+    """Within the block, disable autograd and ignore changes of grad mode, so that a dispatch mode sees
+    composite operators before torch decomposes them."""
     with torch.no_grad(), _compiling(), torch._C._AutoDispatchBelowAutograd():
         yield
 
 
 def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
-    """Return the functional graph of a module without parameters, without autograd, with composite operators such as
-    `linear` kept whole.
+    """Return the functional graph of a module without parameters; composites such as `linear` stay whole.
 
-    Each placeholder has `meta["desc"]`, the output a list of them: its role in the module's own terms.
+    Autograd is off. `meta["desc"]` is each placeholder's role in the module's own terms, the output's a list.
     """
     if not _COMPOSITES:
         kept = _collect_all_valid_cia_ops_for_aten_namespace()
@@ -349,7 +348,7 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
 def differentiated(
     module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]
 ) -> fx.GraphModule:
-    """Return the functional graph of forward and backward, decomposed as in torch's own kernels."""
+    """Return the functional graph of forward and backward, with the decompositions of torch's own kernels."""
     with torch.enable_grad():
         return _exported(module, tensors, decompositions)
 
@@ -357,7 +356,7 @@ def differentiated(
 def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
     from torch._inductor import config
 
-    # What torch enters on the stack has to end first, or it leaves the dispatcher as it found it: Python's.
+    # The contexts on the stack must exit first; later, they would restore Python's dispatcher.
     with (
         _compiling(),
         # Random draws with unused results stay: they advance the generator.
@@ -374,8 +373,8 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    """Within the block, set the flag that Dynamo sets from torch 2.13 on during capture: without it, a call in another
-    thread mistakes this trace for its own and refuses. Dynamo captures in one thread at a time."""
+    """Within the block, set the flag that Dynamo sets during capture from torch 2.13 on. Without it, a call
+    in another thread mistakes this trace for its own and refuses. Dynamo captures in one thread at a time."""
     before = torch.compiler._is_compiling_flag
     try:
         torch.compiler._is_compiling_flag = True

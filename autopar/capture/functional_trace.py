@@ -1,8 +1,8 @@
 """Functional graph of a region from a single run, for calls without autograd that only change values of their own.
 
-AOTAutograd runs its function twice, with every tensor wrapped: once to find in-place changes and shared memory, once
-to write a graph without them. If each operator makes a new value, or changes in place one that nothing else sees, one
-run suffices.
+AOTAutograd runs its function twice, with every tensor wrapped: once to find in-place changes and shared
+memory, once to write a graph without them. One run suffices if each operator makes a new value, or changes in
+place a value that nothing else sees.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _UNTOLD = frozenset({
     _aten.bernoulli.p, _aten.normal_functional.default,
     _aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default,
 })  # fmt: skip
-"""Random draws with operators of autopar's own, and operators that change running statistics without saying so in the
-schema."""
+"""Random draws for which autopar has its own operators, and operators that change running statistics although
+their schema does not say so."""
 _FACTORY = re.compile(
     "(new_)?(zeros|ones|full|empty|eye|arange|linspace|logspace|scalar_tensor|rand|randn|randint|randperm)(_like)?$"
 )
 
 
 class _Unfit(Exception):
-    """Raised if one run does not suffice: a tensor visible elsewhere is changed, or a size is symbolic."""
+    """Raised if one run does not suffice: it changes a tensor visible elsewhere, or a size is symbolic."""
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Recorder of the operators that run in the block, as a graph of operators that make new tensors. `current`: node
-    of Dynamo's graph from which they come."""
+    """Recorder of the operators that run in the block, as a graph of operators that make new tensors.
+    `current`: the node of Dynamo's graph that runs them."""
 
     def __init__(self, given: Sequence[Any]) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.current: fx.Node | None = None
         self.node: dict[int, fx.Node] = {}
-        # What is dropped could give its identity to another.
+        # A new tensor could reuse the `id` of a released one.
         self.kept: list[torch.Tensor] = []
         self.sharing: dict[int | None, int] = {}
         self.inputs: list[fx.Node] = []
@@ -57,7 +57,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             if isinstance(item, torch.Tensor):
                 if not isinstance(item, FakeTensor) or is_open(item):
                     raise _Unfit
-                # Never alone: it is the caller's.
+                # The caller holds it too.
                 self.see(item, node, 2)
             elif not isinstance(item, _NUMBERS):
                 raise _Unfit
@@ -102,7 +102,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self.record(target, args, kwargs)
 
     def constant(self, held: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor that the code makes from numbers."""
+        """Record a tensor that the code makes from numbers; return a copy."""
         if isinstance(held, FakeTensor):
             raise _Unfit
         name = f"_tensor_constant{len(self.constants)}"
@@ -113,7 +113,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self.named(made, self.written(_aten.lift_fresh_copy.default, (held,), {}, made))
 
     def just_made(self, tensor: torch.Tensor) -> bool:
-        """Return True for the result of a factory, which torch returns as another object and nothing else holds."""
+        """Return True for a factory's result that nothing else holds; torch returns it as another object."""
         node, asked = self.node.get(id(tensor)), self.current
         if node is None or asked is None or getattr(asked.target, "__name__", asked.target) == "detach":
             return False

@@ -1,7 +1,7 @@
 """Properties of operator calls: FLOPs, aliases, random draws, communication.
 
-Multiply and add count as two operations. torch's own flop counter counts decomposed operators; capture keeps linear,
-matmul, conv and attention whole, so that these are counted here with the same formulas.
+A multiply and an add count as two operations. torch's own FLOP counter knows only decomposed operators.
+Capture keeps linear, matmul, conv and attention whole, so this module counts them with the same formulas.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _encoder(args: tuple[Any, ...], output: Any) -> int:
 
 
 def _composite(target: Any, args: tuple[Any, ...], output: Any) -> int:
-    """Count a composite like its ATen operator; in the backward, one gradient for each factor of each product, and the
-    products again if nothing is saved."""
+    """Count a composite like its ATen operator. In the backward, each product counts once for each of its two
+    factors, and once more if the forward left no tape."""
     name = target._opname.removesuffix("_backward")
     count = _WHOLE.get(getattr(_aten, name, None))
     if count is None:
@@ -116,10 +116,9 @@ _COLLECTIVES = frozenset(
 
 @functools.cache
 def shared(target: Any) -> int | str | None:
-    """Return the argument (position, or name if keyword-only) whose memory the outputs may share; None if there is
-    none.
+    """Return the argument (position, or name if keyword-only) whose memory the outputs may share, or None.
 
-    By the schema's alias annotations. `reshape` and similar operators may copy: for lifetimes they count as sharing.
+    The schema's alias annotations decide. `reshape` and others may copy, but for lifetimes they share.
     """
     schema = getattr(target, "_schema", None)
     if schema is None or not any(
@@ -133,7 +132,7 @@ def shared(target: Any) -> int | str | None:
 
 
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if the call draws random numbers: its tag allows it, and its arguments require it."""
+    """Return True if the call draws random numbers: its tag allows draws, and its arguments require them."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     given = by_name(target, args, kwargs)

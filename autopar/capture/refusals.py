@@ -68,13 +68,12 @@ _ADVICE = (
         "register it with torch.utils._pytree.register_pytree_node or pass tensors",
     ),
 )
-"""Marks in the text of an error, one of which suffices, its meaning, and the change to make. All parts of a mark around
-"…" must be there."""
+"""Marks in the text of an error (one suffices), the meaning of the error, and the change to make. A mark with
+"…" stands for its parts, which must all be there."""
 
 
 def explain(name: str, error: BaseException) -> str:
-    """Return an explanation of a failed capture: the construct, the user's line, and the change to make, one sentence
-    each."""
+    """Return an explanation of a failed capture: the user's line, the construct, and the change to make."""
     if isinstance(error, CaptureError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
@@ -123,10 +122,10 @@ _FAILS = (
 
 
 def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureError:
-    """Return the error for a call of `name` that was not captured as one graph: the user's line, the reason, and what
-    to type.
+    """Return the error for a call of `name` that was not captured as one graph: the user's line, the reason,
+    and the change to make.
 
-    `instead`: the alternative without one graph.
+    `instead`: the alternative that does not need one graph.
     """
     text = str(error)
     where = _at([*(getattr(error, "real_stack", None) or ())])
@@ -144,8 +143,8 @@ def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureErr
 
 
 def valued(name: str, module: fx.GraphModule, error: Untraceable) -> CaptureError:
-    """Return the error for a graph with a number or size that depends on values in a tensor, with the line of the
-    first one."""
+    """Return the error for a graph in which a number or size depends on values in a tensor, with the line of
+    the first one."""
     for node in module.graph.nodes:
         if node.op != "placeholder" and depends_on_values(node.meta.get("example_value")):
             _, where, code = located(node)

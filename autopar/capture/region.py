@@ -40,10 +40,10 @@ def slots(module: nn.Module | None) -> Iterator[Slot]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A placeholder: a tensor of the model's state, which is `owner[key]`, an input of the call, or a size.
+    """A placeholder: the state `owner[key]`, an input of the call, or a size.
 
-    `source`: its origin in Dynamo's terms. `fake`: the value traced by Dynamo: a fake tensor, symbolic size or
-    constant.
+    `source`: its origin in Dynamo's terms. `fake`: the value traced by Dynamo, a fake tensor, symbolic size
+    or constant.
     """
 
     kind: Literal["state", "input", "size"]
@@ -56,8 +56,8 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Result:
-    """An output: the `index`-th computed tensor, the very object of placeholder `same`, or a number, constant or
-    symbolic."""
+    """An output: the `index`-th computed tensor, the very object of placeholder `same`, or a constant or
+    symbolic number."""
 
     fake: Any
     index: int = -1
@@ -65,11 +65,11 @@ class _Result:
 
 
 class Region:
-    """A graph captured by Dynamo with the user's own tensors as `examples`, and its functional graph, with the backward
-    if grad mode is on and an output requires grad.
+    """A graph that Dynamo captured with the user's own tensors as `examples`, and its functional graph. This
+    includes the backward if grad mode is on and an output requires grad.
 
     `root`: the compiled module, None if unknown. `parameters`: names of its positional arguments. Raises Untraceable
-    for what no graph can hold, and torch's errors.
+    for a call that no graph can hold, and torch's errors.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Region:
         nodes = module.graph.find_nodes(op="placeholder")
         known = _known(root)
         self.paths = tuple((path, known[id(owner[key])][0]) for path, owner, key in slots(root))
-        """The path of every tensor of `root`, with the first path of the same tensor."""
+        """Each path of a tensor of `root`, with the first path of the same tensor."""
         self.held: dict[str, Any] = {}
         """State outside of `root`, by path."""
         self.places = _places(nodes, examples, known, parameters, self.held)
@@ -95,7 +95,7 @@ class Region:
         self.results = _results(module, self.places)
         computed = [place for place, result in enumerate(self.results) if result.index >= 0]
         self.wanted = sorted({self.results[place].index: place for place in reversed(computed)}.values())
-        """The first place of each computed tensor among the results."""
+        """For each computed tensor, its first place among the results."""
         self.name = type(root).__name__ if root is not None else _name(nodes)
         if not any(node.op in ("call_function", "call_method") for node in module.graph.nodes):
             raise Untraceable("nothing is computed")
@@ -117,7 +117,7 @@ class Region:
             raise Untraceable("its backward as traced is not that of all outputs which require grad")
         self.constants: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
         """Tensors that the graph makes from numbers, by name."""
-        # Read before any sizes are put into the graph.
+        # Read them before a conversion puts the sizes of a call into the graph.
         values = ((node, node.meta.get("val")) for node in traced.graph.nodes)
         self.open = {node: value for node, value in values if is_open(value)}
         leaves = chain.from_iterable(map(pytree.tree_leaves, self.open.values()))
@@ -127,7 +127,7 @@ class Region:
             if is_open(leaf)
         ]
         self.shapes = tuple({str(shape): shape for shape in shapes}.values())
-        """The shapes of its values that depend on the sizes of a call, and numbers that do, each once."""
+        """The distinct shapes of values that depend on the sizes of a call, and such numbers."""
         self.forward = live(traced.graph, [*traced.outputs, *(node for _, node in traced.updates)])
         done, gradients = set(self.forward), [node for _, node in traced.gradients]
         self.backward = [node for node in live(traced.graph, [*done, *gradients]) if node not in done]
@@ -156,19 +156,19 @@ class Region:
         return other
 
     def bare(self) -> Region:
-        """Return the same region without the tensors of a module, which `of` gives it again."""
+        """Return the same region without the tensors of a module; `of` puts tensors back."""
         other = copy.copy(self)
         other.held = {}
         other.places = [replace(place, owner={}) if place.kind == "state" else place for place in self.places]
         return other
 
     def widens(self, other: Region) -> bool:
-        """Return True if this is the graph of `other`, captured anew with sizes open that are fixed there."""
+        """Return True if this is the graph of `other` captured anew, with sizes open that `other` fixes."""
         return len(self.places) > len(other.places) and self._kind == other._kind
 
     @property
     def _kind(self) -> tuple[Any, ...]:
-        """What two captures of one graph have in common: inputs and state by source, operators, and differentiation."""
+        """A key equal for captures of one graph: inputs and state by source, operators, differentiation."""
         calls = (node for node in self.module.graph.nodes if node.op in ("call_function", "call_method"))
         operators = [
             node.target for node in calls if isinstance(node.meta.get("example_value"), torch.Tensor)
@@ -185,8 +185,8 @@ class Region:
         return module, source, code
 
     def by_parameter(self, numbers: Iterable[int]) -> list[int]:
-        """Return numbers of placeholders in the order of the module's parameters, then of the arguments: norms over
-        all gradients are summed in that order."""
+        """Return numbers of placeholders in the order of the module's parameters, then of the arguments.
+        Norms over all gradients are summed in this order."""
         return sorted(
             numbers, key=lambda number: (self._ranks.get(self.places[number].path, len(self._ranks)), number)
         )
@@ -212,7 +212,7 @@ def _places(
             found.append(_Place("size", path, fake, {}, "", source))
             continue
         slot = known.get(id(example))
-        # What was computed (a state that autograd is to go back through) belongs to one call.
+        # A computed tensor (state with a history in autograd) belongs to one call.
         if slot is not None and example.is_leaf:
             path, owner, key = slot
             found.append(_Place("state", path, fake, owner, key, source))
@@ -295,11 +295,11 @@ def _name(nodes: Sequence[fx.Node]) -> str:
 
 
 def in_eager(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a graph of Dynamo's as it is to run in eager mode, `module` itself if it has no regions under
+    """Return a graph of Dynamo's in the form for eager mode; `module` itself if it has no regions under
     `torch.utils.checkpoint`.
 
-    Dynamo's operator for a region leaves the random numbers of the recomputation to the compiler: in eager mode it
-    would draw other masks in the backward than in the forward.
+    Dynamo's operator for such a region leaves the random numbers of the recomputation to the compiler. In
+    eager mode, it would draw other masks in the backward than in the forward.
     """
     parts = {name: part for name, part in module.named_children() if isinstance(part, fx.GraphModule)}
     inner = {name: made for name, part in parts.items() if (made := in_eager(part)) is not part}
@@ -317,18 +317,18 @@ def in_eager(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def unprinted(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that calls a model: if a call of an `fx.GraphModule` fails, torch prints the generated code,
-    and takes from the error where in it that was."""
+    """Return a function that calls a model but leaves its errors alone. If a call of an `fx.GraphModule`
+    fails, torch prints the generated code and strips the error's traceback."""
     if not isinstance(model, fx.GraphModule):
         return model
-    # Where that is done at the first use, `forward` is such a call itself.
+    # torch may generate the code only at first use; until then, `forward` is such a call itself.
     _ = model.code
     return model.forward
 
 
 def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:
-    """Run a region of a graph under a checkpoint with the user's options. As everywhere under `torch.compile`, none is
-    reentrant, and all draw the same numbers again."""
+    """Run a region of a graph under a checkpoint with the user's options. As always under `torch.compile`,
+    the checkpoint is not reentrant and draws the same random numbers again."""
     options.update(use_reentrant=False, preserve_rng_state=True)
     if CONTEXT_FN in body.meta:
         options["context_fn"] = body.meta[CONTEXT_FN]

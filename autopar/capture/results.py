@@ -1,5 +1,5 @@
-"""Results of a call for its sizes: the numbers for symbolic sizes, the strides of tensors; and a captured graph for
-other sizes."""
+"""The results of a call for its sizes (numbers for symbolic sizes, strides of tensors), and captured graphs
+for other sizes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ def expressions(symbols: Sequence[torch.SymInt]) -> tuple[sympy.Expr, ...]:
 
 
 def resolver(fakes: Sequence[Any], given: Sequence[Any]) -> Callable[[Any], Any]:
-    """Return the function from a fake result to the same with the plain sizes of one call; tensors that share memory
-    still share it.
+    """Return a function that puts one call's plain sizes into a fake result; shared memory stays shared.
 
-    `fakes`: of the placeholders. `given`: the call's arguments. None of this makes a guard: computing a number from a
-    symbol itself would fix it for all calls. The function raises Untraceable for a size that depends on the values in a
-    tensor.
+    `fakes`: of the placeholders. `given`: the call's arguments. This adds no guards; converting a symbol to a
+    number would fix the size for all calls. The function raises Untraceable for a size that depends on the
+    values in a tensor.
     """
     numbers: dict[Any, Any] = {}
     for fake, actual in zip(fakes, given):
@@ -66,7 +65,7 @@ def resolver(fakes: Sequence[Any], given: Sequence[Any]) -> Callable[[Any], Any]
             return value
         memory = value.untyped_storage()._cdata
         if memory not in storages:
-            # Of a view of something larger no symbol of the call says how large: it grows with what is seen of it.
+            # No symbol of the call tells the size of a viewed tensor: the storage grows with the views of it.
             storages[memory] = torch.UntypedStorage(0, device="meta")
         made = torch.empty(0, dtype=value.dtype, device="meta")
         return made.set_(storages[memory], at(value.storage_offset()), at(value.shape), at(value.stride()))
@@ -79,7 +78,7 @@ def _sizes(item: Any) -> tuple[Any, ...]:
 
 
 def results(region: Region, at: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return `rebuild`, `strides` and `alike` of a `Captured` for the sizes of one call, which `at` puts into fakes."""
+    """Return `rebuild`, `strides` and `alike` of a `Captured`; `at` puts the sizes of one call into fakes."""
     fakes = [at(result.fake) for result in region.results]
     tensors = [place for place, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)]
     strides = [strides_of(fakes[place]) for place in tensors]
@@ -127,15 +126,15 @@ def with_open(
 
 
 def extents(region: Region, at: Callable[[Any], Any]) -> tuple[int, ...]:
-    """Return the sizes of the region's values, and the products of the leading ones of each, which `at` computes."""
+    """Return the sizes of the region's values and the products of each one's leading sizes, by `at`."""
     return tuple(
         extent for shape in map(at, region.shapes) for extent in (*shape, *accumulate(shape, operator.mul))
     )
 
 
 def alike_in(one: Sequence[int], other: Sequence[int], given: Sequence[int], rows: int) -> bool:
-    """Return True if what the extents of two calls have in common also holds in the call `given`: those that are equal,
-    do not vary, or are multiples of the batch of `rows`."""
+    """Return True if what the extents of two calls have in common also holds in the call `given`: which of
+    them are equal, do not vary, or are multiples of the batch of `rows`."""
     found: dict[tuple[int, int], int] = {}
     return all(
         found.setdefault((a, b), a if a == b else size) == size and (a % rows or b % rows or not size % rows)
@@ -144,8 +143,8 @@ def alike_in(one: Sequence[int], other: Sequence[int], given: Sequence[int], row
 
 
 def resizable(captured: Captured, costed: CostedGraph) -> bool:
-    """Return True if what is planned also computes calls with other sizes: no time is declared, and there are only
-    captured tasks, with all their `OpenSize` arguments, and updates of parameters, which have none."""
+    """Return True if a planned graph also computes calls with other sizes. It does if no time is declared and
+    each task is as captured, with all `OpenSize` arguments, or updates parameters."""
     own = captured.graph.task
     return (
         captured.open is not None
@@ -157,11 +156,11 @@ def resizable(captured: Captured, costed: CostedGraph) -> bool:
 
 
 def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
-    """Return all that a split graph computes, in terms of the sizes of a call; None if it holds for its own sizes only:
-    a time is declared, or a task has numbers that the capture does not have.
+    """Return all that a split graph computes, in terms of the sizes of a call; None if it holds for its own
+    sizes only because a time is declared, or a task has open numbers that differ from the captured ones.
 
     Graphs of one form, made for calls with different sizes, also compute other calls that are `alike_in` these sizes:
-    they were not split along an axis that was as long as the batch by chance.
+    none was split along an axis that only happened to be as long as the batch.
     """
     graph, own = costed.graph, captured.graph.task
     if captured.open is None or costed.machine.clock != "real" or not graph.split:
@@ -176,13 +175,13 @@ def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
         if known is None or (known.target == task.target and _open(known) != _open(task)):
             return None
         if known.target != task.target and task.target not in _LAID and not _counts(task) <= _counts(known):
-            # A number of elements: it holds where all extents that it may be the product of are these.
+            # A number of elements: it holds for calls with the same extents, of which it may be a product.
             made.append(tuple(captured.graph.value[name].shape for name in known.inputs))
     return tuple(made)
 
 
 _SIZELESS = frozenset((*UPDATES, JOIN, PART, SUM))
-"""Targets of tasks without numbers that depend on a size other than the batch."""
+"""Targets of tasks whose numbers depend on no size but the batch."""
 
 _LAID = frozenset(
     f"aten.{name}"
@@ -191,11 +190,11 @@ _LAID = frozenset(
         "permute.default", "reshape.default", "split_with_sizes.default", "sum.dim_IntList",
     )
 )  # fmt: skip
-"""Targets of tasks that rewrites add, whose numbers are axes and extents of values."""
+"""Targets of tasks that rewrites add; their numbers are axes and extents of values."""
 
 
 def _counts(task: Task) -> set[int]:
-    """Return the integers among the arguments of a task that do not depend on the sizes of a call."""
+    """Return the integer arguments of a task that do not depend on the sizes of a call."""
     return {item for item in pytree.tree_leaves((task.args, task.kwargs)) if type(item) is int}
 
 
@@ -206,8 +205,8 @@ def _open(task: Task) -> list[int]:
 
 
 def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Captured:
-    """Return a capture with the sizes of the call `given`, and what that call returns; its graph stays the one of the
-    call that it was made for."""
+    """Return a capture with the sizes and results of the call `given`; the graph stays that of the call for
+    which it was made."""
     assert captured.open is not None
     at = resolver(region.fakes, given)
     sizes = tuple(map(at, captured.open))
@@ -215,7 +214,7 @@ def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Capture
 
 
 def with_sizes(captured: Captured, other: Captured) -> Captured:
-    """Return a capture with the sizes of another capture of its region, and with what a call of these returns."""
+    """Return a capture with the sizes and results of another capture of its region."""
     return replace(
         captured, sizes=other.sizes, rebuild=other.rebuild, strides=other.strides, alike=other.alike
     )

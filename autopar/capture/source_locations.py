@@ -27,8 +27,8 @@ def located(node: torch.fx.Node) -> tuple[str, str, str]:
 def origins(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[str, str, str]]:
     """Return module path, `file:line` and code of each call in a graph of forward and backward.
 
-    A node of the backward has the location of what it is the gradient of; a sum of two gradients, that of the last
-    one.
+    A node of the backward has the location of its call in the forward. A sum of two gradients has that of the
+    last one.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     partner: dict[int, torch.fx.Node] = {}
@@ -76,7 +76,7 @@ def foreign(file: str) -> bool:
 
 @functools.cache
 def short(file: str) -> str:
-    """Return a short file name: from the library's name on, or from the working directory."""
+    """Return a file name relative to the directory of installed libraries, or to the working directory."""
     for library in _LIBRARIES:
         if file.startswith(library):
             return file.removeprefix(library)

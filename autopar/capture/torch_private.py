@@ -36,7 +36,7 @@ if not versions.supported(torch.__version__):
         torch.__version__, versions.SUPPORTED, versions.TO_TYPE,
     )  # fmt: skip
 
-# What is torch's own, for others to import from here.
+# Torch's own names, for other modules to import from here.
 __all__ = [
     "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "flop_registry", "pytree",
     "sdpa_flop_count", "tag_activation_checkpoint",
@@ -46,18 +46,18 @@ __all__ = [
 OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Types of symbolic sizes."""
 CONTEXT_FN = "_checkpoint_context_fn"
-"""Under this name Dynamo keeps the `context_fn` of a checkpoint, in the `meta` of its region."""
+"""The key under which Dynamo keeps the `context_fn` of a checkpoint in the `meta` of its region."""
 
 
 _KERNELS: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Any]] = {}
-"""Of each operator that `overridden` overrides: its kernels in Python without that and with it, and its fake kernel."""
+"""By operator that `overridden` overrides: its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _TIMED = _guards.profile_guard_manager
 
 
 class _Quiet:
-    """Within the block, suppress torch's logs of failed captures, unless asked for: the call continues anyway. And do
-    not time guards, which takes 30 ms a graph since it empties the caches. Ends when the last thread leaves it."""
+    """Within the block, suppress torch's logs of failed captures (the call continues) unless asked for, and
+    do not time guards, which empties caches (30 ms a graph). Ends when the last thread leaves the block."""
 
     def __init__(self) -> None:
         self._lock, self._entered = threading.Lock(), 0
@@ -95,9 +95,9 @@ def memory(item: Any) -> int | None:
 
 
 def transformed() -> str:
-    """Return what is active in this thread that no captured graph is fit for, as text; "" if nothing is.
+    """Return the name of a mode or transform, active in this thread, that no graph supports; "" if none is.
 
-    Dynamo would take no call of a function any more after one under a dispatch mode of the user's.
+    After a call under a user's dispatch mode, Dynamo would never capture the function again.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform (grad, vmap, jvp, ...)"
@@ -152,10 +152,10 @@ def kept_whole(operator: Any) -> bool | None:
 def overridden(
     override: Callable[[dict[Any, Any]], AbstractContextManager[None]], operators: dict[Any, Any]
 ) -> Iterator[None]:
-    """Within the block, do what torch's `override(operators)` does: give other kernels to the same operators each time.
+    """Within the block, do what torch's `override(operators)` does, for the same operators each time.
 
-    The kernels are made once, and again where others have changed those of an operator: torch makes some thousand of
-    them anew, which takes longer than many a graph.
+    torch makes some thousand kernels anew, which takes longer than tracing many a graph. Here they are
+    made once, and again only after other code has changed the kernels of an operator.
     """
     if _KERNELS.keys() != operators.keys() or any(each.py_kernels != _KERNELS[each][0] for each in operators):
         before = {each: dict(each.py_kernels) for each in operators}
@@ -196,7 +196,7 @@ def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tens
     if not tensors:
         return ()
     found = torch._C._functions.DelayedError(message.encode(), len(tensors))(*tensors)
-    # Given one tensor, torch returns it bare.
+    # For one tensor, torch returns a tensor instead of a tuple.
     return (found,) if isinstance(found, torch.Tensor) else tuple(found)
 
 
@@ -208,7 +208,7 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """Clear a scaler's record that it has unscaled an optimizer's gradients, which were then restored."""
+    """Clear a scaler's record that it has unscaled an optimizer's gradients, after these were restored."""
     scaler._per_optimizer_states.pop(id(optimizer), None)
 
 

@@ -1,8 +1,8 @@
 """Tracing of Dynamo's graph to one functional graph of ATen operators, with or without its backward.
 
-Without: it runs once and is recorded, composite operators kept whole (`functional_trace`); if one run does not
-suffice, AOTAutograd flattens it to the same. With: AOTAutograd differentiates it, with composites for operators that a
-CPU would decompose (`ops.composites.rules`).
+Without the backward, one run is recorded, with composite operators kept whole (`functional_trace`); if one
+run does not suffice, AOTAutograd makes the same graph. With the backward, AOTAutograd differentiates the
+graph, with composites for operators that a CPU would decompose (`ops.composites.rules`).
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def trace(
     """Trace a module for inputs like `given`: fake tensors and sizes, called `names`; `wanted`: indices of tensors to
     return.
 
-    Each output of a differentiated graph has its own memory, so that it has its own gradient. Raises Untraceable for
-    what no graph can hold, and torch's errors.
+    Each output of a differentiated graph has its own memory and therefore its own gradient. Raises
+    Untraceable for a call that no graph can hold, and torch's errors.
     """
     if not training:
         try:
             return _once(module, given, wanted)
         except Exception as error:
-            # Whatever it is, AOTAutograd can do it too, or says better what is wrong.
+            # Whatever the error, AOTAutograd can trace the graph too, or explains better what is wrong.
             log.debug("traced by way of AOTAutograd: %s: %s", type(error).__name__, error)
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES} if training else DRAWN
@@ -127,8 +127,8 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
 
 
 class _Run(nn.Module):
-    """Interpreter of a captured graph, node by node, so that traced nodes know the module and line of each. `enter` is
-    called with each node before it runs."""
+    """Interpreter of a captured graph. It runs node by node, so traced nodes know the module and line of
+    each. `enter` is called with each node before it runs."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ def _cast_once(item: Any) -> bool:
 
 
 def live(graph: fx.Graph, results: Iterable[Any]) -> list[fx.Node]:
-    """Return calls that a result needs, or that draw random numbers, which advances the generator."""
+    """Return the calls that a result needs or that draw random numbers, which advances the generator."""
     needed = {node for node in results if isinstance(node, fx.Node)}
     kept = []
     for node in reversed(graph.nodes):
@@ -194,7 +194,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _renormed(graph: fx.Graph, index: int) -> bool:
-    """Return True if an embedding with `max_norm` makes the new value of an input."""
+    """Return True if an embedding with `max_norm` computes the new value of an input."""
     end: Any = graph.output_node()
     changed = ("InputMutationAOTOutput", index)
     return any(
@@ -223,8 +223,8 @@ def _meaning(description: Any) -> tuple[str, int]:
 
 
 def through(name: str, renormed: bool = False) -> Untraceable:
-    """Return the error about a tensor that is changed in place with a gradient through the change; `renormed`: an
-    embedding with `max_norm` does so."""
+    """Return the error for a tensor changed in place where the gradient passes through the change;
+    `renormed`: an embedding with `max_norm` changes it."""
     if renormed:
         return Untraceable(
             f"an embedding with max_norm changes {name} in the forward, which requires grad; build it without max_norm "
@@ -236,7 +236,7 @@ def through(name: str, renormed: bool = False) -> Untraceable:
     )
 
 
-# Autocast: what is lowered while a call is traced, and which casts are made once
+# Autocast: operators whose arguments are cast during a trace, and casts that are made once
 # -------------------------------------------------------------------------------------------------
 
 _PRODUCTS = {
@@ -248,13 +248,13 @@ _RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
 class _Autocast(TorchFunctionMode):
     """Torch function mode that casts the arguments of operators kept whole, as autocast casts those of their parts.
 
-    Autocast casts the inputs of listed operators. `einsum`, `lstm` and others are not listed but composed of some that
-    are: where operators are kept whole (`weights` is None), they would be recorded without casts and have another dtype
-    than in eager.
+    Autocast casts the inputs of listed operators. `einsum`, `lstm` and others are not listed but composed of
+    listed ones. If operators are kept whole (`weights` is None), such a composite would be recorded without
+    casts and have another dtype than in eager.
 
-    Each of the `weights` is cast once until the outermost autocast region ends, so that gradients of all uses are
-    summed in the low precision. Autocast's own cache takes only leaf tensors, which the inputs of a traced module are
-    not.
+    Each of the `weights` is cast once until the outermost autocast region ends, so gradients of all uses are
+    summed in the low precision. Autocast's own cache holds only leaf tensors, and the inputs of a traced
+    module are none.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor] | None) -> None:
@@ -268,7 +268,7 @@ class _Autocast(TorchFunctionMode):
         if self.whole and (name in _PRODUCTS or name in _RECURRENT):
             first = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)][:1]
             kind = first[0].device.type if first else ""
-            # On a CPU only the products within a GRU are lowered, not what it hands on.
+            # On a CPU, autocast lowers only the products within a GRU, not its results.
             if name == "lstm" and kind == "cpu" and enabled(kind) and recurrent.projected(given[0]):
                 return recurrent.projecting(function, kind, given[0])
             if kind and enabled(kind) and not (name == "gru" and kind == "cpu"):

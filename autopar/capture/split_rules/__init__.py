@@ -1,8 +1,8 @@
 """Split rules by ATen operator: axes that may be split, and how outputs rejoin.
 
-The rules correspond to DTensor's operator strategies for shards (`torch.distributed.tensor._ops`), for parts of any
-proportion: a cut names one axis of each tensor, and part i of k takes the same share of each. An operator without a
-rule has no cut.
+The rules correspond to DTensor's operator strategies for shards (`torch.distributed.tensor._ops`), but for
+parts of any proportion: a cut names one axis of each tensor, and part i of k takes the same share of each. An
+operator without a rule has no cut.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ...ir.graph import Cut
 from ...ops.arguments import tensors
 
-# Their rules register themselves.
+# Imported because they register their rules.
 from . import linear, reduce, shape  # noqa: F401
 from .backward import composite
 from .pointwise import pointwise
@@ -31,15 +31,15 @@ _TAGGED_BUT_SAFE = frozenset(
     | {"aten::_scaled_dot_product_flash_attention_for_cpu"}
     | {"aten::index", "aten::one_hot"}
 )
-"""Operators that are random or data-dependent only for some arguments, which their rules check."""
+"""Operators that are random or data-dependent only for some arguments; their rules check these."""
 
 
 def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> tuple[Cut, ...]:
     """Return the ways to split `target(*args, **kwargs)`; empty if no rule proves one.
 
-    Only shapes and dtypes of the tensors, real or fake, are read. `Cut.inputs` has one axis for each distinct tensor
-    object, in argument order, args before kwargs; `Cut.outputs` one for each output (each item of a sequence). Random,
-    in-place and data-dependent operators have no cut.
+    The rules read only shapes and dtypes of the tensors, real or fake. `Cut.inputs` has one axis for each
+    distinct tensor object, in argument order, args before kwargs; `Cut.outputs` has one for each output (each
+    item of a sequence). Random, in-place and data-dependent operators have no cut.
     """
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return ()
@@ -63,7 +63,7 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
 
 
 def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterator[Cut]:
-    """Yield the way as a Cut over distinct tensors: none if one tensor would be split in two ways at once."""
+    """Yield the way as a Cut over distinct tensors; none if it would split one tensor in two ways at once."""
     axes: dict[int, int | None] = {}
     for name, item, tensor in call.tensors():
         axis = way.axis(name, item)

@@ -1,8 +1,8 @@
 """Cuts of backward operators: gradients of inputs keep their rows, those of weights are sums over rows.
 
-A composite kept whole in a joint graph is split in the forward like its ATen operator, and in the backward by the
-transposed rule: if rows of the outputs depend on the same rows of some inputs and on others as a whole, the gradients
-of the former have those rows, and those of the latter are sums over the parts.
+A composite kept whole in a joint graph is split in the forward like its ATen operator, and in the backward by
+the transposed rule. If rows of the outputs depend on the same rows of some inputs, their gradients have these
+rows too. Gradients of inputs that are needed whole are sums over the parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .registry import RULES, Call, Way, always, axis_of, kept, rule
 
 
 def _masked(call: Call, *outputs: int) -> tuple[int | None, ...]:
-    """Return the outputs' axes, None for those that the mask leaves out."""
+    """Return the outputs' axes, None for outputs that the mask leaves out."""
     return tuple(axis if wanted else None for axis, wanted in zip(outputs, call["output_mask"], strict=True))
 
 
@@ -28,8 +28,8 @@ def convolution_backward(call: Call) -> Iterator[Way]:
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward")
 def norm_backward(call: Call) -> Iterator[Way]:
-    """Yield axes before the normalised ones, of groups the batch axis, which is among the sizes: rows for the input,
-    sums for weight and bias."""
+    """Yield axes before the normalised ones, or for groups the batch axis, which is also among the sizes:
+    rows for the input, sums for weight and bias."""
     groups = "N" in call.arguments
     sums = (SUMMED,) * (len(call.outputs) - 1)
     for axis in range(1 if groups else call.rank("input") - len(call["normalized_shape"])):
@@ -39,7 +39,8 @@ def norm_backward(call: Call) -> Iterator[Way]:
 
 @rule("native_batch_norm_backward")
 def batch_norm_backward(call: Call) -> Iterator[Way]:
-    """Yield the channels in training; in evaluation, which does not read the call's statistics, every other axis."""
+    """Yield the channels in training; in evaluation, which does not read saved statistics, every other
+    axis."""
     if call["train"]:
         channels = dict.fromkeys(("weight", "running_mean", "running_var", "save_mean", "save_invstd"), 0)
         yield Way({"grad_out": 1, "input": 1, **channels}, _masked(call, 1, 0, 0))
@@ -52,14 +53,14 @@ def batch_norm_backward(call: Call) -> Iterator[Way]:
 
 @rule("_softmax_backward_data _log_softmax_backward_data glu_backward")
 def softmax_backward(call: Call) -> Iterator[Way]:
-    """Yield every axis but the one that adds up to one, or that holds gate and gated."""
+    """Yield every axis but the one that softmax normalises or `glu` halves into values and gates."""
     name = "output" if "output" in call.arguments else "self"
     yield from kept(call, name, "grad_output", but=[axis_of(call["dim"], call.rank(name))])
 
 
 @rule("embedding_dense_backward")
 def embedding_backward(call: Call) -> Iterator[Way]:
-    """Yield axes of the indices add to the table, unless by how often an index occurs; or the features."""
+    """Yield the axes of the indices, as sums, unless gradients are scaled by frequency; and the features."""
     rank = call.rank("indices")
     if not call["scale_grad_by_freq"]:
         for axis in range(rank):
@@ -69,8 +70,8 @@ def embedding_backward(call: Call) -> Iterator[Way]:
 
 @rule("_cdist_backward")
 def cdist_backward(call: Call) -> Iterator[Way]:
-    """Yield batch axes and the points of the left; for those of the right, sums."""
-    # The name that torch 2.14 gave the gradient, and the one before.
+    """Yield batch axes and the points of the left; the points of the right yield sums."""
+    # torch 2.14 renamed the gradient from `grad` to `grad_output`.
     grad = "grad_output" if call.is_tensor("grad_output") else "grad"
     rank = call.rank(grad)
     if not rank == call.rank("x1") == call.rank("x2") == call.output.dim():
@@ -95,7 +96,7 @@ _RESIZES = (
 )
 
 
-# Batch and channels, which the size repeats.
+# Batch and channels, which the size has too.
 rule(*(name.format(n=n) for n in (1, 2, 3) for name in _RESIZES.split()))(
     always(*(Way({"grad_output": axis}, axis, (("input_size", axis),)) for axis in range(2)))
 )
@@ -103,7 +104,7 @@ rule(*(name.format(n=n) for n in (1, 2, 3) for name in _RESIZES.split()))(
 
 @rule("slice_backward", "select_backward", "unfold_backward")
 def along_backward(call: Call) -> Iterator[Way]:
-    """Yield every axis but the one it was taken along (all of it, when a slice took all there was)."""
+    """Yield every axis but the one the forward worked along; every axis if a slice took the whole tensor."""
     rank = call.output.dim()
     dim = axis_of(call["dim"], rank)
     gone = dim if call.name == "aten::select_backward" else rank
@@ -120,9 +121,8 @@ def along_backward(call: Call) -> Iterator[Way]:
 
 
 class _Plain(Call):
-    """The call of the aten operator behind a call forward or backward; one made backward has the gradients of its
-    outputs for outputs.
-    """
+    """The ATen call behind a composite's call; for a backward without saved outputs, outputs are their
+    gradients."""
 
     def __init__(self, call: Call) -> None:
         backward = call.name.endswith("_backward")
@@ -143,7 +143,7 @@ def bags(call: Call) -> Iterator[Way]:
 
 
 def composite(call: Call) -> Iterator[Way]:
-    """Yield the ways of the operator behind a composite; for its backward, each of them turned round."""
+    """Yield the ways of the operator behind a composite; for its backward, each of them transposed."""
     plain = _Plain(call)
     found = RULES.get(plain.name) or RULES.get(plain.name.replace("aten::", "autopar::"))
     ways = found(plain) if found else iter(())

@@ -1,4 +1,4 @@
-"""Cuts of operators that multiply: matrix products, convolutions, attention, recurrent cells, poolings."""
+"""Cuts of matrix products, convolutions, attention, recurrent cells and pooling."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .registry import Call, Way, aligned, always, broadcast, kept, rule
 
 @rule("linear")
 def linear(call: Call) -> Iterator[Way]:
-    """Yield every axis of the input except the features, and the rows of the weight; without a bias, the features as
-    sums."""
+    """Yield every axis of the input except the features, and the rows of the weight; without bias, the
+    features, as sums."""
     rank = call.rank("input")
     for axis in range(rank - 1):
         yield Way({"input": axis}, axis)
@@ -25,7 +25,7 @@ def linear(call: Call) -> Iterator[Way]:
 def matmul(call: Call) -> Iterator[Way]:
     """Yield broadcast batch axes, rows of the left, columns of the right; an added tensor broadcasts.
 
-    Without one, shares of the columns of the left and the rows of the right, as sums.
+    Without an added tensor, also yield the columns of the left with the rows of the right, as sums.
     """
     names = [name for name, _, _ in call.tensors()]
     added = names.pop(0) if len(names) == 3 else None
@@ -54,7 +54,7 @@ def matmul(call: Call) -> Iterator[Way]:
 
 @rule("einsum")
 def einsum(call: Call) -> Iterator[Way]:
-    """Yield each letter, wherever operands have it with its full size; those that the output lacks add up."""
+    """Yield each letter, in operands that have it in full size; an output without the letter is a sum."""
     equation = call["equation"].replace(" ", "")
     if "->" not in equation or "." in equation:
         return
@@ -73,7 +73,7 @@ def einsum(call: Call) -> Iterator[Way]:
             yield Way({"tensors": found}, out.index(letter) if letter in out else SUMMED)
 
 
-# The axes in front of the features; either vector.
+# Bilinear: the axes in front of the features. Outer product: either vector.
 rule("bilinear")(lambda call: kept(call, "input1", "input2", last=1))
 rule("outer ger")(always(Way({"self": 0}, 0), Way({"vec2": 0}, 1)))
 
@@ -118,14 +118,14 @@ def attention(call: Call) -> Iterator[Way]:
 
 @rule("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 def fused_attention(call: Call) -> Iterator[Way]:
-    """Yield the batch axis, where no mask says otherwise."""
+    """Yield the batch axis if there is no mask."""
     if call["mask"] is None and all(output.numel() for output in call.outputs):
         yield Way({"src": 0, "query": 0, "key": 0, "value": 0}, 0)
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
 def recurrent(call: Call) -> Iterator[Way]:
-    """Yield the batch axis of a padded batch: of the input by `batch_first`, of the states the second."""
+    """Yield the batch axis of a padded batch: axis 0 or 1 of the input (`batch_first`), axis 1 of states."""
     if not call.is_tensor("input") or call.rank("input") != 3 or (call["train"] and call["dropout"] != 0):
         return
     batch = 0 if call["batch_first"] else 1
@@ -154,13 +154,13 @@ _RESIZES = (
 
 @rule(*(name.format(n=n) for n in (1, 2, 3) for name in _POOLS.split()), _RESIZES)
 def pool(call: Call) -> Iterator[Way]:
-    """Yield batch and channels, backward too: each image plane by itself."""
+    """Yield batch and channels, in the backward too: each image plane is independent."""
     inner = int(next(digit for digit in call.name if digit.isdigit()))
     name = "self" if "self" in call.arguments else "input"
     yield from kept(call, name, "grad_output", "indices", last=inner)
 
 
-# The batch axis of images and grids; that which the size repeats.
+# The batch axis of images and grids; for an affine grid, `size` has it too.
 rule("grid_sampler grid_sampler_2d grid_sampler_3d")(always(Way({"input": 0, "grid": 0}, 0)))
 rule("affine_grid_generator")(always(Way({"theta": 0}, 0, (("size", 0),))))
 
@@ -175,7 +175,7 @@ _MATRIX = (
 
 @rule(_MATRIX)
 def matrix(call: Call) -> Iterator[Way]:
-    """Yield batch axes of functions of a square matrix that have one value."""
+    """Yield batch axes of functions of one matrix."""
     names = [name for name, _, _ in call.tensors()]
     if len(names) == 1:
         yield from kept(call, names[0], last=2)
@@ -183,7 +183,7 @@ def matrix(call: Call) -> Iterator[Way]:
 
 @rule("linalg_solve", "linalg_solve_ex", "linalg_solve_triangular", "cholesky_solve")
 def solve(call: Call) -> Iterator[Way]:
-    """Yield batch axes, where both sides are batches of matrices."""
+    """Yield batch axes if both sides are batches of matrices."""
     names = [name for name, _, _ in call.tensors()]
     shape = tuple(call.output.shape)
     if all(call.rank(name) == len(shape) for name in names):

@@ -1,6 +1,6 @@
 """Cuts of elementwise operators with broadcasting, and of losses and their gradients.
 
-A loss keeps rows, or sums them. A mean is not the sum of the means of its parts, so it has no cut.
+A loss keeps rows or sums them. A mean has no cut, since it is not the sum of the means of its parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NONE, _MEAN, _SUM = range(3)
 
 @rule(_UNTAGGED)
 def pointwise(call: Call) -> Iterator[Way]:
-    """Yield every output axis, as far as each tensor has it."""
+    """Yield every output axis; a tensor without this axis, or of size 1 there, is needed whole."""
     tensors = [tensor for _, _, tensor in call.tensors()]
     outputs = call.outputs
     if not tensors or not all(isinstance(output, torch.Tensor) for output in outputs):
@@ -60,7 +60,7 @@ def dropout(call: Call) -> Iterator[Way]:
     " binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss margin_ranking_loss"
 )
 def loss(call: Call) -> Iterator[Way]:
-    """Yield every axis of the elements that are compared."""
+    """Yield every axis of the compared elements; none for a mean."""
     if call["reduction"] == _NONE:
         yield from pointwise(call)
     elif call["reduction"] == _SUM:
@@ -73,7 +73,7 @@ def loss(call: Call) -> Iterator[Way]:
     " binary_cross_entropy_backward"
 )
 def loss_backward(call: Call) -> Iterator[Way]:
-    """Yield every axis; the gradient of a sum is one number for all elements, that of a mean knows their count."""
+    """Yield every axis; none for a mean, whose gradient depends on the number of elements."""
     if call["reduction"] != _MEAN:
         yield from pointwise(call)
 
@@ -82,7 +82,7 @@ def loss_backward(call: Call) -> Iterator[Way]:
 def class_loss(call: Call) -> Iterator[Way]:
     """Yield every axis but the classes: they are axis 1 of the scores and absent in the target.
 
-    The weight of the targets is the second output of the native form, of no use where nothing is reduced.
+    The second output of the native form, the weight of the targets, is unused if nothing is reduced.
     """
     scores, target = call["self"], call["target"]
     if scores.dim() < 2 or target.dim() != scores.dim() - 1 or call["reduction"] == _MEAN:
@@ -94,7 +94,7 @@ def class_loss(call: Call) -> Iterator[Way]:
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
 def class_loss_backward(call: Call) -> Iterator[Way]:
-    """Yield every axis but the classes; the gradient and the weight of the targets whole where they are of all."""
+    """Yield every axis but the classes. After a sum, the gradient and the targets' weight stay whole."""
     if call.rank("self") < 2:
         return
     for axis in range(call.rank("target")):
@@ -109,7 +109,7 @@ def class_loss_backward(call: Call) -> Iterator[Way]:
 
 @rule("multi_margin_loss", "multilabel_margin_loss", "multilabel_margin_loss_forward")
 def margin_loss(call: Call) -> Iterator[Way]:
-    """Yield the rows of a batch; the marks of the targets keep them in any case."""
+    """Yield the rows of a batch; the second output, the marks of the targets, has rows after a sum too."""
     if call.rank("self") == 2 and call["reduction"] != _MEAN:
         first = 0 if call["reduction"] == _NONE else SUMMED
         yield Way({"self": 0, "target": 0}, (first, 0)[: len(call.outputs)])

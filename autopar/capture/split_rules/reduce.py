@@ -30,8 +30,7 @@ def along(call: Call) -> Iterator[Way]:
 
 @rule(_REDUCING)
 def reduction(call: Call) -> Iterator[Way]:
-    """Yield axes that are not reduced, renumbered unless reduced ones stay with size 1; for a sum, also the reduced
-    axes."""
+    """Yield axes that are not reduced, renumbered unless `keepdim`; for a sum, also the reduced axes."""
     if call.is_tensor("other"):
         yield from pointwise(call)
         return
@@ -48,7 +47,7 @@ def reduction(call: Call) -> Iterator[Way]:
             yield Way({"self": axis}, SUMMED)
 
 
-# Axes before the normalised ones; weight and bias whole.
+# Axes before the normalised ones; weight and bias stay whole.
 rule("layer_norm native_layer_norm rms_norm _fused_rms_norm")(
     lambda call: kept(call, "input", last=len(call["normalized_shape"]))
 )
@@ -56,7 +55,7 @@ rule("layer_norm native_layer_norm rms_norm _fused_rms_norm")(
 
 @rule("group_norm", "native_group_norm", "instance_norm")
 def group_norm(call: Call) -> Iterator[Way]:
-    """Yield the batch axis, with the batch among the sizes of the native form."""
+    """Yield the batch axis; the native form also has the batch among its sizes."""
     if call.name == "aten::instance_norm" and (not call["use_input_stats"] or call.is_tensor("running_mean")):
         return
     yield Way({"input": 0}, 0, (("N",),) if "N" in call.arguments else ())
@@ -67,27 +66,27 @@ def group_norm(call: Call) -> Iterator[Way]:
     " _native_batch_norm_legit _native_batch_norm_legit_functional"
 )
 def batch_norm(call: Call) -> Iterator[Way]:
-    """Yield the channels, each with its own statistics; in evaluation every other axis as well, with the same
-    statistics in each part. In training those need the whole batch.
+    """Yield the channels, each with its own statistics; in evaluation also every other axis, with the same
+    statistics in each part. In training, the statistics need the whole batch.
     """
     training = call.get("training", False)
     for axis in () if training else range(call.rank("input")):
         if axis != 1:
             yield Way({"input": axis}, (axis, *(OWN for _ in call.outputs[1:])))
-    # The others write to the running statistics, though their schema does not say so.
+    # The other operators write to the running statistics, although their schema does not say so.
     plain = not training or call.name.startswith("aten::_native_batch_norm_legit")
     if plain and all(output.shape == call.shape("input")[1:2] for output in call.outputs[1:]):
         channels = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), 0)
         yield Way({"input": 1, **channels}, (1, *(0 for _ in call.outputs[1:])))
 
 
-# Every axis but the channels, which have their own slope each.
+# Every axis but the channels, if each has its own slope.
 rule("prelu")(lambda call: kept(call, "self", but=[] if call["weight"].numel() == 1 else [1]))
 
 
 @rule("cosine_similarity", "pairwise_distance", "linalg_cross", "linalg_vecdot")
 def along_pair(call: Call) -> Iterator[Way]:
-    """Yield axes of the broadcast pair outside the one it works along."""
+    """Yield every axis of the broadcast pair except the one that the operator works along."""
     tensors = [tensor for _, _, tensor in call.tensors()]
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     dim = axis_of(call.get("dim", -1), len(shape))
@@ -97,7 +96,7 @@ def along_pair(call: Call) -> Iterator[Way]:
 
 @rule("quantile", "nanquantile")
 def quantile(call: Call) -> Iterator[Way]:
-    """Yield the axes of a reduction, for one quantile and one axis."""
+    """Yield the axes of a reduction, if there are one quantile and one axis."""
     if call.get("dim") is not None and (not call.is_tensor("q") or call["q"].dim() == 0):
         yield from reduction(call)
 
@@ -124,7 +123,7 @@ def stft(call: Call) -> Iterator[Way]:
 
 @rule("bucketize", "isin", "searchsorted")
 def lookup(call: Call) -> Iterator[Way]:
-    """Yield each axis of the queries; the table is whole, or a row for each row of queries."""
+    """Yield each axis of the queries; the table is whole, or has a row for each row of queries."""
     name = "elements" if call.name == "aten::isin" else "self"
     if call.is_tensor(name):
         rows = call.name == "aten::searchsorted" and call.rank("sorted_sequence") > 1

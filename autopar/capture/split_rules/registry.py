@@ -15,10 +15,10 @@ from ...ops.arguments import by_name
 class Way:
     """One way to split a call, in terms of the operator's schema.
 
-    inputs: axis of each split argument by schema name, a sequence of axes for a list of tensors; others are needed
-    whole.
-    outputs: axis of each output, or one number for all; `SUMMED` for summands; in either `OWN`, as in `Cut`.
-    scale: integer arguments that shrink: `("size", 0)`, or `("N",)` for a bare integer.
+    inputs: axis of each split argument by schema name, a sequence of axes for a list of tensors; all other
+    arguments are needed whole.
+    outputs: axis of each output, or one number for all; `SUMMED` for summands; both may be `OWN`.
+    scale: integer arguments that shrink with the part: `("size", 0)`, or `("N",)` for a bare integer.
     """
 
     inputs: Mapping[str, int | Sequence[int | None] | None]
@@ -119,8 +119,8 @@ def kept(
     but: Container[int] = (),
     gone: Sequence[int] | frozenset[int] = (),
 ) -> Iterator[Way]:
-    """Yield a way for each axis of these tensors, which are split together, except the `last` ones and `but`; outputs
-    lack the axes `gone`.
+    """Yield a way for each axis along which to split these tensors together, except the `last` ones and
+    `but`; outputs lack the axes `gone`.
 
     A name without a tensor in the call is ignored.
     """
@@ -135,14 +135,14 @@ def axis_of(dim: int, rank: int) -> int:
 
 
 def axes_of(dims: int | Sequence[int] | None, rank: int) -> frozenset[int]:
-    """Return the axes counted from the front; none, or an empty list, means all (as in reductions)."""
+    """Return the axes counted from the front; None or an empty list means all, as in reductions."""
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         return frozenset(range(rank))
     return frozenset(axis_of(dim, rank) for dim in ([dims] if isinstance(dims, int) else dims))
 
 
 def aligned(tensor: torch.Tensor, axis: int, shape: Sequence[int]) -> int | None:
-    """Return the axis of a tensor that broadcasts to axis `axis` of `shape`; None if it is needed whole."""
+    """Return the tensor's axis that broadcasts to axis `axis` of `shape`; None if it is needed whole."""
     own = axis - (len(shape) - tensor.dim())
     return own if own >= 0 and tensor.shape[own] == shape[axis] and shape[axis] != 1 else None
 
@@ -155,8 +155,8 @@ def broadcast(
     gone: Sequence[int] = (),
     output: int | None = None,
 ) -> Iterator[Way]:
-    """Yield a way for each axis of `shape`, to which a call broadcasts its tensors, except `but`; outputs lack the axes
-    `gone`, or are `output` for every axis."""
+    """Yield a way for each axis except `but` of the `shape` to which a call broadcasts its tensors. Outputs
+    lack the axes `gone`, or are `output` for every axis."""
     for axis in range(len(shape)):
         if axis in but:
             continue

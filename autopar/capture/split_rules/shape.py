@@ -14,8 +14,7 @@ from .registry import Call, Way, aligned, axes_of, axis_of, kept, rule
 def reshape(call: Call) -> Iterator[Way]:
     """Yield axis i before and axis j after with equal products of the sizes to their left.
 
-    The elements of a share of either axis are then the same block of each row, so a part of the one is a
-    part of the other, in the same proportion.
+    A share of either axis is then the same block of each row, so a part of one is the same part of the other.
     """
     before, after = call.shape("self"), tuple(call.output.shape)
     if call.output.dtype != call["self"].dtype or 0 in before:
@@ -32,7 +31,7 @@ def reshape(call: Call) -> Iterator[Way]:
 
 @rule("expand", "expand_copy")
 def expand(call: Call) -> Iterator[Way]:
-    """Yield every axis: cut in the input as well, or in the size alone where the input repeats along it."""
+    """Yield every axis. It is cut in the input too, or only in the size if the input repeats along it."""
     tensor, shape = call["self"], tuple(call.output.shape)
     for axis in range(len(shape)):
         scale = (("size", axis),) if call["size"][axis] != -1 else ()
@@ -63,7 +62,7 @@ def repeat_interleave(call: Call) -> Iterator[Way]:
 
 @rule("permute permute_copy transpose transpose_copy t t_copy")
 def permute(call: Call) -> Iterator[Way]:
-    """Yield every axis, where it goes."""
+    """Yield every axis, at its new position."""
     rank = call.rank("self")
     order = list(range(rank))
     if "dims" in call.arguments:
@@ -77,7 +76,7 @@ def permute(call: Call) -> Iterator[Way]:
 
 @rule("squeeze", "squeeze_copy")
 def squeeze(call: Call) -> Iterator[Way]:
-    """Yield axes that stay; without `dim` only where no part could be squeezed that the whole is not: never."""
+    """Yield axes that stay; none without `dim`, since a part might then lose an axis that the whole keeps."""
     if "dim" not in call.arguments:
         return
     shape = call.shape("self")
@@ -112,7 +111,7 @@ def new_axis(call: Call) -> Iterator[Way]:
 
 @rule("unbind", "unbind_copy", "select", "select_copy")
 def select(call: Call) -> Iterator[Way]:
-    """Yield every axis but the one that goes."""
+    """Yield every axis but the selected one."""
     if isinstance(call.get("dim"), int):
         gone = [axis_of(call["dim"], call.rank("self"))]
         yield from kept(call, "self", but=gone, gone=gone)
@@ -123,7 +122,7 @@ def select(call: Call) -> Iterator[Way]:
     " diff split split_with_sizes unsafe_split unsafe_split_with_sizes unsafe_chunk split_copy split_with_sizes_copy"
 )
 def along(call: Call) -> Iterator[Way]:
-    """Yield every axis but those the operator works along (all of it, when a slice takes all there is)."""
+    """Yield every axis but those the operator works along; every axis for a slice of the whole tensor."""
     rank = call.rank("self")
     if call.name in ("aten::fliplr", "aten::flipud"):
         busy = frozenset({1 if call.name == "aten::fliplr" else 0})
@@ -152,7 +151,7 @@ def _takes_all(call: Call) -> bool:
     " replication_pad2d replication_pad3d _pad_circular _pad_enum"
 )
 def pad(call: Call) -> Iterator[Way]:
-    """Yield axes before the padded ones, and padded ones whose padding is zero when it is a constant."""
+    """Yield axes before the padded ones; with constant padding, also axes whose padding has width 0."""
     rank, sizes = call.rank("self"), tuple(call["pad" if "pad" in call.arguments else "padding"])
     constant = call.name == "aten::constant_pad_nd" or call.get("mode") == "constant"
     for axis in range(rank):
@@ -163,7 +162,7 @@ def pad(call: Call) -> Iterator[Way]:
 
 @rule("tril", "triu", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im")
 def leading(call: Call) -> Iterator[Way]:
-    """Yield the batch axes in front of the plane, cube or image it works on."""
+    """Yield the batch axes in front of the plane, cube or image that the operator works on."""
     rank = call.rank("self")
     inner = {"aten::tril": 2, "aten::triu": 2, "aten::col2im": 2, "aten::channel_shuffle": rank - 1}
     yield from kept(call, "self", last=inner.get(call.name, 3))
@@ -178,7 +177,7 @@ def diagonal(call: Call) -> Iterator[Way]:
 
 @rule("diag_embed", "diagonal_backward")
 def diag_embed(call: Call) -> Iterator[Way]:
-    """Yield axes before the diagonal, in order, round the plane it becomes."""
+    """Yield the axes before the diagonal; in the output they stand, in order, around its plane."""
     rank = call.output.dim()
     plane = {axis_of(call["dim1"], rank), axis_of(call["dim2"], rank)}
     for before, after in enumerate(axis for axis in range(rank) if axis not in plane):
@@ -188,7 +187,8 @@ def diag_embed(call: Call) -> Iterator[Way]:
 
 @rule("zeros ones full new_zeros new_ones new_full new_empty")
 def filled(call: Call) -> Iterator[Way]:
-    """Yield every axis, by its size. An input gives only its kind: any axis of it goes with any axis of that size."""
+    """Yield every axis, by its size. An input gives only dtype and device, so any of its axes may be cut
+    together with any output axis of the same size."""
     for axis in range(call.output.dim()):
         yield Way({}, axis, (("size", axis),))
     for before, size in enumerate(call.shape("self") if call.is_tensor("self") else ()):
@@ -199,14 +199,14 @@ def filled(call: Call) -> Iterator[Way]:
 
 @rule("one_hot")
 def one_hot(call: Call) -> Iterator[Way]:
-    """Yield every axis, when the number of classes is given."""
+    """Yield every axis if the number of classes is given."""
     if call["num_classes"] > 0:
         yield from kept(call, "self")
 
 
 @rule("embedding")
 def embedding(call: Call) -> Iterator[Way]:
-    """Yield every axis of the indices; the table whole, or cut by features."""
+    """Yield every axis of the indices, with the table whole; and the features of the table."""
     rank = call.rank("indices")
     for axis in range(rank):
         yield Way({"indices": axis}, axis)
@@ -215,7 +215,7 @@ def embedding(call: Call) -> Iterator[Way]:
 
 @rule("gather", "take_along_dim")
 def gather(call: Call) -> Iterator[Way]:
-    """Yield axes along which self and index run side by side."""
+    """Yield axes along which self and index have the same size; the gathered axis cuts the index alone."""
     index = "index" if "index" in call.arguments else "indices"
     if not isinstance(call.get("dim"), int) or call.rank("self") != call.rank(index):
         return
@@ -229,7 +229,7 @@ def gather(call: Call) -> Iterator[Way]:
 
 @rule("scatter", "scatter_add", "scatter_reduce")
 def scatter(call: Call) -> Iterator[Way]:
-    """Yield axes along which self, index and source run side by side."""
+    """Yield axes along which self, index and source have the same size."""
     rank = call.rank("self")
     tensors = {name: tensor for name, _, tensor in call.tensors() if tensor.dim()}
     if call.rank("index") != rank:
@@ -244,7 +244,7 @@ def scatter(call: Call) -> Iterator[Way]:
 
 @rule("index_select", "index_add", "index_copy", "index_fill", "index_reduce")
 def index_select(call: Call) -> Iterator[Way]:
-    """Yield every axis but the indexed one; there, a selection may be cut by its index."""
+    """Yield every axis but the indexed one, along which a selection may be cut by its index."""
     rank = call.rank("self")
     if rank == 0:
         return
@@ -261,9 +261,9 @@ def index_select(call: Call) -> Iterator[Way]:
 
 @rule("index", "_unsafe_index", "index_put", "_unsafe_index_put")
 def index(call: Call) -> Iterator[Way]:
-    """Yield axes that no tensor indexes pass through; of a read, also the axes of the indices.
+    """Yield axes that no tensor indexes; for a read, also the axes of the indices.
 
-    The axes of the indices stand where the first of them stood when they are neighbours, else in front.
+    In the output, the axes of the indices replace adjacent indexed axes; otherwise they come first.
     """
     shape, indices = call.shape("self"), list(call["indices"])
     if any(item is not None and item.dtype in (torch.bool, torch.uint8) for item in indices):
