@@ -1,1 +1,1 @@
-"""Rewrites of graphs: the batch split, sums and buckets, the division into forward and backward, views."""
+"""Rewrites of graphs: batch split, sums and buckets, division into forward and backward, views."""

@@ -1,15 +1,15 @@
 """Propagation of the batch axis: the axis of each value that holds the batch, and the tasks worth splitting along it.
 
-A forward pass follows one axis through the cuts of the tasks; further passes remove cuts without a gain. It assigns at
-most one axis to a value; a task whose inputs disagree gets the cut with the fewest rejoined bytes. Linear in tasks and
-cuts.
+A forward pass follows one axis through the cuts of the tasks; further passes remove cuts without a gain. It
+assigns at most one axis to each value. If the inputs of a task disagree, the task gets the cut with the
+fewest rejoined bytes. Linear in tasks and cuts.
 
-A view may merge the batch with preceding axes: (length, batch, width) to (length × batch, width). The rows of a part
-are then strided in the merged axis, in `outer` blocks; tasks that treat all rows alike, and the view that separates
-the axes again, stay split. (DTensor calls this a strided shard.)
+A view may merge the batch with preceding axes: (length, batch, width) to (length × batch, width). The rows of
+a part are then strided in the merged axis, in `outer` blocks. Tasks that treat all rows alike stay split, and
+so does the view that separates the axes again. (DTensor calls this a strided shard.)
 
-A task that contracts the batch (the gradient of a weight) ends it: its parts are summands of a value without rows.
-Rows begin anew where the backward broadcasts such a value over the batch.
+A task that contracts the batch (the gradient of a weight) ends the flow: its parts are summands of a value
+without rows. Rows begin again where the backward broadcasts such a value over the batch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from networkx.utils import UnionFind
 from ..ir.graph import DEFAULT, OWN, SUMMED, Argument, Cut, Graph, Task
 
 LIKE = frozenset(f"aten.new_{kind}.default" for kind in ("empty", "full", "ones", "zeros"))
-"""Targets that only read the dtype of their input, so that any part of it will do."""
+"""Targets that only read the dtype of their input; any part of it will do."""
 
 _FLOPS_A_BYTE = 32
-"""FLOPs that take as long as transferring a byte between devices: precise enough to distinguish two candidate axes."""
+"""FLOPs in the time of transferring a byte between devices; precise enough to compare two candidate axes."""
 
 _RESHAPES = frozenset({"aten.reshape.default", "aten.view.default"})
 
@@ -43,8 +43,9 @@ def at(argument: Argument | tuple[Argument, ...], path: tuple[int, ...]) -> Argu
 def batch_of(graph: Graph) -> int | None:
     """Return the number of rows of the batch; None if no input of the forward has an axis.
 
-    Of the sizes of the first two axes of these inputs, the one along which most work can be split, with ties to the
-    first axis and then to the most common size; if nothing can be split, the most common first axis.
+    Among the sizes of the first two axes of these inputs, it is the one along which most work can be split.
+    Ties go to the first axis, then to the most common size. If nothing can be split, it is the most common
+    size of a first axis.
     """
     read = {name for task in graph.tasks if task.phase == "forward" for name in task.inputs}
     given = [name for name in graph.inputs if name in read or not graph.readers[name]]
@@ -60,7 +61,7 @@ def batch_of(graph: Graph) -> int | None:
 
 
 def best_flow(graph: Graph, rows: int, parts: int = 2) -> _Flow:
-    """Return the flow of the first axis, or that of the second if it splits more work."""
+    """Return the flow along the first axis, or along the second if that splits more work."""
     both = any(graph.value[name].shape[:2] == (rows, rows) for name in graph.inputs)
     return max((_Flow(graph, rows, first, parts) for first in ((0, 1) if both else (0,))), key=_rating)
 
@@ -73,10 +74,10 @@ def _rating(flow: _Flow) -> tuple[bool, bool, int]:
 class _Flow:
     """The batch of `rows` rows in a graph: `axis` of the values that hold it, `cuts` of the tasks to split.
 
-    first: axis of the batch in inputs of that size; else the other of the first two.
-    parts: number of parts: a sum has that many summands.
-    outer: number of blocks, if more than one, of values whose batch is within a merged axis.
-    own: values that each part has for itself.
+    first: axis of the batch in inputs with `rows` there; others have it on the other of their first two axes.
+    parts: number of parts, and so of the summands of a sum.
+    outer: number of blocks, if above one, of each value with the batch within a merged axis.
+    own: values of which each part has its own.
     rooted: tasks that a row of the inputs reaches.
     """
 
@@ -137,8 +138,7 @@ class _Flow:
                 self.cuts[task.name] = cut
 
     def guess(self, name: str) -> int | None:
-        """Guess the batch axis of an unsplit task's output, after which splitting can begin again; None if there is
-        none."""
+        """Guess the batch axis of an unsplit task's output, where splitting can begin again; None if none."""
         shape = self.graph.value[name].shape
         for axis, size in enumerate(shape):
             if size == self.rows:
@@ -146,8 +146,8 @@ class _Flow:
         return next((axis for axis, size in enumerate(shape) if (axis, size) in self.sizes), None)
 
     def choose(self, task: Task) -> tuple[Cut | None, int]:
-        """Return the cut with the fewest rejoined bytes, then the most split bytes, and the number of blocks of its
-        outputs' rows; None if no cut is worth it."""
+        """Return the cut with the fewest rejoined and then the most split bytes, and the number of blocks in
+        its outputs; None if no cut is worth it."""
         if task.random == DEFAULT or task.home or task.name in self.refused:
             return None, 1
         best: tuple[tuple[int, int], Cut, int] | None = None
@@ -193,7 +193,7 @@ class _Flow:
         return joined <= made
 
     def begun(self, task: Task) -> Cut | None:
-        """Return the cut of a backward task that makes rows from a value without rows: a gradient broadcast over the
+        """Return the cut of a backward task that broadcasts a gradient, a value without rows, over the
         batch."""
         if task.phase != "backward":
             return None
@@ -207,7 +207,7 @@ class _Flow:
         return None
 
     def torn(self) -> set[str]:
-        """Return tasks whose outputs each part has for itself although a reader that depends on it stays whole."""
+        """Return tasks whose parts make their own values although a reader that needs these stays whole."""
         found = set()
         for task in self.graph.tasks if self.own else ():
             chosen = self.cuts.get(task.name)
@@ -219,13 +219,13 @@ class _Flow:
         return found
 
     def rowwise(self, task: Task, cut: Cut) -> bool:
-        """Return True if a cut treats rows independently, so that a part may be any rows."""
+        """Return True if a cut treats rows independently, so any rows can form a part."""
         return len({self.graph.value[name].shape[axis] for name, axis in cut_axes(task, cut)}) == 1
 
     def merged(self, task: Task) -> tuple[Cut | None, int]:
         """Return the cut of a reshape that merges the batch with preceding axes, or separates them.
 
-        In memory order the whole is (left, batch, right) before and after; only `left` must be found again.
+        In memory order, the whole is (left, batch, right) before and after; `left` gives the output axis.
         """
         if task.target not in _RESHAPES or self.axis.get(task.inputs[0]) is None:
             return None, 1
@@ -243,7 +243,7 @@ class _Flow:
         return None, 1
 
     def right(self, task: Task, cut: Cut) -> bool:
-        """Return True if parts have whole numbers of rows everywhere."""
+        """Return True if parts have whole numbers of rows everywhere, and no output in use is lost."""
         for name, axis in cut_axes(task, cut):
             if self.graph.value[name].shape[axis] % self.rows:
                 return False
@@ -267,9 +267,9 @@ class _Flow:
     def trim_views(self) -> None:
         """Keep views whole, and thus free, unless adjacent tasks are split.
 
-        First from the inputs: not if another task takes the same parts of the viewed value, so that one transfer
-        serves both. Then from the results: not if a task reads the view in parts. A view that reduces the transferred
-        bytes, or is of rows within a merged axis, stays split.
+        From the inputs, a view stays split if another task reads the same parts of the viewed value: one
+        transfer then serves both. From the results, it does if a task reads it in parts. So does a view that
+        reduces the transferred bytes or has rows within a merged axis.
         """
         computed = (self.graph.task[name] for name in self.cuts if not self.graph.task[name].free)
         parts = {name for task in computed for name in self.cut_reads(task)}
@@ -283,8 +283,8 @@ class _Flow:
         near: Callable[[Task], Iterable[str]],
         far: Callable[[Task], Iterable[str]],
     ) -> None:
-        """Remove the cuts of views without any of `parts` at their `near` end; values at the `far` end of other split
-        tasks join `parts`."""
+        """Remove the cuts of views without any of `parts` at their `near` end. For other split tasks, add the
+        values at their `far` end to `parts`."""
         for task in tasks:
             if task.name in self.cuts:
                 one, other = near(task), far(task)
@@ -339,7 +339,7 @@ class _Flow:
     def work(self) -> int:
         """The split operations and bytes minus the cost of rejoining, to compare two flows.
 
-        Only of the forward, without sums, so that a graph has the same batch with and without training.
+        It counts only the forward, without sums, so a graph has the same batch with and without training.
         """
         cut = (task for task in self.graph.tasks if task.phase == "forward" and task.name in self.cuts)
         kept = [task for task in cut if SUMMED not in self.cuts[task.name].outputs]

@@ -1,8 +1,8 @@
 """Buckets of small tensors: gradients of a split graph are summed together, parameters updated by one task.
 
-As in DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
-VLDB 2020): gradients are grouped with their neighbours in the order of the backward. Buckets of parameters, whose new
-values are transferred together, correspond to multi-tensor kernels of torch's optimizers.
+Gradients are grouped with their neighbours in the order of the backward, as in DistributedDataParallel (Li et
+al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020). A bucket of
+parameters resembles a multi-tensor kernel of torch's optimizers; new values are transferred together.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _SHAPED = "aten.reshape.default"
 _T = TypeVar("_T")
 
 BUCKET_BYTES = 1 << 20
-"""Bytes that a link transfers during the latency of a copy: 40 µs, hand-offs included, at 25 GB/s. Smaller buckets
-would mostly wait for latency, larger ones would begin later without being cheaper."""
+"""Bytes that a link transfers during the latency of a copy: 40 µs, hand-offs included, at 25 GB/s. Smaller
+buckets would mostly wait for latency; larger ones would begin later without costing less."""
 FEW = 8
-"""Number of sums up to which none are grouped: they start while the backward runs, and rarely wait for each other."""
+"""Limit on sums up to which none are grouped: they start in the backward and rarely wait for each other."""
 
 
 def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
     """Group small sums of gradients, up to `nbytes` bytes in each group.
 
-    A sum is grouped if it is of the backward, below `nbytes`, over summands made by the parts, and if only results
-    depend on it: no part waits for it, so that grouping delays no part. Consecutive ones of one dtype and the same
-    tangents are bucket k: for part i, `bucket<k>#cat<i>` copies the summands into one flat value as soon as the last
-    one is made, `bucket<k>#sum` adds these, and the sums are views of it under their old names. Up to `FEW` such sums
-    stay as they are. Sums that parts do wait for (a BatchNorm's) share a bucket if one task of each part makes all
-    summands. A bucket of other tangents would give zeros to what no live tangent reaches, where eager has no gradient.
-    Elements are added in the same order as before, so that values are bitwise equal. Linear in tasks except for
-    sorting.
+    A sum is grouped if it belongs to the backward, has fewer than `nbytes` bytes, adds summands of the parts,
+    and only results depend on it: no part waits for it, so grouping delays no part. Consecutive sums of one
+    dtype and the same tangents form bucket k. For part i, `bucket<k>#cat<i>` copies the summands into one
+    flat value as soon as the last one is made. `bucket<k>#sum` adds the flat values; the sums are views of it
+    under their old names. Up to `FEW` such sums stay as they are. Sums that parts wait for (a BatchNorm's)
+    share a bucket if one task of each part makes all summands. Tangents are not mixed: a gradient that no
+    live tangent reaches, which eager lacks, would become zeros. The order of additions stays, so values are
+    bitwise equal. Linear in tasks except for sorting.
     """
     buckets = _gradients(graph, nbytes)
     if not buckets:
@@ -60,7 +60,7 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
             tasks += steps
         elif task.name not in inside:
             tasks.append(task)
-    # What reads a sum moves behind the bucket the sum is in.
+    # Readers of a sum move behind the bucket of the sum.
     place = {task.name: index for index, task in enumerate(tasks)}
     moved = replace(graph, values=tuple(values), tasks=tuple(tasks))
     order = networkx.lexicographical_topological_sort(moved.networkx(), key=place.__getitem__)
@@ -77,7 +77,7 @@ def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
         parts, makers = _makers(graph, task, nbytes)
         if parts and task.name in final:
             value = graph.value[task.outputs[0]]
-            # A bucket of gradients is one of parameters: no update waits for another's bucket.
+            # Gradients of one bucket share an update, so no update waits for another's bucket.
             key = value.dtype, updated.get(value.name, ""), reaching.get(value.name, 0), *parts
             small.append((key, value.bytes, task))
         elif parts:
@@ -104,8 +104,8 @@ def filled(items: Iterable[tuple[Hashable, int, _T]], nbytes: int) -> list[list[
 
 
 def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the parts whose summands a small sum of the backward adds, and, with the dtype, the tasks that make
-    them."""
+    """Return the parts whose summands a small sum of the backward adds; and the dtype with the tasks that
+    make them."""
     if task.target != SUM or task.phase != "backward" or task.after:
         return (), ()
     value, summands = graph.value[task.outputs[0]], _summands(task)
@@ -119,7 +119,7 @@ def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tup
 
 
 def _reaching(graph: Graph) -> dict[str, int]:
-    """Return the set of tangents that each value depends on, as bits; nothing without a user's own loss."""
+    """Return the tangents that each value depends on, as bits; empty without a user's own loss."""
     found: dict[str, int] = {}
     for task in graph.tasks:
         if task.target == LOSS:
@@ -133,7 +133,7 @@ def _reaching(graph: Graph) -> dict[str, int]:
 
 
 def _updated(graph: Graph) -> dict[str, str]:
-    """Return the task with several parameters that reads each value, or views of it, as a gradient."""
+    """Return, by value, the update of several parameters that reads it, or a view of it, as a gradient."""
     found = {}
     for task in graph.tasks:
         if task.target in UPDATES and len(task.args) > 1:
@@ -169,7 +169,7 @@ def _final(graph: Graph) -> set[str]:
 
 
 def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], list[Task]]:
-    """Return new values, and the tasks that replace the sums of a bucket, with the source location of the last one."""
+    """Return new values, and tasks that replace a bucket's sums, at the source location of the last one."""
     last, values, tasks = sums[-1], list[Value](), list[Task]()
     wholes = [graph.value[task.outputs[0]] for task in sums]
     counts = tuple(map(count, wholes))
@@ -203,10 +203,10 @@ def grouped(
 ) -> Graph:
     """Group updates of small parameters, up to `nbytes` bytes of parameters in each task.
 
-    A group has neighbours, in the order in which the backward makes their gradients, of one param group, dtype, home
-    (by `homes`) and pin (by task, `pins`). `update bucket<k>` follows the last of their gradients and makes `flat`
-    values: the new parameters, and each entry of the optimizer state. Parameters of `nbytes` or more are updated
-    alone, and so are all if no more than `few` are small. Linear in tasks.
+    A group has neighbours in the order in which the backward makes their gradients. They share param group,
+    dtype, home (by `homes`) and pin (by task, `pins`). `update bucket<k>` follows the last of their gradients
+    and makes `flat` values: the new parameters and each entry of the optimizer state. Parameters of `nbytes`
+    or more are updated alone; if at most `few` are small, so are all. Linear in tasks.
     """
     buckets = _parameters(graph, homes, pins, nbytes, few)
     if not buckets:
@@ -262,7 +262,7 @@ def _parameters(
         _, number, parameter, _, coefficient, *state = item
         assert isinstance(parameter, Ref)
         value = graph.value[parameter.value]
-        # In a flat value everything is in row-major order.
+        # A flat value holds its elements in row-major order.
         if not 0 < value.bytes < nbytes or value.order or any(graph.readers[name] for name in task.outputs):
             continue
         place = homes.get(value.name), pins.get(task.name)

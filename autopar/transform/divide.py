@@ -1,7 +1,7 @@
 """Division of a joint graph into the graphs of forward and backward.
 
-The values that the backward reads from the forward are *saved*: outputs of one, inputs of the other. Each reader of a
-view of a weight has its own view (`views.own`), so that no copy of a weight is saved.
+The values that the backward reads from the forward are *saved*: outputs of one, inputs of the other. Each
+reader of a view of a weight has its own view (`rewrites.own`), so no copy of a weight is saved.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ LOSS = "autopar.loss"
 
 
 def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
-    """Return a joint graph whose tangents are made by a task that reads the outputs of the call, instead of being
-    inputs.
+    """Return a joint graph whose tangents are no inputs: a task makes them from the outputs of the call.
 
-    So a plan of the whole cannot begin the backward before the forward has ended.
+    A plan of the whole therefore cannot begin the backward before the forward has ended.
     """
     outputs = tuple(dict.fromkeys(graph.outputs[: len(graph.outputs) - gradients]))
     loss = Task(
@@ -49,7 +48,8 @@ def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
 
 
 def divide(graph: Graph, gradients: int) -> tuple[Graph, Graph]:
-    """Divide a `closed` joint graph whose last `gradients` outputs are the gradients into forward and backward.
+    """Divide a `closed` joint graph, whose last `gradients` outputs are the gradients, into forward and
+    backward.
 
     The outputs of the forward are those of the call, then the saved values, which may include inputs of the call. The
     inputs of the backward are the saved values, then the tangents; its outputs are the gradients. A task belongs to the
@@ -62,7 +62,7 @@ def divide(graph: Graph, gradients: int) -> tuple[Graph, Graph]:
     ahead = {task.name for task in first}
     behind = [task for task in graph.tasks if task.name not in ahead and task.target != LOSS]
     there = {task.name for task in behind}
-    # What is of the forward, and the loss, is over by then.
+    # The forward and the loss have ended by then, so waits for them are dropped.
     tasks = tuple(replace(task, after=tuple(n for n in task.after if n in there)) for task in behind)
     made = {name for task in tasks for name in task.outputs}
     state = set(graph.state) - graph.mutated
@@ -95,9 +95,9 @@ def divide(graph: Graph, gradients: int) -> tuple[Graph, Graph]:
 def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Graph:
     """Return the backward graph for the `live` tangents only.
 
-    A gradient that none of them reaches is no output: eager has None there, not zeros. Zeros are not computed: a
-    backward is linear in its tangents, so that a task that reads only dead ones is dropped, and so is a dead summand.
-    In other tasks, a dead input becomes zeros of its shape.
+    A gradient that no live tangent reaches is no output: eager has None there, not zeros. A backward is
+    linear in its tangents, so zeros need not be computed: a task whose tangents are all dead is dropped, and
+    so is a dead summand. In other tasks, a dead input becomes zeros of its shape.
     """
     if all(name in live for name in tangents):
         return backward
@@ -143,13 +143,13 @@ def reached(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> 
 
 
 def constants(backward: Graph, tangents: Sequence[str]) -> set[str]:
-    """Return gradients that depend on no tangent, such as those that a custom backward creates (for an auxiliary loss,
+    """Return gradients that depend on no tangent: a custom backward creates them (for an auxiliary loss,
     say)."""
     return {*backward.outputs} - depending(backward, tangents)
 
 
 def depending(graph: Graph, names: Iterable[str]) -> set[str]:
-    """Return these values, by name, and all that depend on them."""
+    """Return the names of these values and of all values that depend on them."""
     found = {*names}
     for task in graph.tasks:
         if not found.isdisjoint(task.inputs):
@@ -160,8 +160,7 @@ def depending(graph: Graph, names: Iterable[str]) -> set[str]:
 def needed(
     tasks: Sequence[Task], values: Iterable[str], keep: Callable[[Task], bool] = lambda task: False
 ) -> list[Task]:
-    """Eliminate dead code: return the tasks that make these values, those to `keep`, and all that these read or
-    follow."""
+    """Eliminate dead code: return tasks that make these values, those to `keep`, and their dependencies."""
     wanted = {*values}
     orders: set[str] = set()
     found: list[Task] = []
@@ -176,7 +175,8 @@ def needed(
 def _values(
     graph: Graph, given: Sequence[str], state: Sequence[str], tasks: Sequence[Task]
 ) -> tuple[Value, ...]:
-    """Return the values of a half: given ones have their own memory unless they share that of another given one."""
+    """Return a half's values; given ones have their own memory unless they share it with another given
+    one."""
     owner: dict[str, str] = {}
     found: dict[str, Value] = {}
     for name in (*given, *state):
@@ -220,7 +220,7 @@ def _zeros(task: Task, name: str, value: Value) -> Task:
 def _pruned(
     backward: Graph, tasks: Sequence[Task], values: dict[str, Value], outputs: tuple[str, ...], dead: set[str]
 ) -> Graph:
-    """Return the graph with only the tasks that its outputs need, and the inputs and state that those read."""
+    """Return the graph with only the tasks that its outputs need, with the inputs and state of these."""
     there = {task.name for task in needed([replace(task, after=()) for task in tasks], outputs)}
     kept = [
         replace(task, after=tuple(name for name in task.after if name in there))

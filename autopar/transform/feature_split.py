@@ -1,6 +1,6 @@
-"""Split large products of a graph along features, forward, backward and in the updates of weights, so that devices can
-share one layer; and make slices of weights states of their own, so that a device only holds what it reads
-(`with_slices`). `feature_cuts`: the candidates on a machine."""
+"""Split large products of a graph along features, in forward, backward and updates of weights, so that
+devices can share one layer. Slices of weights become states of their own, so that a device only holds the
+slices that it reads (`with_slices`). `feature_cuts`: the candidates on a machine."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .row_sums import drawn
 from .split import cut_up
 
 LABEL = "features in "
-"""Prefix of `Graph.split` if features, not the batch, are split."""
+"""Prefix of `Graph.split` if features instead of the batch are split."""
 
 Price: TypeAlias = Callable[[Graph], CostedGraph]
 
 MOST_PARTS = 8
 """Limit on the parts of a candidate."""
 LEAST_PRODUCT_S = 1e-3
-"""Least seconds of products for a feature split: many times the cost of joining lanes, which below 1 ms exceeds the
-prediction."""
+"""Least seconds of products for a feature split: many times the cost of joining lanes, which exceeds its
+prediction below 1 ms."""
 
 
 def products(graph: Graph, parts: int) -> list[Stretch]:
     """Return stretches of the forward that can be split into `parts` parts, without those that draw random numbers.
 
-    Parts would draw other numbers; dropouts draw their whole masks beforehand (`row_sums.drawn`). Tables are not split
-    in training.
+    Their parts would draw other numbers, except dropouts, which draw their whole masks beforehand
+    (`row_sums.drawn`). Tables are not split in training.
     """
     trained = any(task.phase != "forward" for task in graph.tasks)
     forward = forward_of(drawn(graph))
@@ -50,10 +50,10 @@ def products(graph: Graph, parts: int) -> list[Stretch]:
 def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
     """Split the stretches that begin with a `wanted` task; return the graph itself if there are none.
 
-    Columns use blocks of rows of their weights, rows blocks of columns, each a state of its own; the summands of rows
-    are added, then their bias. Each part of a table split by words looks up its own words, and the results are added.
-    The rest of the backward and the updates of weights are split too; the updated states are then the parts. Parts are
-    named as in `split`.
+    Columns use blocks of rows of their weights, rows use blocks of columns; each block is a state of its own.
+    The summands of rows are added, then their bias. Each part of a table looks up its own words, and the
+    results are added. The backward and the updates of weights are split too, so the parts are the updated
+    states. Parts are named as in `split`.
     """
     chosen = [stretch for stretch in products(graph, parts) if stretch.tasks[0] in wanted]
     if not chosen or parts < 2:
@@ -74,8 +74,8 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
 
 
 def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
-    """Return the graph in which parts of states are updated by parts of their new values; `apart`: the state whose new
-    value is made in parts, by that value."""
+    """Return the graph in which parts of new values update parts of states. `apart`: the state for each new
+    value that is made in parts."""
     if not apart:
         return graph
     pairs = tuple((f"{made}#{at}", f"{target}#{at}") for made, target in apart.items() for at in range(parts))
@@ -87,7 +87,7 @@ def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
 
 
 def _separable(graph: Graph, chosen: Iterable[Stretch]) -> Graph:
-    """Replace lookups by tasks that also support a part of the table, and the biases of rows by tasks of their own."""
+    """Replace lookups by tasks that also support a part of the table; give biases of rows their own tasks."""
     lookups = {name for stretch in chosen for name in stretch.embeddings}
     rows = {name for stretch in chosen for name in stretch.rows}
     tasks: list[Task] = []
@@ -139,9 +139,9 @@ def forward_of(graph: Graph) -> Graph:
 def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, Cut]:
     """Return the cuts of tasks after the forward that read split values, by name.
 
-    `axis` has the axes of split values, weights included, and gets those of the outputs. The gradient of a split
-    weight is split like the weight, and so are its update and optimizer state. A task without a matching cut gets
-    whole inputs. Linear in tasks and cuts.
+    `axis` has the axes of split values, weights included; those of the outputs are added to it. The gradient
+    of a split weight is split like the weight, and so are its update and optimizer state. A task without a
+    matching cut stays whole. Linear in tasks and cuts.
     """
     found: dict[str, Cut] = {}
     for task in graph.tasks:
@@ -156,7 +156,7 @@ def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, C
 
 
 def _agreeing(graph: Graph, task: Task, parts: int, axis: Mapping[str, int]) -> Cut | None:
-    """Return the cut of a task that uses all split inputs as they are, and splits the fewest others."""
+    """Return the cut of a task that uses all split inputs as they are and splits the fewest others."""
     values = [graph.value[name] for name in (*task.inputs, *task.outputs)]
 
     def fits(cut: Cut) -> bool:
@@ -172,8 +172,7 @@ def _agreeing(graph: Graph, task: Task, parts: int, axis: Mapping[str, int]) -> 
 
 
 def _update(task: Task, axis: Mapping[str, int]) -> Cut | None:
-    """Return the cut of the update of one parameter whose gradient is split like itself; its state is split
-    likewise."""
+    """Return the cut of one parameter's update and state; None unless its gradient is split like it."""
     item, *more = task.args
     assert isinstance(item, tuple)
     _, _, parameter, gradient, factor, *_ = item
@@ -186,10 +185,11 @@ def _update(task: Task, axis: Mapping[str, int]) -> Cut | None:
 
 
 def with_slices(graph: Graph) -> Graph:
-    """Return the graph in which each slice taken of a state is a state: resident, streamed or changing like the whole.
+    """Return the graph in which each slice of a state is itself a state: resident, streamed or changing like
+    the whole.
 
-    The whole stays a state, read or not, since the user holds it. Slices of updated state are taken of the new value,
-    as before.
+    The whole stays a state even if nothing reads it, since the user holds it. Tasks still slice updated
+    state.
     """
     values = dict(graph.value)
     parts: dict[str, list[str]] = {}
@@ -225,12 +225,12 @@ def with_slices(graph: Graph) -> Graph:
 
 
 def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: bool) -> Iterator[CostedGraph]:
-    """Yield the graph, whose whole is `costed`, with products in 2, 3, … parts.
+    """Yield the graph, unsplit in `costed`, with products in 2, 3, … parts.
 
-    With `forced`, all products, in up to as many parts as there are lanes. Without, in up to as many as there are
-    devices, since lanes of one device share its memory, which limits products of one row: for a batch of one row,
-    products longer than `LEAST_PRODUCT_S`; for any batch, pairs whose weights and updates do not fit in some device's
-    memory.
+    With `forced`, all products are split, in up to as many parts as there are lanes. Otherwise, the limit is
+    the number of devices: lanes of one device share its memory, which limits products of one row. For a batch
+    of one row, products longer than `LEAST_PRODUCT_S` are split; for any batch, pairs whose weights and
+    updates do not fit in some device's memory.
     """
     devices = costed.machine.devices
     count = sum(device.lanes for device in devices) if forced else len(devices)
@@ -251,7 +251,7 @@ def feature_cuts(graph: Graph, price: Price, costed: CostedGraph, *, forced: boo
 
 
 def _held(graph: Graph, stretch: Stretch) -> int:
-    """Return the bytes of a stretch's weights, and of the inputs and outputs of their updates."""
+    """Return the bytes of a stretch's weights and of the inputs and outputs of their updates."""
     weights = {name for name in stretch.axes if name in graph.state}
     readers = (graph.task[reader] for name in weights for reader in graph.readers[name])
     updates = [task for task in readers if task.phase == "update"]

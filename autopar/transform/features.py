@@ -1,9 +1,9 @@
-"""Stretches of a forward graph that may be cut along features: products whose outputs are cut (columns), what passes
-the parts through, and products that add the parts up (rows).
+"""Stretches of a forward graph that may be cut along features: products with cut outputs (columns), tasks
+that pass parts on, and products that add parts up (rows).
 
-The pairs are those of Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model
-parallelism" (arXiv:1909.08053, 2019). They are found by the cuts that tasks allow, so that heads, gates and whatever
-lies between need not be known by name.
+The pairs are those of Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using
+model parallelism" (arXiv:1909.08053, 2019). They are found by the cuts that tasks allow, so heads, gates and
+the tasks in between need not be known by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EMBEDDING = "aten.embedding.default"
 CONVOLUTIONS = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")
 _GROUP_NORM = "aten.group_norm."
 _BY_CHANNEL = (*CONVOLUTIONS, _GROUP_NORM, "aten._native_batch_norm_legit", "aten.batch_norm.")
-"""Tasks whose weights and statistics have the channels of their input, or groups of them, along axis 0."""
+"""Tasks whose weights and statistics have, along axis 0, the channels of their input or groups of them."""
 _DROPOUTS = ("aten.native_dropout.", "aten.dropout.", "aten.alpha_dropout.")
 """Random operators that treat elements independently."""
 
@@ -29,9 +29,9 @@ class Stretch:
     """Tasks by name: linears and convolutions split by columns, those split by rows, and tasks in between.
 
     embeddings: lookups in a table split by rows.
-    cuts: the cut of each task, of rows without their bias.
+    cuts: the cut of each task; that of a row leaves out the bias.
     axes: the axis of each split value, weights and biases included.
-    refusal: reason why nothing can be split here; empty if it can.
+    refusal: reason why the stretch cannot be split; empty if it can.
     """
 
     columns: tuple[str, ...] = ()
@@ -55,12 +55,11 @@ def stretches(
     cannot.
 
     learned: states that need gradients.
-    channels: convolutions are products too; grouped ones, batch norms and group norms are split by channels with their
-    weights.
-    masks: whole values that may be split as their readers need.
+    channels: convolutions are products too; grouped ones and batch and group norms are split by channels.
+    masks: whole values that may be split as their readers require.
 
-    A product that begins no pair also yields a stretch of one column, whose parts are joined, after the refusal. Each
-    task is in at most one stretch that is no refusal. Linear in tasks, for each product in the stretch that it begins.
+    If a product begins no pair, a stretch of one column, whose parts are joined, follows the refusal. Each
+    task is in at most one stretch that is no refusal. Linear, for each product, in its stretch.
     """
     found: list[Stretch] = []
     taken: set[str] = set()
@@ -86,8 +85,8 @@ def stretches(
 
 
 def narrowed(graph: Graph, stretch: Stretch, parts: int) -> Graph:
-    """Return the graph of one of `parts` processes, to read its sizes and FLOPs: values of the stretch in the size of
-    a part, tasks with their share of FLOPs. Arguments are those of the whole, so it cannot run."""
+    """Return the graph of one of `parts` processes, to read its sizes and FLOPs: values of the stretch in a
+    part's size, tasks with their share of FLOPs. Its arguments are the whole's, so it cannot run."""
 
     def part(value: Value) -> Value:
         axis = stretch.axes.get(value.name)
@@ -102,7 +101,7 @@ def narrowed(graph: Graph, stretch: Stretch, parts: int) -> Graph:
 
 
 class _Refused(Exception):
-    """The reason why a stretch ends without a row."""
+    """Raised if a stretch ends without a row; the text is the reason."""
 
 
 @dataclass
@@ -140,7 +139,7 @@ class _Growth:
         )
 
     def written_back(self, name: str) -> bool:
-        """Return True for a value that is only the new value of a split state (running statistics)."""
+        """Return True if a value is only the new value of a state split like it (running statistics)."""
         targets = [target for made, target in self.graph.updates if made == name]
         parted = all(self.axis.get(target) == self.axis[name] for target in targets)
         return parted and name not in self.graph.outputs
@@ -188,7 +187,7 @@ class _Growth:
         self.todo.append(name)
 
     def read(self, task: Task, given: str) -> None:
-        """Handle a reader of a split value: it is a row, or passes the parts through."""
+        """Handle a reader of a split value: it is a row, or passes the parts on."""
         if task.name in self.inner:
             return
         if _is_product(self.graph, task, self.channels) and task.inputs[0] == given:
@@ -206,7 +205,7 @@ class _Growth:
             self.enter(task, self.cut(task, lambda cut: cut.inputs[place] == self.axis[given]))
 
     def cut(self, task: Task, fits: Callable[[Cut], bool]) -> Cut:
-        """Return the first cut of a task along an axis that agrees with the split values."""
+        """Return the first cut of a task that `fits` and agrees with the split values."""
         groups = _groups(self.graph, task) if self.channels else 1
         by_groups = Cut((1, *(0 for _ in task.inputs[1:])), (1,))
         for cut in (*task.cuts, *([by_groups] if groups > 1 and groups % self.parts == 0 else [])):
@@ -222,7 +221,7 @@ class _Growth:
         raise _Refused(f"{task.where} does not let parts of the features through{why}")
 
     def enter(self, task: Task, cut: Cut) -> None:
-        """Split a task between columns and rows; its other inputs must be split too, or equal on all ranks."""
+        """Split a task between columns and rows; its other inputs must be split or equal on all ranks."""
         if task.name in self.taken:
             raise _Refused(f"{task.where} belongs to another pair")
         self.inner[task.name], self.cuts[task.name] = None, cut
@@ -239,7 +238,7 @@ class _Growth:
             self.hold(name, made, task)
 
     def want(self, name: str, axis: int, reader: Task) -> None:
-        """Split a value that a task needs in addition to the one by which it was reached."""
+        """Split another input of a task that was reached through one of its inputs."""
         if self.axis.get(name) == axis:
             return
         if name in self.masks and name not in self.axis:
@@ -287,7 +286,8 @@ def by_channel(task: Task) -> bool:
 
 
 def _is_product(graph: Graph, task: Task, channels: bool) -> bool:
-    """Return True for a linear, and with `channels` for an ungrouped convolution of a batch, whose weight is state."""
+    """Return True for a linear, or with `channels` an ungrouped batched convolution, whose weight is
+    state."""
     if not channels or not task.target.startswith(CONVOLUTIONS):
         return _has_weight(graph, task)
     given = [graph.value[name] for name in task.inputs]
@@ -312,7 +312,7 @@ def _features(graph: Graph, task: Task, name: str) -> int:
 
 
 def _has_weight(graph: Graph, task: Task) -> bool:
-    """Return True for a linear whose weight, and every input except the first, is state."""
+    """Return True for a linear with a matrix as weight whose inputs, except the first, are all state."""
     if task.target != LINEAR or len(task.inputs) < 2 or task.inputs[0] in graph.state:
         return False
     given = [graph.value[name] for name in task.inputs[1:]]
@@ -324,12 +324,12 @@ def _looks_up(graph: Graph, task: Task) -> bool:
 
 
 def _by_columns(graph: Graph, task: Task) -> Cut:
-    """Return the cut of a product by its outputs, and so by axis 0 of its weight and bias."""
+    """Return the cut of a product by its outputs, which cuts its weight and bias along axis 0."""
     return Cut((None, *(0 for _ in task.inputs[1:])), (_features(graph, task, task.outputs[0]),))
 
 
 def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
-    """Return a product split by its outputs, which are joined at once."""
+    """Return a stretch of one product, split by its outputs, which are joined at once."""
     rows = graph.value[task.inputs[1]].shape[0]
     shared = [name for weight in task.inputs[1:] for name in graph.readers[weight] if name != task.name]
     if shared:

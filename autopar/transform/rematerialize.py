@@ -1,10 +1,10 @@
-"""Rematerialization: values that the backward reads are recomputed where that is cheaper than keeping them.
+"""Rematerialization: recompute values in the backward if that is cheaper than keeping them.
 
-`torch._functorch.partitioners.min_cut_rematerialization_partition` solves this by a minimum cut, which takes more than
-linear time and fixes its own trade-off between memory and time. Here values are dropped one by one, by bytes freed for
-each byte recomputed, until `budget` is met. For a budget of 0, segments of the forward are recomputed from
-checkpoints, matrix products included: Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost",
-2016.
+`torch._functorch.partitioners.min_cut_rematerialization_partition` solves this by a minimum cut, which takes
+more than linear time and fixes its own trade-off between memory and time. Here, values are dropped one by
+one, by bytes freed per byte recomputed, until `budget` is met. For a budget of 0, segments of the forward,
+matrix products included, are recomputed from checkpoints (Chen, Xu, Zhang and Guestrin, "Training deep nets
+with sublinear memory cost", 2016).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from itertools import accumulate, pairwise
 from ..ir.graph import Cut, Graph, Ref, Task
 
 _LONGEST = 64
-"""Limit on tasks recomputed for one value: more would have so many values alive at once that nothing is freed."""
+"""Limit on tasks recomputed for one value: more would keep so many values alive that nothing is freed."""
 _COSTLY = ("aten.sort", "aten.topk", "aten.argsort", "aten.unique", "aten.nonzero")
-"""Targets without FLOPs that take longer than moving their bytes."""
+"""Targets without FLOPs that take longer than moving their bytes would."""
 
 
 def recomputed(graph: Graph, budget: float) -> Graph:
     """Recompute cheap values of the forward in the backward of a joint graph.
 
-    `budget`, from 0 to 1: share of `saved_bytes` that may stay saved. Tasks without FLOPs (views, elementwise, norms,
-    softmaxes) are recomputed from inputs, state, results of the call and saved values, until the budget is met or
-    nothing cheap is left; with a budget of 0 also tasks with FLOPs, from checkpoints at which all passing values are
-    saved, spaced to minimise the bytes of checkpoints plus one segment. Random numbers are never drawn again, and
-    tasks with effects never repeated. A task `t` is repeated as `t#again` in phase "backward", right before the first
-    task that reads its values there, and `after` the one that makes the gradient needed by that task. Values are
-    bitwise equal. Raises ValueError for a budget outside of 0 … 1.
+    `budget`, from 0 to 1: share of `saved_bytes` that may stay saved. Tasks without FLOPs (views,
+    elementwise, norms, softmaxes) are recomputed from inputs, state, results of the call and saved values,
+    until the budget is met or nothing cheap is left. With a budget of 0, so are tasks with FLOPs, from
+    checkpoints that save all passing values, spaced to minimise the bytes of checkpoints plus one segment.
+    Random draws and tasks with effects are never repeated. A task `t` is repeated as `t#again` in phase
+    "backward", right before the first task that reads its values there, and `after` the task that makes the
+    gradient for that reader. Values are bitwise equal. Raises ValueError for a budget outside of 0 … 1.
     """
     if not 0 <= budget <= 1:
         raise ValueError(f"budget={budget!r} is a share of the saved bytes: give a number from 0 to 1")
@@ -41,15 +41,15 @@ def recomputed(graph: Graph, budget: float) -> Graph:
         others[0].cheap(0)
         for other in others:
             other.segments()
-        # A segment is alive as a whole once more while its backward runs.
+        # While the backward of a segment runs, all its values are alive again.
         better = [choice, *(other for other in others if other.bytes <= choice.bytes)]
         choice = min(better, key=lambda choice: choice.bytes + choice.largest)
     return choice.rewritten() if choice.gone else graph
 
 
 def saved(graph: Graph) -> tuple[str, ...]:
-    """Return values of the forward kept for a later phase, each storage once, in order, without results of the
-    call."""
+    """Return values that the forward keeps for a later phase, each storage once, in order, without results of
+    the call."""
     later = {
         graph.value[name].storage for task in graph.tasks if task.phase != "forward" for name in task.inputs
     }
@@ -64,7 +64,7 @@ def saved(graph: Graph) -> tuple[str, ...]:
 
 
 def saved_bytes(graph: Graph) -> int:
-    """Return the bytes of the values kept from the forward for a later phase."""
+    """Return the bytes of the values that the forward keeps for a later phase."""
     return sum(graph.value[name].bytes for name in saved(graph))
 
 
@@ -74,16 +74,16 @@ def _results(graph: Graph) -> set[str]:
 
 
 class _Choice:
-    """Choice of storages that stay saved (`kept`) and that are recomputed (`gone`).
+    """Choice of storages to keep saved (`kept`) and to recompute (`gone`).
 
-    bytes: of what stays saved.
+    bytes: of `kept`.
     largest: bytes of the largest segment.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.place = {task.name: place for place, task in enumerate(graph.tasks)}
-        # A forward that is a program of its own has written its updates back when the backward begins.
+        # If the forward is a program of its own, it has written its updates back before the backward begins.
         whole = any(task.phase == "update" for task in graph.tasks)
         self.changed = frozenset() if whole else graph.mutated
         self.results = _results(graph)
@@ -93,7 +93,7 @@ class _Choice:
         self.largest = 0
 
     def cheap(self, limit: float) -> None:
-        """Drop values that are cheap to recompute, the best first, until `limit` bytes are saved."""
+        """Drop values that are cheap to recompute, the best first, until at most `limit` bytes stay saved."""
         late = self.late()
         rated = []
         for order, name in enumerate(self.kept):
@@ -104,12 +104,12 @@ class _Choice:
         for _, _, name in sorted(rated):
             if self.bytes <= limit:
                 return
-            # What has been given up since may have made the way to it too long.
+            # Values dropped meanwhile may have made the recomputation too long.
             if self.again(name, costly=False) is not None:
                 self.drop(name)
 
     def segments(self) -> None:
-        """Drop everything except checkpoints that a segment between two of them can recompute."""
+        """Drop everything that a segment between two checkpoints can recompute, except the checkpoints."""
         made = [self.place[self.graph.producer[name]] for name in self.kept]
         upto = [0, *accumulate(self.graph.value[name].bytes for name in self.kept)]
         places = [
@@ -138,7 +138,7 @@ class _Choice:
         self.largest = max(regained)
 
     def places(self) -> list[tuple[int, frozenset[str]]]:
-        """Return tasks of the forward after which everything still read is saved, each with these storages."""
+        """Return tasks of the forward after which all values still read are saved, with these storages."""
         forward = [(place, task) for place, task in enumerate(self.graph.tasks) if task.phase == "forward"]
         last = {self.graph.value[name].storage: place for place, task in forward for name in task.inputs}
         ends: dict[int, list[str]] = {}
@@ -163,11 +163,11 @@ class _Choice:
         return found
 
     def ready(self, name: str) -> bool:
-        """Return True if a storage exists in the backward without recomputation."""
+        """Return True if a storage is there in the backward without recomputation."""
         return self.graph.value[name].kind != "made" or name in self.kept or name in self.results
 
     def again(self, name: str, *, costly: bool) -> list[Task] | None:
-        """Return the tasks that recompute a storage; None if they may not be repeated, or are too many."""
+        """Return the tasks that recompute a storage; None if one may not be repeated or they are too many."""
         found: dict[str, Task] = {}
         pending = [name]
         while pending:
@@ -184,7 +184,7 @@ class _Choice:
         return list(found.values())
 
     def repeats(self, task: Task, costly: bool) -> bool:
-        """Return True if a task may be recomputed: it has no effects, and no more FLOPs than allowed."""
+        """Return True if a task may be recomputed: it has no effects and, unless `costly`, is cheap."""
         if task.phase != "forward" or task.random or task.home or task.after:
             return False
         storages = {self.graph.value[name].storage for name in (*task.inputs, *task.outputs)}
@@ -197,8 +197,8 @@ class _Choice:
     def anew(self, task: Task) -> Task:
         """Return the repeated form of a task.
 
-        A BatchNorm runs without its running statistics, which the forward has updated; a dropout applies the mask
-        drawn in the forward.
+        A BatchNorm omits its running statistics, as the forward updated them; a dropout applies the forward's
+        mask.
         """
         args = task.args
         if task.target == "aten._native_batch_norm_legit_functional.default" and len(args) == 8:
@@ -278,7 +278,7 @@ class _Choice:
         return dataclasses.replace(graph, values=tuple(values), tasks=tuple(tasks))
 
     def needed(self, reader: Task, names: dict[str, str]) -> list[Task]:
-        """Return the tasks to repeat before `reader`: those whose values it reads and that are missing."""
+        """Return the tasks to repeat before `reader`: those that make missing values that it needs."""
         found: dict[str, Task] = {}
         pending = [reader]
         while pending:
@@ -293,7 +293,7 @@ class _Choice:
         return list(found.values())
 
     def late(self) -> set[str]:
-        """Return storages whose first reader in the backward waits for another task of the backward."""
+        """Return storages whose first reader in the backward also reads a value made in the backward."""
         found: dict[str, bool] = {}
         for task in self.graph.tasks:
             if task.phase != "forward":
@@ -302,14 +302,14 @@ class _Choice:
         return {name for name, late in found.items() if late}
 
     def anchor(self, task: Task) -> str | None:
-        """Return the last task of the backward whose values a task of the backward reads."""
+        """Return the last task of the backward whose values a task reads; None if it reads none."""
         makers = (self.graph.producer.get(name, "") for name in task.inputs)
         found = [name for name in makers if name and self.graph.task[name].phase != "forward"]
         return max(found, key=self.place.__getitem__, default=None)
 
 
 def _evenly(places: list[tuple[int, int]], length: float) -> list[int]:
-    """Return indices of places (bytes before it, bytes that pass), about `length` bytes apart, each with the fewest
+    """Return indices of places (bytes before, passing bytes) about `length` bytes apart, each with the fewest
     passing bytes nearby."""
     chosen: list[int] = []
     start, index = 0, 0

@@ -1,8 +1,8 @@
-"""Equivalent rewrites of a graph: local random draws, renamed values, sums as trees; in a joint graph, views of weights
-folded where redundant (`folded`), and the others duplicated for each reader (`own`).
+"""Equivalent rewrites of a graph: local random draws, renamed values, sums as trees. In a joint graph,
+redundant views of weights are folded (`folded`) and the others repeated for each reader (`own`).
 
-A differentiated `linear` transposes its weight, its transpose and its gradient, which is free on one device. On
-several, a view read by two devices would be made on one and sent to the other.
+A differentiated `linear` transposes its weight, the transpose and the gradient. This is free on one device,
+but a view read by two devices would be made on one and sent to the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
     shapes = [graph.value[name].shape for name in task.inputs]
     made = graph.value[task.outputs[0]].shape
     if task.target == _ATTENTION and len(shapes) <= 3 and all(s[:1] == made[:1] for s in shapes):
-        # Query, key and value; a mask need not have the rows of the batch.
+        # Only query, key and value: a mask need not have the rows of the batch.
         axes = range(1)
     elif task.target in _ELEMENTWISE and shapes == [made]:
         axes = range(len(made))
@@ -50,7 +50,7 @@ def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
 def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     """Rename values, and tasks that are named after their only output.
 
-    Names already in use are kept, so that the number of values does not change.
+    A value whose new name is taken keeps its old one.
     """
     taken = {*graph.value, *graph.task}
     now: dict[str, str] = {}
@@ -98,17 +98,17 @@ _LINKS = 3
 def reassociated(graph: Graph) -> Graph:
     """Rewrite each chain t = t + d₁, t = t + d₂, … as a balanced tree of pairwise additions.
 
-    A link of a chain is `aten.add.Tensor` of two values of one shape and dtype, without `alpha`, whose sum only the
-    next link of the same phase reads (sums of gradients in the backward are such chains too). With n terms the depth
-    falls from n − 1 additions to ⌈log₂ n⌉. Terms are paired in order, so that at most ⌈log₂ n⌉ partial sums are alive,
-    where a chain has one.
+    A link of a chain is `aten.add.Tensor` of two values of one shape and dtype, without `alpha`, whose sum
+    only the next link, of the same phase, reads. Sums of gradients in the backward are such chains too. With
+    n terms, the depth falls from n − 1 additions to ⌈log₂ n⌉. Terms are paired in order, so at most ⌈log₂ n⌉
+    partial sums are alive; a chain has one.
 
-    Only the order of additions, and so the rounding, changes. A chain rounds a term up to n − 1 times, the tree ⌈log₂
-    n⌉ times, so that the error bound of the sum falls from (n − 1) ε Σ|dᵢ| to ⌈log₂ n⌉ ε Σ|dᵢ| (Higham, "The accuracy
-    of floating point summation", 1993). The result is not bitwise equal, and after cancellation it may differ in every
-    remaining digit. Integers are equal.
+    Only the order of additions, and so the rounding, changes. A chain rounds a term up to n − 1 times, the
+    tree ⌈log₂ n⌉ times, so the error bound of the sum falls from (n − 1) ε Σ|dᵢ| to ⌈log₂ n⌉ ε Σ|dᵢ| (Higham,
+    "The accuracy of floating point summation", 1993). The result is not bitwise equal; after cancellation, it
+    may differ in every remaining digit. Integers are equal.
 
-    The last sum keeps its name, inner ones disappear. Linear in tasks.
+    The last sum keeps its name; the inner ones disappear. Linear in tasks.
     """
     chains = _chains(graph)
     if not chains:
@@ -170,7 +170,7 @@ def _chains(graph: Graph) -> list[list[str]]:
             for link in (graph.producer.get(name, "") for name in terms)
             if link in chains and link not in waited and _together(graph.task[link], task)
         ]
-        # Of two sums that meet, the shorter one is a term of the longer.
+        # Where two chains meet, the longer one goes on, and the sum of the shorter one is a term of it.
         chain = chains.pop(max(able, key=lambda link: len(chains[link]), default=""), [])
         chain.append(task.name)
         chains[task.name] = chain
@@ -223,8 +223,8 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def own(graph: Graph) -> Graph:
-    """Give each reader of a view of state, or of a number made from it, its own in its part of the batch: recomputing
-    is cheaper than sending."""
+    """Repeat each view of state, and each number made from state, for every reader, in the reader's part of
+    the batch: recomputing is cheaper than sending."""
     fixed = set(graph.state) - graph.mutated
     view: dict[str, Task] = {}
     given: set[str] = set()
@@ -233,7 +233,7 @@ def own(graph: Graph) -> Graph:
     tasks: list[Task] = []
 
     def mine(name: str, reader: Task) -> str:
-        """Return the reader's own view, made right before it with all that it is a view of."""
+        """Return the reader's own view; it and all views below it are made right before the reader."""
         chain = []
         while name in view:
             chain.append(view[name])
@@ -271,7 +271,7 @@ def own(graph: Graph) -> Graph:
 
 
 def _light(task: Task, graph: Graph) -> bool:
-    """Return True if a task with one input and one output has negligible cost and no effects."""
+    """Return True if a task has one input, one output, negligible cost and no effects."""
     if len(task.outputs) != 1 or len(task.inputs) != 1 or task.after or task.random or task.home:
         return False
     return task.free or (task.phase != "update" and graph.value[task.outputs[0]].bytes <= NUMBER)

@@ -1,8 +1,8 @@
-"""Shares of the batch by speed and memory: a device that is full before the others gets fewer rows.
+"""Shares of the batch by speed and memory: a device with too little memory gets fewer rows.
 
-The bytes of a device grow linearly with its rows, from a constant (parameters, sums, joined values). Two predictions
-for different shares determine both for each device; the rows that fit are then assigned in proportion to speed. Each
-choice is predicted in turn, until one fits.
+The bytes of a device grow linearly with its rows, from a constant (parameters, sums, joined values). Two
+predictions for different shares determine slope and constant for each device. The rows that fit are then
+assigned in proportion to speed. Choices are predicted one after the other until one fits.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TypeAlias
 from .split import allot
 
 TURNS = 6
-"""Limit on predictions, after which no shares are assumed to fit."""
+"""Limit on the chosen shares that are predicted; after it, no shares are assumed to fit."""
 
 Peaks: TypeAlias = Callable[[tuple[int, ...]], Sequence[int] | None]
 """Returns the peak bytes of each device for the rows on each; None if these rows cannot be placed."""
 
 
 def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...] | None:
-    """Assign rows in proportion to speed, limited by each device's room; None if that is too little.
+    """Assign rows in proportion to speed, limited by each device's room; None if there is too little room.
 
-    Rows without room on one device go to the others in proportion.
+    Rows for which a device has no room go to the others, in proportion to their speed.
     """
     full: dict[int, int] = {}
     while True:
@@ -41,9 +41,9 @@ def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tu
 def fitting(
     batch: int, speeds: Sequence[float], caps: Sequence[int | None], peaks: Peaks
 ) -> tuple[int, ...] | None:
-    """Return rows of each device in proportion to `speeds` (any unit), as far as `caps` (bytes; None: no limit) allow.
+    """Return rows of each device in proportion to `speeds` (any unit), within `caps` (bytes; None: no limit).
 
-    None if no shares are found that fit by `peaks`, or if they fit without any device being full.
+    None if no shares are found that fit by `peaks`, or if plain shares by speed already fit.
     """
     limits = [math.inf if cap is None else float(cap) for cap in caps]
     samples: list[dict[int, int]] = [{} for _ in speeds]
@@ -56,7 +56,7 @@ def fitting(
     if found is None or hold(found):
         return None
     _note(samples, plain, found)
-    # Every second device has more rows in the second prediction than in the first.
+    # In the second prediction, every other device has more rows than in the first, the rest fewer.
     tilted = allot(batch, [speed * (1.5 if d % 2 else 0.5) for d, speed in enumerate(speeds)])
     found = peaks(tilted)
     if found is None:

@@ -25,12 +25,12 @@ def even(batch: int, parts: int) -> tuple[int, ...]:
 
 
 def shares(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Return rows of each part in proportion to the weights; a part without rows is dropped."""
+    """Return the rows of each part in proportion to the weights, without parts that have no rows."""
     return tuple(rows for rows in allot(batch, weights) if rows)
 
 
 def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Assign rows to weights by the largest remainder method (the first of equals), zeros included.
+    """Assign rows to weights, zeros included, by the largest remainder method; of equals, the first wins.
 
     Raises PlanError for a batch below 1 and for weights that are negative, infinite or all zero.
     """
@@ -51,9 +51,10 @@ def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
 def split(graph: Graph, sizes: tuple[int, ...]) -> Graph:
     """Split the batch of the graph into parts of `sizes` rows; return the graph itself if nothing is gained.
 
-    A task `fc1` becomes `fc1#0`, `fc1#1`, … with `origin` `fc1` and `part` `rows 0–49`; values become `y#0`, `y#1`, …;
-    the rejoined or summed value keeps the name `y`. Tasks with effects or without the batch stay. Raises PlanError for
-    a size below 1, for sizes that do not sum to the batch, and if the graph is already split.
+    A task `fc1` becomes `fc1#0`, `fc1#1`, … with `origin` `fc1` and `part` `rows 0–49`; values become `y#0`,
+    `y#1`, …; the rejoined or summed value keeps the name `y`. Tasks with effects or without the batch stay
+    whole. Raises PlanError for a size below 1, for sizes that do not sum to the batch, and if the graph is
+    already split.
     """
     if graph.split:
         raise PlanError(
@@ -79,8 +80,8 @@ def cut_up(
     outer: Mapping[str, int],
     noun: str = "rows",
 ) -> Graph:
-    """Return the graph with its tasks split by `cuts`, into parts of `sizes` of the `noun` on the `axis` of each value,
-    in `outer` blocks if there are several."""
+    """Return the graph with its tasks split by `cuts` into parts of `sizes` `noun`: each value along its
+    `axis`, in `outer` blocks if there are several."""
     return _Split(graph, sizes, cuts, axis, outer, noun).run()
 
 
@@ -179,8 +180,7 @@ class _Split:
                 self.add(name, f"{name}#sum", SUM, (tuple(map(Ref, parts)),), name, free=False)
 
     def names(self, name: str, axis: int | None) -> tuple[str, ...]:
-        """Return names of the parts of a value; for values that each part has for itself, the first stands for the
-        whole."""
+        """Return names of the parts of a value; if each part has its own, the first stands for the whole."""
         parts = [f"{name}#{index}" for index in range(len(self.sizes))]
         return (name, *parts[1:]) if axis == OWN else tuple(parts)
 
@@ -194,7 +194,7 @@ class _Split:
         self.values[name] = Value(name, shape, value.dtype, nbytes, storage, open=opened)
 
     def storage(self, value: Value, name: str, given: dict[str, str]) -> str:
-        """Return the storage of a new output: that of the input with which it shared memory, or its own."""
+        """Return the storage of a new output: that of the input whose memory it shared, or its own."""
         if value.storage != value.name:
             for before, now in given.items():
                 if self.graph.value[before].storage == value.storage:
@@ -256,16 +256,16 @@ class _Split:
     def add(
         self, made: str, task: str, target: str, args: tuple[Argument, ...], value: str, *, free: bool
     ) -> None:
-        """Append an inserted task with the source location of the value it serves and the phase of its reader."""
+        """Append an inserted task, at the source location of the value's producer, in its reader's phase."""
         producer = self.graph.producer.get(value)
         where = self.graph.task[producer] if producer else Task("", "")
         added = Task(task, target, args, outputs=(made,), free=free, phase=self.phase)
         self.tasks.append(dataclasses.replace(added, module=where.module, source=where.source))
 
     def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
-        """Return the tasks it must follow, by the names of their parts: a part follows the same part.
+        """Return the tasks to follow, by the names of their parts: a part follows the same part.
 
-        Tasks in parts draw no random numbers in program order, so that parts are independent.
+        Parts are independent, since split tasks draw no random numbers in program order.
         """
         parts = range(len(self.sizes)) if part is None else (part,)
         return tuple(

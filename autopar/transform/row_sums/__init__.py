@@ -1,5 +1,5 @@
-"""Rewrites of tasks that mix rows into tasks that treat rows independently or sum them: `summed`, with a rule for each
-operator. Here those of draws and losses: a mean loss is a sum ÷ N, and its gradient that of a sum."""
+"""Rewrites of tasks that mix rows, by a rule for each operator: the new tasks treat rows independently or sum
+them (`summed`). Here are the rules of draws and losses: a mean loss is a sum ÷ N, and its gradient that of a sum."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LOSSES = {
     "binary_cross_entropy": "self target weight reduction",
     "binary_cross_entropy_with_logits": "self target weight pos_weight reduction",
 }
-"""Positional arguments of losses with broadcast tensors that a trace with its backward does not decompose."""
+"""Positional arguments of the broadcasting losses that a trace with its backward does not decompose."""
 
 _CLASSES = "self target weight reduction ignore_index"
 
 
 def native_dropout(steps: Steps) -> bool:
-    """Draw the mask by the same kernel on ones, with the same bits as for the input."""
+    """Draw the mask by the same kernel, applied to ones: it has the same bits as for the input."""
     given = steps.given("input p train")
     name, probability = given["input"], given["p"]
     if steps.task.random != DEFAULT:
@@ -49,25 +49,25 @@ def native_dropout(steps: Steps) -> bool:
     )
     scale = 0.0 if probability == 1 else 1 / (1 - probability)
     if dtype in HALF:
-        # As the kernel rounds: the input by a scale that was rounded first.
+        # The kernel rounds the scale first and then multiplies the input by it.
         steps.pointwise("rows", "aten.mul.Tensor", (Ref(name), Ref(unit)), dtype, make=made)
     else:
         args = (Ref(name), Ref(mask), scale)
         steps.pointwise("rows", "aten.native_dropout_backward.default", args, dtype, make=made)
-    # Only the draw keeps the order and the place of a random task; what comes before and after has neither.
+    # Only the draw keeps the order and place of a random task; the tasks around it have neither.
     plain = (dataclasses.replace(task, random=None, home=False, after=()) for task in steps.tasks)
     steps.tasks = [old if old.name == steps.task.name else new for old, new in zip(steps.tasks, plain)]
     return True
 
 
 def noise(steps: Steps) -> bool:
-    """Make the empty tensor to be filled with random numbers independent of its template."""
+    """Make an empty tensor, to be filled with random numbers, independent of its template."""
     (made,) = steps.task.outputs
     if not any(steps.graph.task[reader].random == DEFAULT for reader in steps.graph.readers[made]):
         return False
     shape, dtype = steps.shape(made), steps.dtype(made)
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
-    # As the other lies in memory: in that order the numbers are drawn.
+    # Keep the memory layout, since numbers are drawn in memory order.
     order, sizes = steps.values[made].order, extents(steps.values[made])
     target = "aten.empty_permuted.default" if order else "aten.empty.memory_format"
     steps.put("", target, (sizes, order) if order else (sizes,), shape, dtype, kwargs=kwargs, make=made)
@@ -75,7 +75,7 @@ def noise(steps: Steps) -> bool:
 
 
 def _ones(steps: Steps, name: str) -> str:
-    """Append ones with the shape and memory layout of a value, in whose order numbers are drawn; return their name."""
+    """Append ones with a value's shape and memory layout, the order of random draws; return their name."""
     value = steps.values[name]
     shape, dtype = value.shape, value.dtype
     order = value.order or tuple(range(len(shape)))
@@ -109,8 +109,8 @@ def loss(steps: Steps) -> bool:
 
 
 def backward(steps: Steps) -> bool:
-    """Replace the backward by that of the summed loss, for the gradient ÷ N, which is a number, so that rows are read
-    once."""
+    """Replace the backward by that of the summed loss, given the gradient ÷ N. This is one number, so rows
+    are read once."""
     name = steps.task.target.split(".")[1].removesuffix("_backward")
     order = f"grad_output {_LOSSES[name]}"
     given = steps.given(order, reduction=_MEAN)
@@ -134,8 +134,8 @@ def backward(steps: Steps) -> bool:
 def nll_forward(steps: Steps) -> bool:
     """Replace the NLL loss by the summed loss ÷ the total weight of the targets.
 
-    The total weight is an output that depends only on the targets: the gradient needs it, and would otherwise wait for
-    the loss of every part.
+    The total weight is an output of its own that depends only on the targets; otherwise, the gradient, which
+    needs it, would wait for the loss of every part.
     """
     given = steps.given(_CLASSES)
     scores, target = given["self"], given["target"]
@@ -175,13 +175,13 @@ def nll_forward(steps: Steps) -> bool:
 
 
 def _elements(steps: Steps, names: Sequence[str], shape: tuple[int, ...]) -> int:
-    """Return the number of elements of what values of these names broadcast to, of shape `shape`, as an argument."""
+    """Return, as an argument, the number of elements of the `shape` to which the named values broadcast."""
     full = next((name for name in names if steps.shape(name) == shape), "")
     return count(steps.values[full]) if full else math.prod(shape)
 
 
 def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> str:
-    """Append the weight of all targets except ignored ones, by number or by class weight; return its name."""
+    """Append the weight of all targets but ignored ones, by number or class weight; return its name."""
     target, weight, ignored = given["target"], given["weight"], int(given["ignore_index"])
     kwargs: dict[str, Argument] = {"dtype": typed(dtype)}
     if weight is None:
@@ -189,7 +189,7 @@ def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> 
         counted = steps.pointwise("counted", "aten.ne.Scalar", args, "bool", whole=True)
     else:
         out = steps.pointwise("ignored", "aten.eq.Scalar", (Ref(target), ignored), "bool", whole=True)
-        # An integer would pass for a number of elements (`results.form`).
+        # `results.form` would take an integer for a number of elements.
         args = (Ref(target), Ref(out), 0.0)
         safe = steps.pointwise("safe", "aten.masked_fill.Scalar", args, steps.dtype(target), whole=True)
         shape, kind = steps.shape(target), steps.dtype(weight)
@@ -209,7 +209,7 @@ def _with(steps: Steps, order: str, reduction: int) -> tuple[tuple[Argument, ...
 
 
 Rule: TypeAlias = Callable[[Steps], bool]
-"""Appends the replacement of a task; returns whether it did."""
+"""Appends the replacement of a task; returns False if there is none."""
 
 _DRAWS: dict[str, Rule] = {
     "native_dropout": native_dropout,
@@ -230,21 +230,21 @@ _PER_PART = _RULES | dict.fromkeys((*_NORMS, "native_batch_norm_backward"), per_
 
 
 def summed(graph: Graph, *, batch_norm: str = "full") -> Graph:
-    """Replace tasks that mix rows by tasks that pass rows or sum over them.
+    """Replace tasks that mix rows by tasks that treat rows independently or sum them.
 
-    Mean losses become sums ÷ N, means and variances over the first two axes sums ÷ N; a dropout draws its whole mask
-    from shape and dtype alone and applies it row by row. In training, BatchNorm uses the statistics of the whole batch
-    from two sums (`batch_norm="full"`), or, as in `nn.DataParallel`, each part its own, with the first part's for the
-    running statistics (`"per_part"`).
+    Mean losses, and means and variances over the first two axes, become sums ÷ N. A dropout draws its whole
+    mask from shape and dtype alone and applies it row by row. In training, BatchNorm gets the statistics of
+    the whole batch from two sums (`batch_norm="full"`). With `"per_part"`, each part has its own, as in
+    `nn.DataParallel`; the first part's update the running ones.
 
-    Equal in exact arithmetic, and in the random draws. A task `t` becomes `t#sum`, …, `t`; values keep the names that
-    readers use. Only useful before a split: for a whole batch the captured tasks are faster. Linear in tasks.
+    Equal in exact arithmetic and in random draws. A task `t` becomes `t#sum`, …, `t`; values keep the names
+    that readers use. Only useful before a split: else, the captured tasks are faster. Linear in tasks.
     """
     return _rewritten(graph, _PER_PART if batch_norm == "per_part" else _RULES)
 
 
 def drawn(graph: Graph) -> Graph:
-    """Let dropouts draw the whole mask from shape and dtype alone, as in `summed`, and change nothing else."""
+    """Let dropouts draw their whole masks from shape and dtype alone, as in `summed`; change nothing else."""
     return _rewritten(graph, _DRAWS)
 
 

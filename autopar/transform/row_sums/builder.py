@@ -1,4 +1,4 @@
-"""Builder of the tasks that replace one task, each with its cuts."""
+"""Builder of the tasks that replace one task, with their cuts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...ir.graph import SUMMED, Argument, Const, Cut, Graph, Ref, Task, Value
 _BYTES = {"bool": 1, "uint8": 1, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
           "complex64": 8, "complex128": 16}  # fmt: skip
 HALF = frozenset({"float16", "bfloat16"})
-"""Dtypes too coarse to sum in: their sums are in float32, as in torch's own kernels."""
+"""Dtypes too coarse for sums; these are in float32, as in torch's own kernels."""
 
 
 class Steps:
     """New tasks in place of `task`, named `<task>#<step>`; the last one keeps the name.
 
-    `values` are those of the graph so far, to which each step adds.
+    Each step adds to `values`, the values of the graph so far.
     """
 
     def __init__(self, graph: Graph, task: Task, values: dict[str, Value]) -> None:
@@ -76,8 +76,8 @@ class Steps:
         cuts: Iterable[Cut] = (),
         **more: Any,
     ) -> None:
-        """Append a task whose outputs are among the values, with the source location of the replaced task, and its
-        pins."""
+        """Append a task whose outputs are among the values, with source location and pins of the replaced
+        task."""
         origin = self.task.origin or ("" if name == self.task.name else self.task.name)
         self.tasks.append(
             dataclasses.replace(
@@ -94,7 +94,7 @@ class Steps:
         )
 
     def named(self, step: str) -> str:
-        """Return the name of the task of a step; without a step, of the last one."""
+        """Return the name of a step's task; without a step, that of the last task."""
         return f"{self.task.name}#{step}" if step else self.task.name
 
     def value(self, name: str, shape: tuple[int, ...], dtype: str, view: str = "") -> None:
@@ -105,7 +105,7 @@ class Steps:
         self.values[name] = Value(name, shape, dtype, nbytes, storage, order=order, open=opened)
 
     def cast(self, name: str, dtype: str, step: str, make: str = "") -> str:
-        """Return the value in another dtype; itself if it has that already and needs no other name."""
+        """Return the value in this dtype; the value itself if it has this dtype and needs no other name."""
         if self.dtype(name) == dtype and not make:
             return name
         return self.pointwise(
@@ -140,8 +140,8 @@ class Steps:
         ]  # fmt: skip
 
     def total(self, name: str, axes: Sequence[int], step: str, *, keep: bool = False, dtype: str = "") -> str:
-        """Append a sum over axes, along which parts are summands; along the others, parts of the sum. Return its
-        name."""
+        """Append a sum over axes; return its name. Along these, parts are summands, along others parts of the
+        sum."""
         shape, dtype = self.shape(name), dtype or wide(self.dtype(name))
         kept = [axis for axis in range(len(shape)) if keep or axis not in axes]
         made = tuple(1 if axis in axes else shape[axis] for axis in kept)
@@ -157,7 +157,7 @@ class Steps:
     def kept(
         self, step: str, target: str, args: tuple[Argument, ...], dtype: str, make: str, like: str = ""
     ) -> str:
-        """Append a pointwise task that computes in `dtype`; its result is `make`, in that value's dtype or in that of
+        """Append a pointwise task that computes in `dtype`. Its result `make` has its own dtype or that of
         `like`."""
         goal = self.dtype(like or make)
         if goal == dtype:
@@ -183,7 +183,7 @@ def aligned(shape: tuple[int, ...], axis: int, whole: tuple[int, ...]) -> int | 
 
 
 def axes_of(dims: Any, rank: int) -> tuple[int, ...]:
-    """Return axes counted from the front, in order; none, or an empty tuple, means all."""
+    """Return axes counted from the front, in order; None or an empty tuple means all."""
     if dims is None or dims == ():
         return tuple(range(rank))
     given = (dims,) if isinstance(dims, int) else dims
@@ -191,5 +191,5 @@ def axes_of(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def holds_batch(shape: tuple[int, ...], axes: Sequence[int]) -> bool:
-    """Return True if the batch may be on one of the axes: it is on one of the first two."""
+    """Return True if the batch, which is on one of the first two axes, may be on one of `axes`."""
     return any(axis < 2 and shape[axis] > 1 for axis in axes)

@@ -1,8 +1,8 @@
-"""Means and variances over the batch by sums, and BatchNorm in training by such sums, or by the statistics of each
-part.
+"""Means and variances over the batch by sums; BatchNorm in training by such sums, or by each part's
+statistics.
 
-Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift",
-2015. The sums are those that `torch.nn.SyncBatchNorm` exchanges between processes; here they are tasks.
+Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
+Shift", 2015. `torch.nn.SyncBatchNorm` exchanges the same sums between processes; here, they are tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BACKWARD = "grad_out input weight running_mean running_var save_mean save_invst
 
 
 def mean(steps: Steps) -> bool:
-    """Replace `mean` over a possible batch axis by the sum ÷ the number of summed elements."""
+    """Replace `mean` over a possible batch axis by a sum ÷ the number of summed elements."""
     given = steps.given(
         "self dim keepdim" if ".dim" in steps.task.target else "self", dim=None, keepdim=False
     )
@@ -37,7 +37,7 @@ def mean(steps: Steps) -> bool:
 
 
 def variance(steps: Steps) -> bool:
-    """Replace `var`, `std` and their pairs with the mean: first the mean, then the sum of centred squares.
+    """Replace `var`, `std`, `var_mean` and `std_mean`: first the mean, then the sum of centred squares.
 
     This avoids cancellation (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983).
     """
@@ -74,15 +74,15 @@ def _centred_squares(steps: Steps, name: str, middle: str, dtype: str) -> str:
 
 
 def batch_norm(steps: Steps) -> bool:
-    """Replace BatchNorm: sum the mean, then the centred squares (no cancellation), and normalise rows as in
-    evaluation.
+    """Replace BatchNorm: sum for the mean, then sum centred squares (no cancellation), and normalise rows as
+    in evaluation.
 
-    float16 and bfloat16 have their statistics in float32.
+    Statistics of float16 and bfloat16 are in float32.
     """
     given = _forward(steps)
     rows = given["input"]
     shape = steps.shape(rows)
-    # InstanceNorm is BatchNorm of one row whose channels are rows: it mixes none.
+    # An InstanceNorm is a BatchNorm of one row with the rows as channels: it mixes no rows.
     if not given["training"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
         return False
     made, save_mean, save_invstd, *running = steps.task.outputs
@@ -109,7 +109,7 @@ def batch_norm(steps: Steps) -> bool:
 
 
 def batch_norm_backward(steps: Steps) -> bool:
-    """Replace the backward of BatchNorm: gradients of weight and bias are sums, from which the input's follows row by
+    """Replace the backward of BatchNorm: sum the gradients of weight and bias; the input's follows row by
     row.
 
     dx = w σ⁻¹ (dy − Σdy/N − (x − μ) σ⁻¹ Σ(dy x̂)/N).
@@ -158,7 +158,7 @@ def batch_norm_backward(steps: Steps) -> bool:
 
 
 def per_part(steps: Steps) -> bool:
-    """Keep the task, with each part's own statistics, and the first part's for the running ones."""
+    """Keep the task, with each part's own statistics; the first part's update the running statistics."""
     task = steps.task
     if task.target.startswith("aten.native_batch_norm_backward"):
         given = steps.given(_BACKWARD)
@@ -177,14 +177,14 @@ def per_part(steps: Steps) -> bool:
 
 
 def single_valued(graph: Graph) -> Task | None:
-    """Return the first part of a BatchNorm in training with one value for each channel, which has no variance."""
+    """Return the first part of a BatchNorm in training that has one value per channel, and so no variance."""
     values = dict(graph.value)
     for task in graph.tasks:
         if task.part and "native_batch_norm" in task.target and "backward" not in task.target:
             steps = Steps(graph, task, values)
             given = _forward(steps)
             shape = steps.shape(given["input"])
-            # In its place the form for evaluation alone has a number.
+            # The form for evaluation has a number in this position.
             if given.get("training") is True and math.prod(shape) == shape[1]:
                 return task
     return None
@@ -206,7 +206,7 @@ def _cuts(
     shape: tuple[int, ...],
     outputs: tuple[int | None, ...],
 ) -> tuple[Cut, ...]:
-    """Return a cut of `rows` along each axis except the channels; None in `outputs` stands for that axis."""
+    """Return a cut of `rows` along each axis except the channels; None in `outputs` stands for the axis."""
     inputs = dataclasses.replace(steps.task, args=args, kwargs=()).inputs
     return tuple(
         Cut(
@@ -219,7 +219,7 @@ def _cuts(
 
 
 def _column(steps: Steps, name: str, shape: tuple[int, ...]) -> str:
-    """Append a reshape of one number for each channel so that it broadcasts to the input; return its name."""
+    """Append a reshape by which one number per channel broadcasts to the input; return its name."""
     column = (1, shape[1], *(1 for _ in shape[2:]))
     step = f"{name.removeprefix(f'{steps.task.name}#')}_column"
     return steps.put(step, "aten.reshape.default", (Ref(name), column), column, steps.dtype(name), view=name)
