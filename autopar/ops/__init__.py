@@ -1,1 +1,1 @@
-"""Callables of operators by name, and composites, which stay whole in training."""
+"""Callables of operators by name; and composites, which stay whole in training."""

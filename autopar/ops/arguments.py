@@ -1,4 +1,4 @@
-"""Arguments of operator calls: by schema name, and the tensors among them."""
+"""Arguments of operator calls: arguments by schema name, and the tensors among them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def by_name(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 
 def tensors(arguments: Any) -> Iterator[Tensor]:
-    """Yield the tensors of arguments in order, those in lists included."""
+    """Yield the tensors in arguments, including those in lists, in order."""
     for item in arguments:
         if isinstance(item, Tensor):
             yield item
@@ -43,5 +43,5 @@ def contiguous(given: Any) -> Any:
 
 
 def states_contiguous(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a recurrent layer that takes states of any strides: cuDNN refuses those of a part of a batch."""
+    """Return a recurrent layer that takes states of any strides; cuDNN refuses those of a part of a batch."""
     return lambda given, states, *others: layer(given, contiguous(states), *others)

@@ -19,11 +19,11 @@ def _join(
     parts: tuple[torch.Tensor, ...] | list[torch.Tensor], axis: int, order: tuple[int, ...] = ()
 ) -> torch.Tensor:
     if order:
-        # What is dense in this order is row-major with its axes so permuted.
+        # A tensor that is dense in this order is row-major once its axes are permuted so.
         made = _join([part.permute(order) for part in parts], order.index(axis))
         return made.permute([order.index(axis) for axis in range(len(order))])
     made = torch.cat(parts, axis)
-    # torch takes the memory format over where all parts share another.
+    # If all parts share another memory format, torch keeps it.
     return made if made.is_contiguous() else made.contiguous()
 
 
@@ -45,7 +45,7 @@ def _sum(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 def _words(table: torch.Tensor, indices: torch.Tensor, first: int, count: int) -> torch.Tensor:
     own = indices - first
-    # What is in no part is left to the first or the last, which refuses it as the whole table would.
+    # An index outside of the table reaches the first or last part, which refuses it as the whole table would.
     others = own < 0 if first else torch.zeros_like(own, dtype=torch.bool)
     if first + len(table) < count:
         others |= own >= len(table)
@@ -61,7 +61,7 @@ def _layer_norm_backward(
     rstd: torch.Tensor,
     *others: Any,
 ) -> Any:
-    # The kernels read the statistics as if contiguous, which a part of them need not be.
+    # The kernels read the statistics as if they were contiguous, but a part of them need not be.
     operator = torch.ops.aten.native_layer_norm_backward.default
     return operator(gradient, given, shape, mean.contiguous(), rstd.contiguous(), *others)
 
@@ -82,10 +82,10 @@ def _group_norm_backward(gradient: torch.Tensor, given: torch.Tensor, *others: A
 
 
 def _regular(given: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in memory that kernels of group norm read as it is, as eager does before them.
+    """Return the tensor in a memory layout that the kernels of group norm support, as eager does before them.
 
-    The trace leaves that out where its fake has such memory: of a batch of one, `view` gives other strides than its
-    fake. The kernel for the backward reads wrong elements then.
+    The trace omits this step if the fake has such a layout. For a batch of one, `view` gives other strides
+    than its fake, and the kernel of the backward would read wrong elements.
     """
     if given.is_contiguous():
         return given
@@ -97,13 +97,13 @@ def _regular(given: torch.Tensor) -> torch.Tensor:
 
 
 def _log_sigmoid(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Only a CPU's kernel fills the buffer, but it may be a CPU that computes the gradient from it.
+    # Only a CPU's kernel fills the buffer, but a CPU may compute the gradient from it.
     made, buffer = torch.ops.aten.log_sigmoid_forward.default(given)
     return made, buffer if buffer.shape == given.shape else given.abs().neg_().exp_()
 
 
 def _dropout(given: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    # A CPU's eager dropout is not this operator: it scales a mask of ones, then multiplies, and draws none for p = 1.
+    # A CPU's eager dropout differs: it scales a mask of ones, then multiplies, and draws none for p = 1.
     if given.device.type != "cpu" or train is False:
         made, mask = torch.ops.aten.native_dropout.default(given, p, train)
         return made, mask
@@ -121,7 +121,7 @@ def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) 
 
 @functools.cache
 def _kept(share: float, dtype: torch.dtype) -> float:
-    """Return the factor on what a dropout keeps, `share` of all, as it is rounded in eager's mask."""
+    """Return the factor for the elements that a dropout keeps, `share` of all, rounded as in eager's mask."""
     return torch.ones((), dtype=dtype).div_(share).item() if share else 0.0
 
 
@@ -154,7 +154,7 @@ def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> 
 @functools.cache
 def _operator(name: str) -> Callable[..., Any]:
     if name.startswith("autopar."):
-        from .composites import KERNELS  # only what was trained needs it
+        from .composites import KERNELS  # only graphs of training need it
 
         if name in KERNELS:
             return KERNELS[name]

@@ -1,8 +1,8 @@
-"""Composite operators, which a joint graph must not decompose: decompositions are specific to one kind of device.
+"""Composite operators, which a joint graph must not decompose: decompositions suit only one kind of device.
 
-Differentiated on a CPU, `scaled_dot_product_attention`, `lstm`, `embedding_bag` … become CPU kernels. So during
-tracing each is `autopar::<name>` (`rules`), one forward and one backward task, computed by plain torch on the device
-of its tensors.
+Differentiated on a CPU, `scaled_dot_product_attention`, `lstm`, `embedding_bag` … become CPU kernels. During
+tracing, each is therefore `autopar::<name>` (`rules`): one task in the forward and one in the backward,
+computed by plain torch on the device of its tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["KERNELS", "LOOKUPS", "rules"]
 
 
 def body(task: Task) -> Callable[..., Any] | None:
-    """Return a function of a composite's arguments that computes it by ATen operators; None if there is none."""
+    """Return a function of a composite's arguments that computes it by ATen operators; None if none does."""
     if task.target == "autopar.embedding_bag.default":
         _, _, offsets, weights, _, mode, _, padding = task.args
         plain = offsets is None and weights is None and padding is None

@@ -1,5 +1,5 @@
-"""Definition of composites: an ATen operator as a traced operator `autopar::<name>` whose backward is one operator
-too, which recomputes the call or uses its tape."""
+"""Definition of composites: an ATen operator as a traced operator `autopar::<name>`. Its backward is one
+operator, which recomputes the call or uses its tape."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def define(
     worth: Callable[..., bool] = lambda *arguments: True,
     fixed: tuple[int, ...] = (),
 ) -> Callable[..., Any]:
-    """Define `autopar::name(given) -> returned`, computed by `call`, and its backward, `call`'s VJP; return the first.
+    """Define `autopar::name(given) -> returned`, computed by `call`, and its backward; return the forward.
 
-    The operator takes all `arguments` by position. `name_backward(grads, *arguments, needs)` returns the gradients of
-    the tensor arguments for which `needs` is true, in order, from those of the outputs (None: not requested).
-    `like(*arguments)` makes tensors with the outputs' shapes, dtypes and strides (default: `call` on fake tensors).
-    `cast(device type, arguments)` is the dtype to which autocast casts floating-point tensors, None if it does not.
+    The operator takes all `arguments` by position. `name_backward(grads, *arguments, needs)`, `call`'s VJP,
+    returns the gradients of the tensor arguments that `needs` marks, in order, given those of the outputs (or
+    None). `like(*arguments)` makes tensors with the outputs' shapes, dtypes and strides (default: `call` on
+    fake tensors). `cast(device type, arguments)` is autocast's dtype for floating-point tensors, or None.
 
-    With a `tape` the forward leaves one to the backward, which then also reads the outputs: a last output, without
-    memory of its own, that keeps the call's autograd graph alive. Elsewhere (on another device, rejoined from parts)
-    there is no graph, and the forward is recomputed: a step of attention then takes 1.2 times eager's time, of
-    recurrent layers 1.4, else as long (one core of a CPU). `tape(*arguments)` is that output's shape, in bytes that
-    the graph keeps besides arguments and outputs, with the axes along which a call may be split. `worth(*arguments)`:
-    the graph keeps no more than that. The tensors at the positions `fixed` have no gradient through it.
+    With `tape`, the forward has a last output, the tape, without memory. It keeps the call's autograd graph
+    alive for the backward, which then also reads the outputs. Without this graph (on another device, rejoined
+    from parts), the backward recomputes the forward: a step of attention takes 1.2 times eager's time, of
+    recurrent layers 1.4, otherwise as long (one core of a CPU). `tape(*arguments)` is the tape's shape in
+    bytes that the graph keeps besides arguments and outputs, with the axes along which a call may be split.
+    `worth(*arguments)`: the graph keeps no more. Tensors at positions `fixed` get no gradient by it.
     """
     plain, bare = call, re.sub(r"=[^,]*", "", given)
     made = f"({returned.strip('()')}, Tensor)" if tape else returned
@@ -91,8 +91,8 @@ def whole(
     call: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """Return the composite of an ATen operator, with the same name, arguments and outputs, computed by `call` (default:
-    the operator); `options` are those of `define`."""
+    """Return the composite of an ATen operator, with its name, arguments and outputs, computed by `call`
+    (default: the operator); `options` are those of `define`."""
     text = str(plain._schema)
     given = text[text.index("(") + 1 : text.rindex(") ->")].replace("*, ", "")
     returned = text[text.rindex("->") + 2 :].strip()
@@ -128,7 +128,7 @@ def recording(
 
 
 def _fake_recording(call: Callable[..., Any], shape: Shape) -> Callable[..., tuple[Tensor, ...]]:
-    """Return the fake of a call and of its tape."""
+    """Return the fake of a call with its tape."""
 
     def made(*arguments: Any) -> tuple[Tensor, ...]:
         first = next(tensors(arguments))
@@ -140,7 +140,7 @@ def _fake_recording(call: Callable[..., Any], shape: Shape) -> Callable[..., tup
 def play(
     outputs: Sequence[Tensor], grads: Sequence[Tensor | None], needs: Sequence[bool]
 ) -> list[Tensor] | None:
-    """Return the gradients from the tape, the last output; None if it has no graph of them."""
+    """Return the gradients by the tape, the last output; None if it has no graph for them."""
     leaves, made = vars(outputs[-1]).get("graph", ((), ()))
     wanted = [leaf for leaf, needed in zip(leaves, needs) if needed]
     if not wanted or not all(leaf.requires_grad for leaf in wanted):
@@ -149,7 +149,7 @@ def play(
 
 
 def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:
-    """Return the operator with keyword-only arguments as positional ones."""
+    """Return the operator with its keyword-only arguments as positional ones."""
     names = [argument.name for argument in plain._schema.arguments]
     bare = sum(not argument.kwarg_only for argument in plain._schema.arguments)
     if bare == len(names):
@@ -188,7 +188,7 @@ def _formula(backward: torch._ops.OpOverload) -> Callable[..., Any]:
 
 
 def _marks(item: Any, need: Any) -> list[bool]:
-    """Return for each tensor of one argument whether it needs a gradient."""
+    """Return, for each tensor in one argument, whether it needs a gradient."""
     if isinstance(item, list):
         return [bool(mark) for part, mark in zip(item, need) if part is ...] if ... in item else []
     return [bool(need)] if item is ... else []
@@ -208,7 +208,7 @@ def _casting(forward: torch._ops.OpOverload, family: str, cast: Cast) -> Callabl
 
 
 def lowered(tensor: Tensor, kind: str, goal: torch.dtype) -> Tensor:
-    """Return the tensor as autocast casts it on devices of type `kind`; doubles stay, and what is on other devices."""
+    """Return the tensor as autocast casts it on devices of type `kind`: doubles and other devices' stay."""
     low = tensor.is_floating_point() and tensor.dtype is not torch.float64 and tensor.device.type == kind
     return tensor.to(goal) if low else tensor
 
@@ -219,9 +219,9 @@ def vjp(
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor]:
-    """Return gradients of the needed tensor arguments, in order, each in its own memory.
+    """Return the gradients of the needed tensor arguments, in order, each in its own memory.
 
-    The function is recomputed. A tensor without a gradient gets zeros.
+    The function is computed again. A tensor without a gradient gets zeros.
     """
     wanted: list[Tensor] = []
     turn = iter(needs)
@@ -244,7 +244,7 @@ def _gradients(
     if not pairs:
         return [torch.zeros_like(tensor) for tensor in wanted]
     outputs, given = zip(*pairs)
-    # Autograd has one thread for each accelerator, which may be the one that waits for this task to end.
+    # Autograd has one thread for each accelerator, and this thread may be waiting for this task to end.
     with torch.autograd.set_multithreading_enabled(False):
         found = torch.autograd.grad(outputs, wanted, given, retain_graph=retain, allow_unused=True)
     return _apart([torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found)], given)

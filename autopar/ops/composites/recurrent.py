@@ -32,13 +32,13 @@ def products(kind: str, args: tuple[Any, ...]) -> torch.dtype:
 
 
 def _cast_gru(kind: str, args: tuple[Any, ...]) -> torch.dtype:
-    """Return the dtype for GRU: on a CPU only the products are cast, and the result has the input's dtype."""
+    """Return the dtype for a GRU; on a CPU, only products are cast, and the result has the input's dtype."""
     whole = kind == "cpu" and args[0].dtype is torch.float32
     return torch.float32 if whole else torch.get_autocast_dtype(kind)
 
 
 def layers(kind: str, args: tuple[Any, ...]) -> torch.dtype:
-    """Return the dtype to which autocast casts a layer: cuDNN's are cast to float16 whatever autocast is set to."""
+    """Return the dtype to which autocast casts a layer; for cuDNN always float16, whatever it is set to."""
     library = kind == "cuda" and torch.backends.cudnn.is_acceptable(args[0])
     return torch.float16 if library else products(kind, args)
 
@@ -54,8 +54,8 @@ def projected(args: tuple[Any, ...]) -> bool:
 
 
 def projecting(layer: Callable[..., Any], kind: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results of an LSTM with projections under autocast on a CPU, which lowers its products alone: the
-    cells stay as wide as they are given. It is computed in float32 and then rounded."""
+    """Return the results of an LSTM with projections under autocast on a CPU, which lowers only its products:
+    cells stay as wide as given. It is computed in float32 and then rounded."""
     states = next(item for item in args if isinstance(item, (tuple, list)))
     goal = products(kind, args)
     with torch.autocast(kind, enabled=False):
@@ -91,7 +91,7 @@ CELLS: dict[Any, Callable[..., Any]] = {
 
 
 def layered(layer: Callable[..., Any], *args: Any) -> tuple[Tensor, ...]:
-    """Run stacked recurrent layers, one call for each, with `dropout` in between, so that masks are drawn once and in
+    """Run stacked recurrent layers by one call each, with `dropout` in between: masks are drawn once, in
     eager's order."""
     sequence, hx, params, biases, layers, dropout, train, bidirectional, batch_first = args
     states = list(hx) if isinstance(hx, (tuple, list)) else [hx]

@@ -1,8 +1,8 @@
-"""Kernels that replace composite ATen operators while a call is traced with its backward: attention, embedding bags,
+"""Kernels that replace composite ATen operators in a trace with its backward: attention, embedding bags,
 recurrent layers, norms and resizes; and out-of-place operators for random numbers drawn in place.
 
-The rules replace torch's kernels at the dispatch keys of autograd, so that they also apply in checkpointed regions and
-in torch functions that call the operator themselves.
+The rules replace torch's kernels at the dispatch keys of autograd. They therefore also apply in checkpointed
+regions and in torch functions that call the operator.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Plain(Exception):
 
 
 def _tape_shape(query: Tensor, *rest: Any) -> tuple[int, ...]:
-    """Return the shape of one float for each query: the log-sum-exp of its softmax, which is all that fused kernels
-    save."""
+    """Return the shape of one float per query, the log-sum-exp of its softmax: fused kernels save only
+    this."""
     return (*query.shape[:-1], 4)
 
 
@@ -44,13 +44,13 @@ def _fused(*given: Any) -> bool:
     return bool(choice != SDPBackend.MATH.value)
 
 
-# No fused kernel of a CPU takes a mask that requires grad, which few do.
+# No fused kernel of a CPU takes a mask that requires grad, but few masks do.
 _ATTENTION = whole(_SDPA, cast=recurrent.products, tape=_tape_shape, worth=_fused, fixed=(3,))
 
 
 def _attention(*given: Any) -> Any:
     if given[4]:
-        # Its mask is drawn once, as eager draws it on a CPU.
+        # Draw the dropout mask once, as eager does on a CPU.
         with sdpa_kernel(SDPBackend.MATH):
             return _SDPA.decompose(*given[:6], scale=given[6], enable_gqa=given[7])
     return _ATTENTION(*given)[0]
@@ -94,7 +94,7 @@ def _bags(
         indices = indices.reshape(-1)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)
-    # Torch's own binding, which takes these for the overload `padding_idx`: 26 bags are as many calls.
+    # torch's own binding, with the overload `padding_idx`: 26 bags are 26 calls, so overhead counts.
     out: Tensor = torch.embedding_bag(
         weight,
         indices,
@@ -134,7 +134,7 @@ def _bag(*given: Any) -> Any:
     index = padding[0] if padding else None
     made = _EMBEDDING_BAG(weight, indices, offsets, weights, scale, mode, last, index)
     with torch.no_grad():
-        # The rest is read by nobody but the backward that torch would have traced.
+        # Only the backward that torch would have traced reads the other outputs.
         _, *rest = _aten._embedding_bag_forward_only.default(
             weight, indices, offsets, scale, mode, False, weights, last, -1 if index is None else index
         )
@@ -154,7 +154,7 @@ def _bags_of_rows(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Compute `torch.nn.functional.embedding_bag`, with bags kept as matrix rows if given so, which allows a batch
+    """Compute `torch.nn.functional.embedding_bag`. Bags given as matrix rows stay rows, so the batch can be
     split."""
     if input.ndim != 2 or offsets is not None or max_norm is not None or sparse or not input.numel():
         found: Tensor = functional.embedding_bag(
@@ -208,7 +208,7 @@ def _pool(dims: list[int]) -> Rule:
 
 
 def _rrelu(given: Any, lower: float, upper: float, training: bool, generator: None = None) -> Any:
-    """Draw in training in row-major memory for any input layout, which its fake does not know."""
+    """In training, draw in row-major memory: the fake does not know the layout of the input."""
     if training:
         given = given.contiguous()
     return _aten.rrelu.default.decompose(given, lower, upper, training)
@@ -238,7 +238,7 @@ RULES: dict[Any, Rule] = {
 """Rules for training; torch decomposes other operators."""
 
 FUNCTIONS: dict[Any, Rule] = {functional.embedding_bag: _bags_of_rows}
-"""Functions traced instead of torch functions whose operators lose information."""
+"""Functions to trace instead of torch functions whose operators lose information."""
 
 DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 """Rules for every trace."""
@@ -279,7 +279,7 @@ def standing_in(rules: dict[Any, Rule], keys: list[Any]) -> Iterator[None]:
 def whole_layers() -> Iterator[None]:
     """Within the block, let fake tensors pass through each recurrent layer as through one operator.
 
-    Torch finds the shapes of its results by a loop over the steps, which takes a second and fixes the length.
+    Torch finds the shapes of the results by a loop over the steps, which takes a second and fixes the length.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     with contextlib.ExitStack() as stack:
@@ -315,7 +315,7 @@ def _draw_normal(like: Tensor, mean: float, std: float, contiguous: bool) -> Ten
     made = torch.empty_like(like)
     if contiguous or not made.is_contiguous():
         return made.normal_(mean, std)
-    # A CPU draws many numbers at once where memory has no gaps, which gives others.
+    # If memory has no gaps, a CPU draws many numbers at once, and they differ.
     apart = made.new_empty((*made.shape, 2))[..., 0]
     return made.copy_(apart.normal_(mean, std))
 
@@ -348,7 +348,7 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
     _aten.bernoulli.p: _plain_bernoulli,
     _aten.normal_functional.default: _plain_normal,
 }
-"""Decompositions of `bernoulli_` and `normal_`: the operator that torch writes, and its replacement in a trace.
-Numbers are drawn in memory order. A trace replaces a draw in place by the out-of-place operator, but torch's own are
-row-major (`bernoulli.p`) or dense (`normal_functional`), so that elements would get other numbers. These replacements
-draw into the layout of the filled tensor."""
+"""Replacements in a trace of the operators that torch writes for `bernoulli_` and `normal_`. These operators
+draw out-of-place, into row-major (`bernoulli.p`) or dense memory (`normal_functional`). Numbers are drawn in
+memory order, so elements would get other numbers. The replacements draw into the layout of the filled
+tensor."""
