@@ -1,2 +1,2 @@
-"""Data types shared by all rooms: graph, machine, costed graph, plan, program, timeline. Pure data without torch, with
-checks and files."""
+"""Data types shared by all rooms: graph, machine, costed graph, plan, program, timeline. Pure data without
+torch; checked, and saved to files."""

@@ -16,7 +16,7 @@ from .machine import Machine
 class TaskCost:
     """Cost of one task on each device.
 
-    seconds: by device, in the machine's order; None if it cannot run there.
+    seconds: by device, in the machine's order; None: cannot run there.
     workspace_bytes: scratch memory while it runs.
     how: `roofline` or `measured`.
     """
@@ -37,12 +37,12 @@ class Cluster:
     """Tasks that are placed together and run one after the other on one lane.
 
     seconds: by device, dispatch included; None if it cannot run there.
-    dispatch_s: the part of it that is the host's Python, which is serial over all lanes (the GIL).
+    dispatch_s: the share of the host's Python in these seconds; it is serial over all lanes (the GIL).
     reads: values from outside the cluster.
     makes: values needed outside, by another cluster or the caller.
     colocate: group of clusters that must share a device.
-    modes: (device number, lanes, seconds) of each way to use several lanes of a device, its one-lane way included;
-    `seconds` is then the minimum for each device.
+    modes: (device number, lanes, seconds) of each way to use lanes of a device, including one lane; `seconds`
+    is then the minimum for each device.
     """
 
     name: str
@@ -66,15 +66,15 @@ class Cluster:
 class CostedGraph:
     """A graph, a machine, and the costs of each task and cluster on each device.
 
-    homes: (value, device) of each input and state value before the call; "" for state that is only where it is read.
-    deliver: (value, device) to which each output and then each update must come.
-    consumed: the memory of inputs is freed after their last use.
-    again: (copy, original) of duplicated clusters, tasks and values, computed again on a second device.
+    homes: (value, device) of each input and state value before the call; "": state only where it is read.
+    deliver: (value, device) of each output, then of each update: where it must be in the end.
+    consumed: True if the memory of inputs is freed after their last use.
+    again: (duplicate, original) of clusters, tasks and values that are computed again on a second device.
     call_s: seconds of a call on the caller's thread outside of tasks, such as the guards of `torch.compile`; in no
     makespan.
 
-    State that no task changes is resident: copied before the first call to each device that reads it, and kept; it
-    costs memory there and no time. Everything else is transferred in every call.
+    Resident state (`Graph.resident`) is on each device that reads it before the call, and stays; it costs
+    memory but no time. Everything else is transferred in every call.
     """
 
     graph: Graph
@@ -123,8 +123,8 @@ class CostedGraph:
 
 
 def repeatable(costed: CostedGraph, cluster: Cluster) -> bool:
-    """Return True if a cluster may be duplicated: it draws no random numbers, waits only for values, is bound to no
-    other cluster and is not a duplicate."""
+    """Return True if a cluster may be duplicated: it draws no random numbers, waits only for values, is bound
+    to no cluster or device, and is no duplicate."""
     tasks = [costed.graph.task[name] for name in cluster.tasks]
     free = not cluster.after and cluster.colocate is None and cluster.name not in dict(costed.again)
     return free and not any(task.random or task.after or task.home for task in tasks)

@@ -1,8 +1,9 @@
 """Critical path of a plan, the waits of each step, and slack.
 
-A step is a `Placed` cluster or a `Transfer`. It waits for the data it reads, for the previous step in its lane, and,
-if a transfer, for the previous one on the bus. Critical path and slack as in the critical path method (Kelley and
-Walker, Critical-path planning and scheduling, 1959), on the plan with fixed lane orders. Linear in the waits.
+A step is a `Placed` cluster or a `Transfer`. It waits for the data that it reads and for the previous step in
+its lane, a transfer also for the previous one on its bus. Critical path and slack follow the critical path
+method (Kelley and Walker, Critical-path planning and scheduling, 1959), with the lane orders of the plan
+fixed. Linear in the waits.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Critical:
     steps: clusters and transfers by start.
     waits: for each step, everything it waited for.
     last: for each step, the wait that ended last; None: none.
-    slack: for each step, how many seconds later it could end without a longer plan.
-    path: numbers of the steps from the start to the end of the call, each of which waited for the previous one.
+    slack: for each step, how many seconds later it could end without making the plan longer.
+    path: numbers of steps from the start to the end of the call; each waited for the previous one.
     """
 
     steps: tuple[Step, ...]
@@ -60,8 +61,8 @@ class Critical:
 
     @property
     def busy_s(self) -> dict[tuple[str, Kind], float]:
-        """Seconds of the path by (`compute` or `transfer`, why the next step waits for it: its result, `data` or
-        `order`; or a free `lane` or `wire`)."""
+        """Seconds of the path by (`compute` or `transfer`, what the next step waits for: the result, `data`
+        or `order`; or a free `lane` or bus, `wire`)."""
         found: dict[tuple[str, Kind], float] = {}
         for number, after in zip_longest(self.path, self.path[1:]):
             binding = self.last[after] if after is not None else None
@@ -87,7 +88,7 @@ class Critical:
 
 
 def critical(costed: CostedGraph, steps: tuple[Step, ...]) -> Critical:
-    """Return the waits, critical path and slack of the steps of a plan, which are sorted by start."""
+    """Return the waits, critical path and slack of the steps of a plan, sorted by start."""
     waits = tuple(_waits(costed, steps))
     last = tuple(_binding(steps, found) for found in waits)
     return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))
@@ -152,8 +153,7 @@ def _path(steps: tuple[Step, ...], last: tuple[_Wait | None, ...]) -> tuple[int,
 
 
 def _slack(steps: tuple[Step, ...], waits: tuple[tuple[_Wait, ...], ...]) -> tuple[float, ...]:
-    """Compute slack by a backward pass in reverse topological order, not by start, which steps of zero length may
-    share."""
+    """Compute slack in reverse topological order: by start, steps of zero length would tie."""
     successors: list[list[int]] = [[] for _ in steps]
     open_successors = [0] * len(steps)
     for index, found in enumerate(waits):

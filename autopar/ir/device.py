@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """Traits of a kind of device. A name that `KINDS` lacks is the torch accelerator of that type.
+    """Traits of a kind of device. A name that `KINDS` lacks is a torch accelerator of that type.
 
-    Functions and classes are given as `"module:name"`, so that the record loads no torch.
+    Functions and classes are named as `"module:name"`, so that the record does not load torch.
     """
 
     name: str
     torch_type: str
     """The torch device type of its tensors in this process; `cpu`: in host memory."""
     host: bool = False
-    """True if it holds the caller's tensors. It has no copy queues: transfers wait in those of the other end."""
+    """True if it holds the caller's tensors. It has no copy queues: transfers wait in the other end's."""
     hides_dispatch: bool = True
     """True if it computes while the host's Python dispatches the next task."""
     stand_in: bool = False
     """True if it emulates an accelerator; all output must then say so."""
     blocking: str = ""
-    """Environment variable that makes launches synchronous, to suggest after an error that is reported late."""
+    """Environment variable that makes launches synchronous; suggested if an error is reported late."""
     figures: str = "autopar.costs.detect:accelerator"
     """`(device, alike, measured) -> Device`: adds rates, memory in bytes and chip; `alike` is how many of its kind
     share it, `measured` the measurements of this machine (`costs.detect.Measured`)."""
     link: str = ""
-    """`(src, dst, measured) -> Link`: the link at an end of this kind; empty: as measured for torch's copies."""
+    """`(src, dst, measured) -> Link`: the link at an end of this kind; empty: as measured for torch."""
     lane: str = "autopar.runtime.lanes.accelerator:AcceleratorLane"
     """The `HostLane` class that encodes the steps of its lanes and calls its tasks."""
 
@@ -61,7 +61,7 @@ class Device:
 
     kind: a torch device type, `emulated`, or another name in `KINDS`.
     threads: intra-op threads of each CPU lane.
-    memory_bytes: capacity; None: not limited.
+    memory_bytes: capacity; None: no limit.
     flops: (dtype, achieved FLOP/s).
     bytes_per_s: achieved memory bandwidth.
     launch_s: least seconds that a task takes on the device.
@@ -110,13 +110,13 @@ class Device:
 MOST_LANES = 1_000_000
 """Limit on the compute queues of one device, against input that would exhaust memory."""
 HANDOFF_S = 1e-5
-"""Seconds to wake the thread of another lane (8 to 12 µs by `tests/benchmarks/timed/overhead.py`). The latency of a
-link includes two: the copy queue waits for the producer, and the reader for the copy queue."""
+"""Seconds to wake the thread of another lane (8 to 12 µs by `tests/benchmarks/timed/overhead.py`). A link's
+latency includes two: the copy queue waits for the producer, the reader for the copy queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction between two devices: a copy takes `latency_s + bytes / bytes_per_s` seconds, hand-offs included.
+    """One direction between devices. A transfer takes `latency_s + bytes / bytes_per_s`, hand-offs included.
 
     Links with the same `wire` share a bus, which carries one transfer at a time; None: any number at once.
     """
@@ -128,5 +128,5 @@ class Link:
     wire: str | None
 
     def seconds(self, nbytes: int) -> float:
-        """Return the seconds of a copy of `nbytes` on an idle bus."""
+        """Return the seconds of a transfer of `nbytes` on an idle bus."""
         return self.latency_s + nbytes / self.bytes_per_s

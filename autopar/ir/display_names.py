@@ -27,9 +27,9 @@ _ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit)+$")
 class Words:
     """Display names for a costed graph.
 
-    Clusters: `fc1, fc2 forward #0`, `mse_loss, fc2 backward #1`, `sum fc2.weight.grad`, `update fc2.weight`; "forward"
-    only if there is a backward. Values: `inputs, part 0`, `fc2.weight.grad, part 1`, `fc2.weight, new`. Names may
-    repeat: tables and pictures also give the place and time.
+    Clusters: `fc1, fc2 forward #0`, `mse_loss, fc2 backward #1`, `sum fc2.weight.grad`, `update fc2.weight`;
+    "forward" only if there is a backward. Values: `inputs, part 0`, `fc2.weight.grad, part 1`, `fc2.weight,
+    new`. Names may repeat: tables and pictures also give place and time.
     """
 
     def __init__(self, costed: CostedGraph) -> None:
@@ -45,7 +45,7 @@ class Words:
         return self._special(task) or f"{_unit(task)}{self._phase([task])}{_suffix([task])}"
 
     def phase(self, name: str) -> str:
-        """Return the phase, of `PHASES`, in which a cluster spends most time; for views, that of the viewed value."""
+        """Return the phase in which a cluster spends most time; for views, that of the viewed value."""
         cluster = self.costed.cluster[name]
         tasks = [self.graph.task[task] for task in cluster.tasks]
         shares = self._shares((t for t in tasks if not t.free), lambda task: self.phase_of_task[task.name])
@@ -56,10 +56,10 @@ class Words:
 
     @cached_property
     def phase_of_task(self) -> dict[str, str]:
-        """The phase of each task, of `PHASES`.
+        """The phase in `PHASES` of each task.
 
-        The reduction includes sums of gradients over the parts of the batch, their packing, and transfers to and from
-        the sums. A sum that a part of the backward waits for, as for BatchNorm's statistics, is backward.
+        The reduction includes sums of gradients over the parts of the batch, their packing, and transfers to
+        and from the sums. A sum that a part of the backward waits for (BatchNorm's statistics) is backward.
         """
         waited: set[str] = set()
         awaited: set[str] = set()
@@ -78,8 +78,8 @@ class Words:
 
     @cached_property
     def phase_of_value(self) -> dict[str, str]:
-        """The phase of the transfers of each value: reduction for gradients to and from their sum, update for results
-        of an update, and for values that exist before the call, the first phase that reads them."""
+        """The phase of each value's transfers: reduction for gradients to and from their sum, update for
+        results of an update; for values that exist before the call, the first phase that reads them."""
         rank = {name: index for index, name in enumerate(PHASES)}
         found: dict[str, str] = {}
         for task in self.graph.tasks:
@@ -122,7 +122,7 @@ class Words:
         return f"{_together(chosen)}{self._phase(heavy)}{_suffix(tasks)}"
 
     def _special(self, task: Task) -> str:
-        """Return the name of a task outside of modules: batch slices and joins, sums, updates, the user's loss."""
+        """Return the name of a task outside of modules (part, join, sum, update, user's loss); else ""."""
         bucket = _BUCKET.fullmatch(task.name)
         if bucket:
             verb = "sum" if task.target == SUM else "unpack" if task.free else "pack"
@@ -201,7 +201,7 @@ class Words:
 
     @cached_property
     def _held(self) -> dict[str, list[str]]:
-        """The states whose new values are in each flat value."""
+        """For each flat value, the states whose new values it holds."""
         found: dict[str, list[str]] = {name: [] for name in self.graph.flat}
         for made, target in self.graph.updates:
             if made in found:
@@ -210,7 +210,7 @@ class Words:
 
     @cached_property
     def _gradients(self) -> dict[str, str]:
-        """The gradient that each value is, or becomes through views alone; parts under their whole's name."""
+        """The gradient that each value is, or becomes by views alone; parts have the name of their whole."""
         paths = {self.graph.value[name].path for name in self.graph.state}
         found = {
             name: _base(name)
@@ -251,7 +251,7 @@ def _suffix(tasks: list[Task]) -> str:
 
 
 def _unit(task: Task) -> str:
-    """Return the module of a task, or without one its operator: `relu`, `mse_loss`."""
+    """Return the module of a task; without a module, its operator: `relu`, `mse_loss`."""
     return task.module if task.module and task.module != CRITERION else operator(task)
 
 
@@ -262,7 +262,7 @@ def _updated(task: Task) -> list[str]:
 
 
 def operator(task: Task) -> str:
-    """Return the operator of a task, as its author would call it: `batch_norm`, `relu`, `mse_loss`."""
+    """Return the operator of a task, as a model's author would call it: `batch_norm`, `relu`, `mse_loss`."""
     name = task.name.partition("#")[0]
     home, _, rest = task.target.partition(".")
     if task.module != CRITERION and home in ("aten", "autopar", "prims") and rest:
@@ -272,7 +272,7 @@ def operator(task: Task) -> str:
 
 
 def _together(units: list[str]) -> str:
-    """Join one or two names, else abbreviate them: `layers.1`, `layers 0 … 2`, `first … last`."""
+    """Join one or two names, or abbreviate more: `layers.1`, `layers 0 … 2`, `first … last`."""
     above = {unit[: dot.start()] for unit in units for dot in re.finditer(r"\.", unit)}
     units = [unit for unit in dict.fromkeys(units) if unit not in above]
     if len(units) == 1 or (len(units) == 2 and len(", ".join(units)) <= _LONG):

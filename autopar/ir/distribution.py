@@ -24,7 +24,7 @@ FIRST_BUCKET_BYTES = 1 << 20
 UNSHARDED = (
     "zero-bubble computes gradients of weights apart from the backward, where FSDP2 does not gather them"
 )
-"""Reason why that schedule and sharded replicas exclude each other."""
+"""Reason why the zero-bubble schedule and sharded replicas exclude each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Stage:
     """Units `first` to `stop - 1` of a model.
 
     forward_s, backward_s: seconds of one micro-batch on the planned host.
-    bytes_out: bytes sent to later stages, for one micro-batch.
+    bytes_out: bytes sent to later stages for one micro-batch.
     saved_bytes: bytes that the forward saves for the backward, for one micro-batch.
     state_bytes: bytes of parameters and buffers.
-    groups: ends of the groups of units whose sharded parameters (FSDP2) are gathered together; empty: each replica has
-    all parameters.
+    groups: ends of the groups of units whose sharded parameters (FSDP2) are gathered together; empty: no
+    sharding.
     """
 
     first: int
@@ -54,14 +54,14 @@ class Distribution:
     """Stages of a model on hosts.
 
     units: names of the model's operators, in order.
-    ranks: host of each process as `ranks[replica][position]`; stage s is at position s modulo their number, so that a
-    process may have several stages.
+    ranks: host of each process as `ranks[replica][position]`. Stage s is at position s modulo their number,
+    so a process may have several stages.
     micro_batches: number for one replica.
     batch: rows of one step over all replicas.
     step_s: predicted seconds of a step; with `period`, from one batch to the next without a pause.
-    ideal_s: seconds of the busiest process without waits.
+    ideal_s: seconds that the busiest process would take without waits.
     memory: peak bytes of each position.
-    trained: forward, backward and sum of gradients; else forward alone.
+    trained: True for forward, backward and sum of gradients, False for forward only.
     tried: (description, predicted seconds of a step or None if too large) of the other plans.
     ties: (stages, bytes) of parameters that several stages share.
     """
@@ -108,7 +108,7 @@ class Distribution:
         return hashlib.sha256(json.dumps(serialize.encode(self), sort_keys=True).encode()).hexdigest()
 
     def position(self, stage: int) -> int:
-        """Return the position, within a replica, of the process that has a stage."""
+        """Return the position within a replica of the process that has a stage."""
         return stage % self.positions
 
     def check(self) -> Distribution:

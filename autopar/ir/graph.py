@@ -29,14 +29,14 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A constant without a Python literal, by torch's name: `torch.float32`, `torch.strided`. `Const("device")` is the
-    device of the task, so that no graph names the device of its capture."""
+    """A constant without a Python literal, by torch's name: `torch.float32`, `torch.strided`.
+    `Const("device")`: the task's device, so no graph names the device of its capture."""
 
     text: str
 
 
 Argument: TypeAlias = Ref | Const | bool | int | float | complex | str | tuple["Argument", ...] | None
-"""An argument of a task; a tuple holds arguments in turn."""
+"""An argument of a task; a tuple holds further arguments."""
 
 JOIN = "autopar.join"
 """Target of a task that concatenates: args `((Ref, ...), axis)`, or `((Ref, ...), axis, order)` if the axes of its
@@ -47,8 +47,8 @@ SUM = "autopar.sum"
 """Target of a task that adds tensors of one shape, left to right: args `((Ref, ...),)`."""
 
 UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
-"""Targets of tasks that update parameters: args are `(path, number of its group, parameter, gradient, coefficient,
-*state)` for each; outputs are the new parameter and its state, for several parameters each a `Graph.flat` value."""
+"""Targets of tasks that update parameters: args are `(path, number of its group, parameter, gradient,
+coefficient, *state)` for each; outputs: the new parameter and its state, `Graph.flat` values if several."""
 
 DEFAULT = "default"
 """`Task.random`: draws from the generator of the device of the user's call, in program order."""
@@ -56,20 +56,20 @@ LOCAL = "local"
 """`Task.random`: draws from the generator of the device it runs on, in the plan's order."""
 
 ALIGNED = 64
-"""Alignment in bytes of each tensor in a flat buffer, as in a tensor of its own."""
+"""Alignment in bytes of each tensor in a flat buffer, equal to that of a tensor with its own memory."""
 
 SUMMED = -1
-"""In `Cut.outputs`: the output is the sum of those of all parts, each of the whole's shape."""
+"""In `Cut.outputs`: the output is the sum of the outputs of all parts, each of the whole's shape."""
 OWN = -2
-"""In a `Cut`: each part has its own value of the whole's shape; the first part's stands for the whole."""
+"""In a `Cut`: each part has its own value, of the whole's shape; the first stands for the whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """One way to split a task into independent parts.
 
-    inputs: the split axis of each of `Task.inputs`; None: needed whole; or `OWN`.
-    outputs: the axis along which each output is joined, or `SUMMED`, or `OWN`.
+    inputs: the split axis of each of `Task.inputs`, or `OWN`; None: needed whole.
+    outputs: the axis along which each output is joined, `SUMMED` or `OWN`.
     scale: paths in `args` of integers that shrink with the part: `((1, 0),)` is `args[1][0]`.
     """
 
@@ -82,13 +82,13 @@ class Cut:
 class Value:
     """A tensor: `shape` in elements, `bytes` of those elements.
 
-    storage: value whose memory it may share.
+    storage: the value whose memory it may share.
     kind: `input` of the call, `state` (parameter, buffer or constant), or `made` by a task.
     path: state dict key of state, argument path of an input.
-    dtype: "object" is a Python value without bytes.
+    dtype: "object" for a Python value without bytes.
     order: axes from the slowest to the fastest in memory, if permuted.
-    slice: the part of another state that it is, in its memory, transferred alone.
-    open: its extents and number of elements if some depend on the sizes of a call, those as `OpenSize`; not in files.
+    slice: the part of another state that this state is; it shares memory with it but is transferred alone.
+    open: extents and number of elements if some depend on a call's sizes, those as `OpenSize`; not in files.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Value:
 class Task:
     """One call, `target(*args, **kwargs)`, with the results `outputs` (unpacked from a sequence if `unpack`).
 
-    after: tasks that must end first without a data dependency (random order).
+    after: tasks that must end first, without a data dependency (to keep the order of random draws).
     random: generator it draws from, `DEFAULT` or `LOCAL`.
     free: a view, which moves no data.
     home: bound to the device of the user's call.
-    flops: floating-point operations; multiply and add count as two.
+    flops: floating-point operations; a multiply and an add count as two.
     module, source: place in the user's code.
     inputs: names of the values read, each once, in order.
     """
@@ -137,7 +137,7 @@ class Task:
     inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Asked for several times at every stage.
+        # Computed once, since every stage reads it several times.
         seen: dict[str, None] = {}
         for argument in (*self.args, *[value for _, value in self.kwargs]):
             if isinstance(argument, Ref):
@@ -147,8 +147,8 @@ class Task:
         object.__setattr__(self, "inputs", tuple(seen))
 
     def reading(self, names: Mapping[str, str]) -> Task:
-        """Return the task with other inputs; without cuts, which need one axis for each input, if two inputs become
-        one."""
+        """Return the task with other inputs; without cuts if two become one, since cuts have an axis for
+        each."""
         if names.keys().isdisjoint(self.inputs):
             return self
         args = tuple(replace_refs(argument, names) for argument in self.args)
@@ -164,14 +164,14 @@ class Task:
 
 
 def room(value: Value) -> int:
-    """Return the elements that a non-empty value takes in a flat one."""
+    """Return the number of elements that a non-empty value takes in a flat value."""
     count = math.prod(value.shape)
     step = max(1, ALIGNED * count // value.bytes)
     return -(-count // step) * step
 
 
 def padded(value: Value) -> int:
-    """Return the bytes that a value takes in a flat buffer; its own bytes if it has no dtype (not a tensor)."""
+    """Return the bytes that a value takes in a flat buffer; its own bytes if it is no tensor (no dtype)."""
     count = math.prod(value.shape)
     return room(value) * (value.bytes // count) if value.dtype and value.bytes else value.bytes
 
@@ -186,7 +186,7 @@ def refs(argument: Argument) -> Iterator[str]:
 
 
 def replace_refs(argument: Argument, names: Mapping[str, str]) -> Argument:
-    """Return the argument with values renamed by `names`; others stay."""
+    """Return the argument with values renamed by `names`; other values stay."""
     if isinstance(argument, Ref):
         return Ref(names.get(argument.value, argument.value))
     if isinstance(argument, tuple):
@@ -200,16 +200,16 @@ class Graph:
 
     inputs, state: values that exist before the call.
     outputs: values returned to the caller.
-    updates: (made value, input or state value it is written back to at the end).
+    updates: (made value, input or state value that it replaces at the end).
     split: how the batch was split, such as `2 parts: 50 + 50`, or features; empty if not.
-    changing: state updated by an optimizer between calls: transferred from its home within the call, copies kept.
-    carried: state updated by the call itself: reads use the resident copy, and the new value is sent to every device
-    with a copy, for the next call.
-    streamed: state without copies: kept only at home, transferred in each call to the devices that read it.
-    flat: new values of several states at once (`pieces`), which are transferred together.
-    paths: (path of each parameter or buffer of the model, first path of the same tensor); empty without a model.
+    changing: state updated by an optimizer between calls: transferred from home in the call, replicas kept.
+    carried: state updated by the call itself: tasks read the replica, and every device with a replica gets
+    the new value for the next call.
+    streamed: state without replicas: only at home, transferred in each call to the devices that read it.
+    flat: values that each hold the new values of several states (`pieces`), transferred together.
+    paths: (path of each parameter or buffer, first path of the same tensor); empty without a model.
 
-    All other state is resident: copied before the first call to each device that reads it, and kept.
+    All other state is resident: transferred before the first call to each device that reads it, and kept.
     """
 
     name: str
@@ -228,7 +228,7 @@ class Graph:
 
     @cached_property
     def pieces(self) -> dict[str, tuple[int, int]]:
-        """First element and length of each input or state whose new value is in a `flat` one."""
+        """First element and length of each input or state whose new value is in a `flat` value."""
         ends = dict.fromkeys(self.flat, 0)
         found = {}
         for made, target in self.updates:
@@ -240,7 +240,7 @@ class Graph:
 
     @cached_property
     def copies(self) -> dict[str, tuple[str, int]]:
-        """The state whose memory holds the copies of each state, and the bytes of that memory.
+        """The state whose memory holds the replicas of each state, and its bytes.
 
         Each starts at a multiple of `ALIGNED` in a flat buffer. If one of `pieces` is read, all are there.
         """
@@ -258,13 +258,13 @@ class Graph:
 
     @cached_property
     def resident(self) -> frozenset[str]:
-        """State with a copy, before the call, on each device that reads it."""
+        """State with a replica, before the call, on each device that reads it."""
         brought = {*self.changing, *self.streamed}
         return frozenset(self.state) - (self.mutated - {*self.carried}) - brought
 
     @cached_property
     def kept(self) -> frozenset[str]:
-        """State whose copies, made within the call, are kept after it."""
+        """State whose replicas, made within the call, stay after it."""
         return frozenset(self.changing) - self.mutated
 
     @cached_property
@@ -293,7 +293,7 @@ class Graph:
 
     @cached_property
     def mutated(self) -> frozenset[str]:
-        """Inputs and state that change during a call, so that no copy of them outlives it."""
+        """Inputs and state that change during a call, so no replica of them outlives it."""
         return frozenset(target for _, target in self.updates)
 
     @cached_property
@@ -302,8 +302,8 @@ class Graph:
         return frozenset(self.outputs) | {made for made, _ in self.updates}
 
     def with_tasks(self, tasks: Sequence[Task], **changes: Any) -> Graph:
-        """Return the graph with these tasks and other `changes`, without unused values; a value whose storage is gone
-        becomes its own."""
+        """Return the graph with these tasks and `changes`, without unused values; one whose storage is gone
+        gets its own."""
         made = replace(self, tasks=tuple(tasks), **changes)
         there = {*made.inputs, *made.state, *(name for task in tasks for name in task.outputs)}
         values = (value for value in made.values if value.name in there)

@@ -18,8 +18,8 @@ MOST_HOSTS, MOST_CHIPS = 4_096, 1_024
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine in a network. Its `ports` together carry `bytes_per_s` in each direction; `latency_s` is the seconds
-    from a send to its receipt, on top of that."""
+    """A machine in a network. Its `ports` together carry `bytes_per_s` in each direction. From a send to its
+    receipt, `latency_s` seconds are added."""
 
     name: str
     machine: Machine
@@ -33,8 +33,8 @@ class Host:
 class Hosts:
     """Hosts, each of which reaches every other one over the network.
 
-    `links` has measured links between two hosts, by their names; any other link is as fast as the slower end. Messages
-    of one host share its outgoing port.
+    `links` has the measured links between hosts, by name; any other link is as fast as its slower end.
+    Messages of one host share its outgoing port.
     """
 
     hosts: tuple[Host, ...]
@@ -50,8 +50,8 @@ class Hosts:
         return {(link.src, link.dst): link for link in self.links}
 
     def link(self, src: str, dst: str) -> Link:
-        """Return the link from one host to another; its wire is the outgoing port of `src`. Raises DeviceError for
-        unknown hosts."""
+        """Return the link from one host to another; its bus is the outgoing port of `src`. Raises DeviceError
+        for unknown hosts."""
         for name in (src, dst):
             if name not in self.host:
                 raise DeviceError(f"no host {name!r}; there are {', '.join(self.host)}")
@@ -64,7 +64,7 @@ class Hosts:
 
     @property
     def accelerators(self) -> int:
-        """Number of accelerators of all hosts; the CPU counts for a host without any."""
+        """Number of accelerators of all hosts; a host without any counts its CPU."""
         return sum(len(compute_devices(host.machine)) for host in self.hosts)
 
     def check(self) -> Hosts:
@@ -88,7 +88,7 @@ class Hosts:
         """Parse hosts: `"8 x (cpu + 8 h100) over ib-400"`, `"2 x cpu + 1 x (cpu + 4 a100) over 2 ib-200"`.
 
         Machines are as in `Machine.declare`, networks as in `NETWORKS`, preceded by the number of ports of each host.
-        Raises DeviceError with the part that cannot be read.
+        Raises DeviceError, naming the part that cannot be read.
         """
         if not isinstance(text, str):
             raise DeviceError(

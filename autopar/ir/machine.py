@@ -22,11 +22,11 @@ FORMAT = "autopar machine 1"
 class Machine:
     """Devices and the links between them. The first device whose kind is a host is the host.
 
-    clock: `real`, or `declared`: devices and links take as long as the declared chips would, times `slow_down`; only
-    if all accelerators are emulated.
+    clock: `real`, or `declared` (only if all accelerators are emulated): devices and links take as long as
+    the declared chips would, times `slow_down`.
     slow_down: factor of a declared clock; 0 until chosen from the costs. Rates, latencies and costs exclude it.
     absent: declared for planning only; nothing can run on it.
-    queued: copies wait in the copy queues of their devices and then for their bus; if False, only for their bus.
+    queued: transfers wait in the copy queues of their devices, then for their bus; if False, only for it.
     """
 
     devices: tuple[Device, ...]
@@ -78,14 +78,14 @@ class Machine:
         return "EMULATED, real clock"
 
     def copy_lane(self, src: str, dst: str) -> str:
-        """Return the queue of a copy: copy-in of `dst`, or copy-out of `src` if `dst` is the CPU; without queues, one
-        for each pair."""
+        """Return the queue of a transfer: copy-in of `dst`, or copy-out of `src` if `dst` is the host;
+        without copy queues, one for each pair."""
         if not self.queued:
             return f"{dst}/from {src.replace('/', ':')}"
         return f"{src}/out" if self.device[dst].traits.host else f"{dst}/in"
 
     def queue(self, link: Link) -> str | None:
-        """Return the queue for copies over a link: a copy queue, or without queues its wire; None: none."""
+        """Return the queue for transfers over a link: a copy queue; without copy queues, its bus, or None."""
         return self.copy_lane(link.src, link.dst) if self.queued else link.wire
 
     @cached_property
@@ -103,7 +103,7 @@ class Machine:
         return tuple(names)
 
     def route(self, src: str, dst: str, nbytes: int = 1 << 20) -> tuple[Link, ...]:
-        """Return the links from `src` to `dst`: the direct one, else the fastest pair through a third device for
+        """Return the links from `src` to `dst`: the direct one, else the fastest pair via another device for
         `nbytes`.
 
         Raises DeviceError if there is no route.
@@ -199,9 +199,9 @@ class Machine:
     ) -> Machine:
         """Declare a machine for planning: `Machine.declare("cpu", "h100-sxm", "h100-sxm")`.
 
-        CPUs are named `cpu`, accelerators `cuda:0`, `cuda:1`, … `bus` replaces the chips' own buses: PCIe that to the
-        host, NVLink or Infinity Fabric that between accelerators. `memory` caps devices by name, in bytes or as
-        `"6GiB"`. Raises DeviceError for unknown chips, buses and devices.
+        CPUs are named `cpu`, accelerators `cuda:0`, `cuda:1`, … `bus` replaces the chips' own buses: PCIe
+        those to the host, NVLink or Infinity Fabric those between accelerators. `memory` caps devices by
+        name, in bytes or as `"6GiB"`. Raises DeviceError for unknown chips, buses and devices.
         """
         return Machine(*declared(chips, "cuda", bus), absent=True).check().limited(memory)
 
@@ -214,10 +214,10 @@ class Machine:
     ) -> Machine:
         """Emulate a machine on this one, on a declared clock: `Machine.emulate("cpu", "t4", "t4")`.
 
-        Accelerators are `emulated:0`, `emulated:1`, …: worker threads that compute the real values and then sleep
-        until the declared chip would have finished, `slow_down` times slower. `"auto"` leaves `slow_down` 0, to be
-        chosen once the costs are known (`costs.detect.slow_down_for`). Each lane has its share of this machine's
-        cores. `bus` and `memory` as in `declare`.
+        Accelerators are `emulated:0`, `emulated:1`, …: worker threads that compute the real values and then
+        sleep until the declared chip, `slow_down` times slower, would have finished. `"auto"` leaves
+        `slow_down` 0 until the costs are known (`costs.detect.slow_down_for`). Each lane has its share of
+        this machine's cores. `bus` and `memory` as in `declare`.
         """
         number = isinstance(slow_down, (int, float)) and not isinstance(slow_down, bool)
         if slow_down != "auto" and not (number and 0 < slow_down < float("inf")):

@@ -9,8 +9,8 @@ from .graph import Value
 
 
 class OpenSize(int):
-    """An integer argument of a task with its value in the call that the graph was made for. In a call with other sizes
-    it is the number at `place` among the sizes of that call, or its `share`: (rows of a part, rows of the batch)."""
+    """An integer argument of a task, with its value in the call for which the graph was made. In a call with
+    other sizes, it is the one at `place`, or its `share`: (rows of a part, rows of the batch)."""
 
     place: int
     share: tuple[int, int]
@@ -28,12 +28,12 @@ class OpenSize(int):
 
     @property
     def code(self) -> str:
-        """The Python expression for it; `n` are the sizes of the call."""
+        """Its Python expression, with the sizes of the call as `n`."""
         number, (rows, batch) = f"n[{self.place}]", self.share
         return number if rows == batch else f"{number} // {batch} * {rows}"
 
     def __repr__(self) -> str:
-        # Equal numbers at other places are other arguments.
+        # Equal numbers at different places are different arguments.
         return f"OpenSize({int(self)}, {self.place}, {self.share})"
 
     __str__ = int.__repr__
@@ -43,8 +43,8 @@ class OpenSize(int):
 
 
 def extents(value: Value) -> tuple[int, ...]:
-    """Return the shape of a value as an argument: each extent that depends on the sizes of a call as `OpenSize` where
-    it is known to."""
+    """Return the shape of a value as an argument; extents known to depend on a call's sizes are
+    `OpenSize`."""
     return value.open[:-1] if value.open[:-1] == value.shape else value.shape
 
 
@@ -64,8 +64,8 @@ class _Fixed(int):
 
 
 def count(value: Value, axes: Collection[int] | None = None) -> int:
-    """Return the number of elements of a value along axes (default: all) as an argument, for calls of other sizes too
-    where it is known for them."""
+    """Return the number of elements of a value along axes (default: all) as an argument, also for calls of
+    other sizes if known."""
     sizes, axes = extents(value), range(len(value.shape)) if axes is None else axes
     total = math.prod(value.shape[axis] for axis in axes)
     if not value.open or sizes is value.shape:

@@ -1,7 +1,7 @@
-"""Register of the functions that report and draw plans, timelines and machines, called by the methods of those
+"""Register of the functions that report and draw plans, timelines and machines, for the methods of these
 classes.
 
-`autopar.view`, a room above, registers its functions here, so that `ir` does not import it.
+`autopar.view`, a higher layer, registers its functions here, so that `ir` does not import it.
 """
 
 from __future__ import annotations

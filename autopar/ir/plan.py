@@ -29,7 +29,7 @@ class Choice:
 
     arrives: arrival of the last input.
     free: the device becomes free.
-    end: end of the cluster; None: cannot run there, for the reason `why`.
+    end: end of the cluster; None: it cannot run there, because of `why`.
     """
 
     device: str
@@ -70,7 +70,8 @@ class _Named(Mapping[str, Reason]):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan in the race: policy, split, predicted makespan in seconds (None: infeasible or not sought), note."""
+    """A plan in the race: policy, split, predicted makespan in seconds (None: infeasible, not sought),
+    note."""
 
     policy: str
     split: str
@@ -92,16 +93,15 @@ class Plan:
     """A costed graph placed on its machine. Times are in seconds.
 
     placed, transfers: sorted by start, which is also the order in each lane.
-    resident: (state value, device that keeps a copy).
+    resident: (state value, device with a replica).
     memory: predicted use of each device over time.
-    singles: makespan with everything on one device; None: does not fit or cannot run there.
-    lower_bound: proven: no plan of this graph on this machine is shorter. Of the period, if there is one.
-    stopped: `time` if the limit in seconds ended the search.
-    period: from one call to the next without a pause; None: a plan for one call.
-    bound_once: stronger bound for plans without duplicates whose values are sent only by their producers; 0: none.
-    Says nothing about a plan with duplicates.
+    singles: (device, makespan with everything on it; None: does not fit or cannot run there).
+    lower_bound: proven: no plan of this graph on this machine is shorter (or its period, if there is one).
+    stopped: `time` if the time limit ended the search.
+    period: from one call to the next if calls follow without a pause; None: a plan for one call.
+    bound_once: stronger bound for plans without duplicates, in which only producers send values; 0: none.
 
-    Every plan checks its bounds against its own time: a bound above it proves nothing and becomes 0, with a
+    Every plan compares its bounds with its own time: one above it proves nothing and becomes 0, with a
     BoundWarning.
     """
 
@@ -168,8 +168,8 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Optimality gap as a share of the lower bound: 0.1 is 10 %, inf for a bound of 0. Of the period if there is
-        one."""
+        """Optimality gap as a share of the lower bound: 0.1 is 10 %, inf for a bound of 0. Of the period, if
+        any."""
         if not self.lower_bound:
             return math.inf if self.reached else 0.0
         return self.reached / self.lower_bound - 1
@@ -185,12 +185,12 @@ class Plan:
 
     @property
     def peaks(self) -> dict[str, int]:
-        """Predicted peak bytes of each device, if every cluster takes as long as predicted and holds its outputs from
-        its start.
+        """Predicted peak bytes of each device, if every cluster takes as long as predicted and holds its
+        outputs from its start.
 
-        Caps apply to these and to the maximum over all orders in which the lanes may run, which
-        `lowering.check.check(program, plan.costed.graph)` returns and which may be larger. The plan of a
-        compiled model in training has the larger of the two.
+        `lowering.check.check(program, plan.costed.graph)` returns the maximum over all orders in which the
+        lanes may run, which may be larger. Caps apply to both. The plan of a compiled model in training has
+        the larger one.
         """
         return {memory.device: memory.peak for memory in self.memory}
 
@@ -241,18 +241,18 @@ class Plan:
     def device_map(self) -> dict[str, str]:
         """Return the plan as a device map of Hugging Face accelerate: {module path: device}; accepted by `pins=`.
 
-        Paths are the shortest below which all parameters and buffers are on one device ("": the whole model), and
-        cover all of them. A tensor read on several devices is on the one where its readers spend most time; an unread
-        tensor is where its neighbours are. The plan of one of several graphs covers only that graph.
+        Paths are the shortest below which all parameters and buffers are on one device ("": the whole model),
+        and cover all of them. A tensor read on several devices is where its readers spend most time, an
+        unread one where its neighbours are. The plan of one of several graphs covers only that graph.
         """
         return _device_map(self.costed, {placed.cluster: placed.device for placed in self.placed})
 
     def explain(self, *clusters: str) -> str:
-        """Return the report, or the reasons for the placement of clusters given by name or glob: waits, and the end on
-        each device.
+        """Return the report, or reasons for the placement of clusters by name or glob: waits, end on each
+        device.
 
-        The report has the critical path with its waits, and the one change of hardware or cap that would shorten the
-        plan most, which takes up to some seconds of planning. Raises PlanError for a name that no cluster has.
+        The report has the critical path with its waits, and the one change of hardware or cap that would
+        shorten the plan most, found in up to some seconds. Raises PlanError for a name that no cluster has.
         """
         return str(pictures.render("explain", self, *clusters))
 
@@ -275,7 +275,7 @@ class Plan:
         return self._table(self.steps)
 
     def __repr__(self) -> str:
-        """Return the first rows of the table, as many as fit on a screen."""
+        """Return as many first rows of the table as fit on a screen."""
         more = len(self.steps) - SCREEN
         rest = f"\n… {more:,} more rows; print(plan) shows all, plan.draw('plan.html') draws them"
         return self._table(self.steps[:SCREEN]) + (rest if more > 0 else "")
@@ -307,15 +307,14 @@ class Plan:
 
 
 _Place: TypeAlias = tuple[float, int, int]
-"""Sort key of a module's devices, the largest wins: seconds of tasks, number of tasks, and minus the device's
-number."""
+"""Sort key of a module's devices, the largest wins: seconds of tasks, number of tasks, − device number."""
 
 
 def _device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, str]:
     """Return the device of every parameter and buffer, by the shortest module paths with a single device.
 
-    `devices` are those of the clusters. A module's own tensors stay together, and so do modules that share tensors:
-    tied weights are on one device.
+    `devices` gives the device of each cluster. A module's own tensors stay together, and so do modules that
+    share tensors: tied weights are on one device.
     """
     graph = costed.graph
     paths = dict(graph.paths) or {path: path for path in (graph.value[name].path for name in graph.state)}

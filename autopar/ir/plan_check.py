@@ -1,7 +1,6 @@
-"""Validity of a plan: its lower bound, and for a plan read from a file, that its names exist and its numbers are
-numbers.
+"""Validity of a plan: its lower bound, and for a plan read from a file, its names and numbers.
 
-Feasibility is not checked here: orders may be edited, and `planner.replan` computes new times.
+Feasibility is not checked here: users may edit orders, and `planner.replan` computes new times.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Row: TypeAlias = tuple[Iterable[object], Collection[object], str, str]
 def sound(bound: float, reached: float, makespan: float = 0.0) -> float:
     """Return the lower bound clamped to [0, reached], in seconds; `reached` is the makespan or a difference of times.
 
-    A bound refuted by more than rounding becomes 0, with a BoundWarning.
+    A bound that exceeds `reached` by more than rounding becomes 0, with a BoundWarning.
     """
     if bound <= reached + max(reached, makespan) * ROUNDING + sys.float_info.min:
         return max(0.0, min(bound, reached))

@@ -1,7 +1,7 @@
 """`Program`, the exact steps of each lane: `Compute`, `Piece`, `Copy`, `Record`, `Wait` and `Free`.
 
-A buffer is one value on one device, named `value@device`. A lane runs its steps in order; between lanes only `Record`
-and `Wait` order anything. `lower` makes a program from a plan, `check` proves it.
+A buffer is one value on one device, named `value@device`. A lane runs its steps in order; only `Record` and
+`Wait` order steps of different lanes. `lower` makes a program from a plan, `check` proves it correct.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Call the kernel of several tasks: read `reads`, allocate and fill `writes`. Values between these tasks are
-    internal to the kernel and in no buffer."""
+    """Call the kernel of several tasks: read `reads`, allocate and fill `writes`. Values between these tasks
+    are internal to the kernel and have no buffer."""
 
     tasks: tuple[str, ...]
     reads: tuple[str, ...]
@@ -50,25 +50,25 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Signal `event`: all earlier steps of the lane happen before its waiters."""
+    """Signal `event`: all earlier steps of the lane happen before the steps after its waits."""
 
     event: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until `event` is recorded and the steps before its record have ended."""
+    """Wait until `event` is recorded and the steps before the record have ended."""
 
     event: str
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free a buffer: in the lane that made it, after its last reader on any lane and after every buffer made as a view
-    of it.
+    """Free a buffer in the lane that made it, after its last reader on any lane and all buffers that are
+    views of it.
 
-    So an operator that may copy (`reshape`) may return a view or new memory. The memory is freed with the buffer that
-    owns the storage.
+    An operator that may copy (`reshape`) can therefore return a view or new memory. The memory is freed with
+    the buffer that owns the storage.
     """
 
     buffer: str
@@ -98,8 +98,8 @@ class Buffer:
     """One value on one device.
 
     storage: buffer whose memory it shares; itself if none.
-    kind: `given`: exists before the call (an input, or state at its home); `resident`: copy of state kept between
-    calls; `made`: allocated and freed by steps; `result`: allocated by a step and returned to the caller.
+    kind: `given`: exists before the call (an input, or state at its home); `resident`: replica of state;
+    `made`: allocated and freed by steps; `result`: allocated by a step, returned to the caller.
     """
 
     name: str
@@ -138,13 +138,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps for each non-empty lane, and the buffers they name.
+    """Steps of each non-empty lane, and the buffers that they name.
 
     outputs: buffers, in the order of the graph's outputs.
-    updates: (buffer, input or state value) to write back once all lanes are done.
+    updates: (buffer, input or state value): written back once all lanes are done.
     workspace: (first task of a step, scratch bytes).
     caps: (device, bytes).
-    keeps: (buffer, state value): the buffer becomes the resident copy on its device once all lanes are done.
+    keeps: (buffer, state value): the buffer becomes the replica on its device once all lanes are done.
     """
 
     name: str
@@ -232,7 +232,7 @@ def _word(text: str) -> str:
 
 
 def _aligned(rows: list[list[str]], indent: str = "") -> list[str]:
-    """Align the first three cells of rows in columns; the rest differs too much in width."""
+    """Align the first three cells of rows in columns; later cells differ too much in width."""
     widths = [max((len(row[column]) for row in rows if len(row) > column), default=0) for column in range(3)]
     return [
         indent
@@ -259,7 +259,7 @@ class _Reader:
         )
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the words of each non-empty line, quoted names in their quotes, so that none is taken for a mark."""
+        """Yield the words of each non-empty line; names keep their quotes, so that none looks like a mark."""
         for number, line in enumerate(self.lines, 1):
             self.number, words = number, _TOKEN.findall(line)
             if words and not words[0].startswith("#"):

@@ -25,11 +25,11 @@ _KEYS = {"cluster": "run", "clusters": "runs"}
 """Fields with another name in files."""
 
 LARGEST = 10**36
-"""Limit on whole numbers in files, so that arithmetic on them stays finite; above any sum in a graph file."""
+"""Limit on whole numbers in files, above any sum in a graph file, so that arithmetic on them stays finite."""
 
 
 def save(value: Any, file_format: str, path: str | PathLike[str]) -> None:
-    """Write a dataclass to a JSON file of a format such as `autopar plan 1`, in which it is called `plan`."""
+    """Write a dataclass to a JSON file of a format such as `autopar plan 1`, in which its key is `plan`."""
     key = file_format.split()[1]
     Path(path).write_text(json.dumps({"format": file_format, key: encode(value)}, indent=1) + "\n")
 
@@ -106,7 +106,7 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     if kind is str:
         return _text(data, where)
     if kind is int:
-        # Bytes may be fractions in graphs made of random weights.
+        # In graphs with random weights, bytes may be fractions.
         if isinstance(data, (int, float)) and not isinstance(data, bool) and abs(data) <= LARGEST:
             return data
     elif isinstance(kind, type) and isinstance(data, kind):

@@ -13,8 +13,8 @@ from . import pictures
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A cluster on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more`: other lanes of the
-    device that it also uses."""
+    """A cluster on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more`: other lanes
+    of the device that it uses."""
 
     cluster: str
     device: str
@@ -109,10 +109,10 @@ class Timeline:
     """Spans of one call over all lanes.
 
     makespan: the caller's wall clock (measured) or the end of the plan (predicted), in seconds.
-    label: how figures must be labelled (emulated, declared).
+    label: label that figures must carry (emulated, declared).
     late: largest share by which emulated work exceeded its modelled time.
-    needs_slow_down: slow-down that would have sufficed; 0: it was on time.
-    predicted: the plan's timeline for a measured one.
+    needs_slow_down: slow-down that would have sufficed; 0: the call was on time.
+    predicted: for a measured timeline, that of the plan.
     path: numbers of the spans on the critical path, by start; empty if measured.
     began: `time.perf_counter` at the start of a measured call.
     ranks: number of processes; with several, devices are named `rank 2 (host1)/cpu`.
@@ -141,7 +141,7 @@ class Timeline:
         return self
 
     def then(self, later: Timeline) -> Timeline:
-        """Join this timeline and the one that follows it directly: a forward and its backward."""
+        """Join this timeline and one that follows it directly, such as a forward and its backward."""
         after = {memory.device: memory for memory in later.memory}
         memory = tuple(
             replace(own, steps=(*own.steps, *((at + self.makespan, n) for at, n in after[own.device].steps)))

@@ -1,11 +1,11 @@
 """Declared chips, with memory, bandwidth and dense FLOP/s by dtype; declared buses and networks; and machines made of
 them. All figures are from datasheets.
 
-`float32` is plain float32 arithmetic, since torch does not use TF32 for matrix products by default. Datasheet figures
-with sparsity are halved. Memory counts 1 GB as 10⁹ bytes, which underestimates it. `float64` rates of consumer chips
-follow from the 1:32 (Turing) and 1:64 (Ampere GA10x, Ada) ratios of their white papers. A dtype that a chip's table
-lacks runs at its float32 rate. Bandwidths of buses are those of one direction (of one port), with the share that copies
-achieve.
+`float32` is plain float32 arithmetic, since torch does not use TF32 for matrix products by default. Datasheet
+figures with sparsity are halved. Memory counts 1 GB as 10⁹ bytes, which errs on the safe side. `float64`
+rates of consumer chips follow from the 1:32 (Turing) and 1:64 (Ampere GA10x, Ada) ratios of their white
+papers. A dtype that a chip's table lacks runs at its float32 rate. Bandwidths of buses are for one direction
+(of one port); copies reach a share of them (`REACHED`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ measure 0.78 to 0.87 of the encoded rate, NVLink about 0.8); and of a port for l
 class _Bus:
     """A bus between two devices, or a network port.
 
-    Datasheet bytes per second in one direction. No datasheet gives a latency: `latency_s` is the common seconds of an
-    asynchronous copy of a few bytes, call included, or of a message from send to receipt. `peer`: between
-    accelerators.
+    `bytes_per_s` is the datasheet's, in one direction. No datasheet gives a latency: `latency_s` is a common
+    value for an asynchronous copy of a few bytes, call included, or for a message from send to receipt.
+    `peer`: between accelerators.
     """
 
     name: str
@@ -75,8 +75,8 @@ NETWORKS = _of("network")
 
 
 def find(what: str, name: object, known: Mapping[str, T], more: Iterable[str] = (), else_: str = "") -> T:
-    """Return the entry `name` of a table; DeviceError lists the `known` names and the nearest, also of `more`, and
-    adds the advice `else_`."""
+    """Return the entry `name` of a table; DeviceError lists the `known` names and the nearest, including
+    `more`, and adds the advice `else_`."""
     if name in known:
         return known[str(name)]
     close = get_close_matches(str(name).lower(), [*known, *more], n=1, cutoff=0.5)
@@ -85,11 +85,11 @@ def find(what: str, name: object, known: Mapping[str, T], more: Iterable[str] = 
 
 
 COMPUTE_REACHED = 0.7
-"""Achieved share of the datasheet's FLOP/s, the value of meta-pytorch's autoparallel."""
+"""Achieved share of the datasheet's FLOP/s, as in meta-pytorch's autoparallel."""
 MEMORY_REACHED = 0.8
 """Achieved share of the datasheet's memory bandwidth, for streaming kernels."""
 LAUNCH_S = 7e-6
-"""Least seconds of an accelerator kernel, launch included, the value of autoparallel."""
+"""Least seconds of an accelerator kernel, launch included, as in autoparallel."""
 CPU_LAUNCH_S = 1e-6
 
 
@@ -213,9 +213,9 @@ def declared(
 def _links(devices: Sequence[Device], buses: Mapping[str, tuple[_Bus, _Bus | None]]) -> tuple[Link, ...]:
     """Return a link in each direction between any two devices.
 
-    Buses are full duplex and each accelerator has its own, so that the wire of a link is one direction of one device's
-    bus. A copy between accelerators occupies the outgoing wire of its source; the copy-in queue serialises the
-    incoming side. Two accelerators with the same peer bus are joined by it, others by their host buses.
+    Each accelerator has its own full-duplex bus, and `Link.wire` is one direction of it. A transfer between
+    accelerators occupies the outgoing bus of its source; the copy-in queue serialises the incoming side. Two
+    accelerators with the same peer bus are joined by it, others by their host buses.
     """
     links = []
     for src, dst in permutations([device.name for device in devices], 2):
