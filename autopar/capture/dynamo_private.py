@@ -18,7 +18,7 @@ from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import foreign, short
-from .torch_private import overridden, quiet
+from .torch_private import instance_norm_by_parts, overridden, quiet
 
 try:
     import torch._dynamo
@@ -341,6 +341,7 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
     if not _COMPOSITES:
         kept = _collect_all_valid_cia_ops_for_aten_namespace()
         _COMPOSITES.update(dict.fromkeys(kept, _special_op_to_preserve_cia))
+        _COMPOSITES[torch.ops.aten.instance_norm.default] = instance_norm_by_parts
     with torch.no_grad(), overridden(_override_composite_implicit_decomp, _COMPOSITES):
         return _exported(module, tensors, decompositions)
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .dynamo_private import below_autograd
-from .torch_private import FakeTensor, TorchDispatchMode, is_open, kept_whole, memory
+from .torch_private import FakeTensor, TorchDispatchMode, is_open, kept_whole, memory, updates_statistics
 
 _aten = torch.ops.aten
 _META = ("nn_module_stack", "stack_trace", "source_fn_stack")
@@ -88,6 +88,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return target.decompose(*args, **kwargs)
         if target is _aten.detach_.default:
             return args[0]
+        if target is _aten.instance_norm.default and updates_statistics(args):
+            raise _Unfit("running statistics change, which no schema says")
         if target._schema.is_mutable:
             return self.in_place(target, args, kwargs)
         if target is _aten.native_batch_norm.default:

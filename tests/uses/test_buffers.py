@@ -162,8 +162,12 @@ def _data(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return x + model.bank.mean(0)
 
 
+def _instances(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.instance_norm(x.t()[None], model.bank[0], model.bank[1])[0].t()
+
+
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("change", [_count, _row, _queue, _average, _growing, _data])
+@pytest.mark.parametrize("change", [_instances, _count, _row, _queue, _average, _growing, _data])
 def test_buffers_changed_in_place_or_replaced(change, training):
     plain, fast = twins(lambda: Changing(change))
     x = torch.randn(4, 6)
