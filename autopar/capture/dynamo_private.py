@@ -347,10 +347,10 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
 
 
 def differentiated(
-    module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]
+    module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any], training: bool
 ) -> fx.GraphModule:
-    """Return the functional graph of forward and backward, with the decompositions of torch's own kernels."""
-    with torch.enable_grad():
+    """Return the functional graph of forward and, in training, backward, decomposed as in torch's own kernels."""
+    with torch.set_grad_enabled(training):
         return _exported(module, tensors, decompositions)
 
 

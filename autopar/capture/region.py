@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from .dynamo_private import source_of
 from .refusals import Untraceable, waiting
 from .source_locations import located, origins
-from .torch_private import CONTEXT_FN, OPEN, is_open, pytree, tag_activation_checkpoint
+from .torch_private import CONTEXT_FN, OPEN, enables_grad, is_open, pytree, tag_activation_checkpoint
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
@@ -109,6 +109,13 @@ class Region:
                 if place.fake._version and place.fake.grad_fn is not None:
                     raise through(place.path)
             training = any(self.results[place].fake.requires_grad for place in self.wanted)
+        elif enables_grad(self.module.graph) and any(
+            self.results[place].fake.requires_grad for place in self.wanted
+        ):
+            raise Untraceable(
+                "an output is computed within torch.enable_grad() in a call without gradients, and has one; detach it, "
+                "or call the model with gradients"
+            )
         names = [place.path for place in self.places]
         self.fakes = [place.fake for place in self.places]
         self.traced = traced = trace(self.module, self.fakes, names, self.wanted, training)

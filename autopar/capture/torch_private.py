@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
+from torch import fx
+from torch.autograd import forward_ad
 
 from ..errors import CaptureError
 from ..system import versions
@@ -101,7 +103,7 @@ def transformed() -> str:
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform (grad, vmap, jvp, ...)"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad.dual_level"
     if torch._C._is_tracing():
         return "torch.jit.trace"
@@ -110,6 +112,41 @@ def transformed() -> str:
         if isinstance(mode, (FakeTensorMode, ProxyTorchDispatchMode)) or not mode.is_infra_mode():
             return f"{type(mode).__name__}, a TorchDispatchMode,"
     return ""
+
+
+_DIFFERENTIATES = frozenset({"grad", "_grad_increment_nesting", "_jvp_increment_nesting"})
+"""Names of `torch.autograd.grad`, and of the functions by which a graph enters a derivative of torch.func."""
+
+
+def differentiates(graph: fx.Graph) -> bool:
+    """Return True if Dynamo's graph itself takes a derivative."""
+    return any(getattr(node.target, "__name__", "") in _DIFFERENTIATES for node in graph.nodes)
+
+
+def enables_grad(graph: fx.Graph) -> bool:
+    """Return True if a part of Dynamo's graph is within `torch.enable_grad()`."""
+    return any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.nodes)
+
+
+@contextmanager
+def left_after_errors() -> Iterator[None]:
+    """Leave the transforms of torch.func and the level of forward-mode AD that the block has entered, if it raises.
+
+    Dynamo's graphs enter and leave them by calls of functions, of which an error skips the latter.
+    """
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+    try:
+        yield
+    except BaseException:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if forward_ad._current_level < 0:
+            # There is but one level, which only torch's C++ knows to be entered: this raises an error if it is not.
+            with suppress(RuntimeError):
+                torch._C._exit_dual_level(level=0)
+        torch._C._set_grad_enabled(modes[0])
+        torch._C._set_fwd_grad_enabled(modes[1])
+        raise
 
 
 def autograd_keys(kinds: set[str]) -> list[Any]:
@@ -148,6 +185,20 @@ def kept_whole(operator: Any) -> bool | None:
     return bool(_is_preservable_cia_op(operator))
 
 
+def updates_statistics(args: Sequence[Any]) -> bool:
+    """Return True if `instance_norm` with these arguments changes its running statistics, which its schema denies."""
+    _, _, _, mean, _, of_input, *_ = args
+    return mean is not None and bool(of_input)
+
+
+def instance_norm_by_parts(*args: Any) -> Any:
+    """Run the parts of an `instance_norm` that changes its running statistics; NotImplemented for others, which stay
+    whole."""
+    if not updates_statistics(args):
+        return NotImplemented
+    return torch.ops.aten.instance_norm.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+
+
 @contextmanager
 def overridden(
     override: Callable[[dict[Any, Any]], AbstractContextManager[None]], operators: dict[Any, Any]
@@ -178,20 +229,6 @@ def overridden(
         for each, (before, _, _) in kernels.items():
             _set_kernels(each, before)
             _fakes._deregister_op_impl(each)
-
-
-def updates_statistics(args: Sequence[Any]) -> bool:
-    """Return True if `instance_norm` with these arguments changes its running statistics, which its schema denies."""
-    _, _, _, mean, _, of_input, *_ = args
-    return mean is not None and bool(of_input)
-
-
-def instance_norm_by_parts(*args: Any) -> Any:
-    """Run the parts of an `instance_norm` that changes its running statistics; NotImplemented for others, which stay
-    whole."""
-    if not updates_statistics(args):
-        return NotImplemented
-    return torch.ops.aten.instance_norm.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
 def _set_kernels(operator: Any, kernels: dict[Any, Any]) -> None:

@@ -27,7 +27,7 @@ from .functional_trace import record
 from .operators import draws
 from .refusals import Untraceable
 from .source_locations import located
-from .torch_private import autograd_keys
+from .torch_private import autograd_keys, differentiates, left_after_errors
 
 _aten = torch.ops.aten
 log = logging.getLogger("autopar")
@@ -65,15 +65,19 @@ def trace(
     """
     if not training:
         try:
-            return _once(module, given, wanted)
+            with left_after_errors():
+                return _once(module, given, wanted)
         except Exception as error:
             # Whatever the error, AOTAutograd can trace the graph too, or explains better what is wrong.
             log.debug("traced by way of AOTAutograd: %s: %s", type(error).__name__, error)
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES} if training else DRAWN
     run = _Run(module, given, wanted, training)
-    with standing_in(rules, keys):
-        made = (differentiated if training else flattened)(run, tuple(given), IN_PLACE)
+    with standing_in(rules, keys), left_after_errors():
+        if training or differentiates(module.graph):
+            made = differentiated(run, tuple(given), IN_PLACE, training)
+        else:
+            made = flattened(run, tuple(given), IN_PLACE)
     return _meant(made, given, names)
 
 

@@ -12,6 +12,8 @@ from pairs import alike, compiled, gradients
 from torch import nn
 from torch.autograd import grad
 
+from autopar import AutoparError
+
 Body = Callable[[Any, torch.Tensor], Any]
 
 
@@ -272,6 +274,62 @@ def test_a_backward_inside_forward():
     for _ in range(3):
         assert alike(plain(x), fast(x))
         assert alike([p.grad for p in plain.parameters()], [p.grad for p in one.parameters()])
+
+
+def slopes_of_rows(m: Any, x: torch.Tensor) -> Any:
+    return torch.vmap(torch.func.grad(lambda row: m.linear(row).pow(2).sum()))(x)
+
+
+def forward_mode(m: Any, x: torch.Tensor) -> Any:
+    return torch.func.jvp(lambda each: m.linear(each).sin(), (x,), (x,))
+
+
+def curvature(m: Any, x: torch.Tensor) -> Any:
+    return torch.func.hessian(lambda each: m.linear(each).sin().sum())(x)
+
+
+def with_a_history(m: Any, x: torch.Tensor) -> Any:
+    y = m.linear(x)
+    with torch.enable_grad():
+        z = m.linear(y)
+    return z * 2, z
+
+
+def turned(m: Any, x: torch.Tensor) -> Any:
+    return m.linear(x), m.linear.weight.t()
+
+
+def physics_within(m: Any, x: torch.Tensor) -> Any:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        u = m.linear(x).tanh()
+        (d,) = grad(u.sum(), x)
+    return u.detach(), d
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "body, placed",
+    [
+        (slopes_of_rows, True), (forward_mode, True), (curvature, True), (with_a_history, False),
+        (turned, True), (physics_within, True),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)  # fmt: skip
+def test_derivatives_inside_forward_of_a_call_without_gradients(body: Body, placed: bool):
+    torch.manual_seed(0)
+    plain, one = Model(body), Model(body)
+    one.load_state_dict(plain.state_dict())
+    fast = compiled(one)
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        with torch.no_grad():
+            assert alike(plain(x), fast(x))
+    if placed:
+        assert "as written" not in str(fast.explain())
+    else:
+        with pytest.raises(AutoparError, match=r"detach it, or call the model with gradients"):
+            fast.explain()
 
 
 def test_a_gradient_penalty_around_the_model():
