@@ -27,7 +27,7 @@ try:
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator
-    from torch._dynamo.types import FrameAction, FrameExecStrategy
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
     from torch._dynamo.utils import counters, graph_break_reasons
     from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
@@ -122,6 +122,9 @@ class _Entry:
         with torch._dynamo.config.patch(**self.settings), quiet, uncollected(), whole_layers():
             found = self.entry(frame, *args, **kwargs)
         if frame.f_code is self.code:
+            if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
+                # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
+                found = ConvertFrameReturn()
             given_up = found.guarded_code is None
             self.failures = self.failures + 1 if given_up else 0
             self.resting = 1 << (self.failures - 1) if given_up else 0
@@ -134,6 +137,11 @@ class _Entry:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.entry, name)
+
+
+def _calls_graph(code: CodeType) -> bool:
+    """Return True if code that Dynamo made calls a graph."""
+    return any(name.startswith("__compiled_fn") for name in code.co_names)
 
 
 def effects() -> list[Store] | None:

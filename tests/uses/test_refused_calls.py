@@ -66,6 +66,20 @@ def test_calls_after_it_are_placed(given: Any, kind: type[Exception] | None, bef
     fast.close()
 
 
+def test_a_call_with_another_type_keeps_no_later_one_from_being_placed() -> None:
+    """Its capture has no graph, and so no guards on the arguments."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    fast, x = compiled(model), torch.randn(2, 4)
+    with torch.no_grad():
+        fast(x)
+        with pytest.raises(TypeError):
+            fast("text")
+        for _ in range(2):
+            assert alike(fast(x), model(x))
+        assert sum(fast._placement.backend.unplaced.values()) <= 1
+    fast.close()
+
+
 def test_a_model_without_a_graph_is_captured_ever_more_seldom() -> None:
     def same(x: torch.Tensor) -> torch.Tensor:
         return x
