@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import AutoparError, PlanError
 from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
@@ -17,7 +18,8 @@ from .arguments import FACTORY, above_zero, made, require_torch, require_writabl
 def main(argv: Sequence[str]) -> int:
     """Print a row for each of the declared hosts and write the requested files; return 0 on success.
 
-    Raises AutoparError if torch is not installed, for unreadable input, and for hosts without a plan.
+    Raises AutoparError if torch is not installed and for unreadable input, and PlanError, after the rows of the others,
+    for hosts without a plan.
     """
     parser = _parser()
     chosen = parser.parse_args(argv)
@@ -34,25 +36,32 @@ def main(argv: Sequence[str]) -> int:
         f"{model.row_flops:.3g} FLOP a row{'' if chosen.infer else ', forward and backward'}\n"
         "declared hosts, not run: rates are shares of datasheets\n"
     )
-    found = []
+    found, refused = [], []
     batches = chosen.batch * len(declared) if len(chosen.batch) == 1 else chosen.batch
-    for hosts, batch in zip(declared, batches):
-        found.append(
-            of.forecast(
+    for text, hosts, batch in zip(chosen.hosts, declared, batches):
+        try:
+            forecast = of.forecast(
                 model, hosts, batch, optimizer=chosen.optimizer, tensor=chosen.tensor,
                 recompute={"auto": None, "always": True, "never": False}[chosen.recompute],
                 objective=chosen.infer or "training", schedules=chosen.schedule or SCHEDULES,
                 rows=chosen.micro_batch, replicas=chosen.replicas, stages=chosen.stages,
                 shard_replicas={"always": True, "never": False}.get(chosen.shard_replicas, "auto"),
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+        except AutoparError as error:
+            refused.append(f"{text}: {error}" if len(declared) > 1 else str(error))
+            continue
+        found.append((text, forecast))
         if chosen.verbose:
-            print(f"{found[-1].plan}\n")
-    print(table([of.HEADING, *(each.row() for each in found)], right=range(5, 13)))
-    if chosen.json:
-        rows = [{"hosts": text, "forecast": encode(each)} for text, each in zip(chosen.hosts, found)]
+            print(f"{forecast.plan}\n")
+    if found:
+        print(table([of.HEADING, *(each.row() for _, each in found)], right=range(5, 13)))
+    if found and chosen.json:
+        rows = [{"hosts": text, "forecast": encode(each)} for text, each in found]
         contents = json.dumps({"factory": chosen.factory, "rows": rows}, indent=1) + "\n"
         write(chosen.json, lambda beside: beside.write_text(contents))
+    if refused:
+        # The others are told first.
+        raise PlanError("\n".join(refused))
     return 0
 
 

@@ -134,6 +134,16 @@ def test_the_command_prints_a_row_for_each_of_the_hosts(capsys, tmp_path):
     assert [row["hosts"] for row in rows] == [one, many]
 
 
+def test_hosts_without_a_plan_do_not_lose_the_rows_of_others(capsys, tmp_path):
+    file = tmp_path / "plans.json"
+    one, less = "1 x (cpu + 4 h100) over ib-400", "1 x (cpu + 2 h100) over ib-400"
+    words = ["--hosts", less, "--hosts", one, "--batch", "8", "--tensor", "4", "--json", str(file)]
+    assert main(["whatif", "layered_models:numbered", *words]) == 2
+    told = capsys.readouterr()
+    assert " of 4 " in told.out and f"{less}: " in told.err and "smaller group" in told.err
+    assert [row["hosts"] for row in json.loads(file.read_text())["rows"]] == [one]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
