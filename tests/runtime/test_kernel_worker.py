@@ -47,8 +47,10 @@ def started(monkeypatch):
 )
 def test_a_process_that_ends_is_noticed_whoever_holds_its_pipe(started, tmp_path, code, said):
     began = time.monotonic()
-    assert said in started(code)._asked(tmp_path)[0]
-    assert time.monotonic() - began < 10
+    reason, _, spent = started(code)._asked(tmp_path)
+    assert said in reason
+    # Others are compiled after it: it has not taken all the seconds there are for that.
+    assert spent <= max(0.5, time.monotonic() - began) < 10
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ class CompilerProcess:
         assert process.stdin is not None
         with suppress(OSError):
             process.stdin.write(json.dumps(str(folder)).encode() + b"\n")
-        answer, code, until = folder / _ANSWER, process.poll(), time.monotonic() + LONGEST_S
+        answer, code, begun = folder / _ANSWER, process.poll(), time.monotonic()
+        until = begun + LONGEST_S
         while not (answer.exists() or self._stopped) and code is None and time.monotonic() < until:
             time.sleep(LOOK_S)
             code = process.poll()
@@ -100,11 +101,13 @@ class CompilerProcess:
             text, told, spent = json.loads(answer.read_text())
             return str(text), str(told), float(spent)
         _end(process)
+        # The CPU seconds of a process that has ended are not known; elapsed ones stand in for them.
+        spent = time.monotonic() - begun
         if code is not None:
-            return f"its process ended with code {code}", "", LONGEST_S
+            return f"its process ended with code {code}", "", spent
         if self._stopped:
-            return "it was stopped", "", LONGEST_S
-        return f"it takes longer than {LONGEST_S:.0f} s", "", LONGEST_S
+            return "it was stopped", "", spent
+        return f"it takes longer than {LONGEST_S:.0f} s", "", spent
 
     def _started(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
