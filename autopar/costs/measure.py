@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..ir.device import Device
+from ..ir.display_names import LOSS
 from ..ir.graph import Graph, Task
 from ..ir.machine import Machine
 from ..ir.plan import Plan
@@ -21,7 +22,6 @@ from ..ir.timeline import Timeline
 from ..ops import resolve as bind
 from ..system import cache
 from ..system.text import bar
-from ..transform.divide import LOSS
 from . import calibrate as probe
 from . import scales
 from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed

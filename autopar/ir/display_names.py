@@ -15,7 +15,8 @@ PHASES = ("forward", "backward", "reduction", "update")
 _PACKS = "aten.flatten_dense_tensors.default"
 CRITERION = "criterion"
 """Module name of the loss of a training step; its tasks are named by operator: `mse_loss`."""
-_LOSS = "autopar.loss"
+LOSS = "autopar.loss"
+"""Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
 _SHARE = 0.15
 _LONG = 30
 _PART = re.compile(r"(.+?)(?:#axis\d+)?#(?:part)?(\d+)")
@@ -127,7 +128,7 @@ class Words:
         if bucket:
             verb = "sum" if task.target == SUM else "unpack" if task.free else "pack"
             return f"{verb} gradient bucket {bucket[1]}" + (f" #{bucket[2]}" if verb == "pack" else "")
-        if task.target == _LOSS:
+        if task.target == LOSS:
             return "your loss"
         if task.phase == "update":
             paths = _updated(task)

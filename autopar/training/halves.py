@@ -16,6 +16,7 @@ from ..costs.clustering import unfused
 from ..costs.roofline import cost
 from ..errors import MemoryCapError, RunError
 from ..ir.costed import CostedGraph
+from ..ir.display_names import LOSS
 from ..ir.graph import Graph, Value
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Program
@@ -23,7 +24,7 @@ from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..pipeline.stages import deliveries, living, proved
 from ..planner import place
-from ..transform.divide import LOSS, alive, constants, divide, reached
+from ..transform.divide import alive, constants, divide, reached
 
 STANDING = "standing on "
 """Prefix of the names of stand-in states, each for all that a device holds and a half does not read."""

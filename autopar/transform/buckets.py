@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import networkx
 
+from ..ir.display_names import LOSS
 from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value, room
 from ..ir.open_size import count, extents
-from .divide import LOSS
 
 _FLAT, _PIECES = "aten.flatten_dense_tensors.default", "aten.split_with_sizes.default"
 _SHAPED = "aten.reshape.default"

@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from ..ir.display_names import LOSS
 from ..ir.graph import Const, Graph, Ref, Task, Value
 from ..ir.open_size import extents
-
-LOSS = "autopar.loss"
-"""Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
 
 
 def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
