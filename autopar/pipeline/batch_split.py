@@ -65,7 +65,7 @@ def best_plan(graph: Graph, price: Price, options: Options) -> Plan:
         except MemoryCapError:
             if len(graph.tasks) > FINEST:
                 raise
-        log.info("%s: tasks are placed one by one, for runs of them do not fit", graph.name)
+        log.info("%s: tasks are placed one by one, because clusters of them do not fit", graph.name)
         return _best_cut(graph, lambda cut: unfused(price(cut)), options)
 
     if options.recompute is None:

@@ -224,7 +224,7 @@ def options(costed: CostedGraph) -> Iterator[_Option]:
             uncapped = partial(_device, d=d, memory_bytes=None)
             yield _Option(f"no memory cap on {name}", "memory", name, uncapped)
     for name, links in wires(machine).items():
-        called = name if " → " in name else f"wire {name}"
+        called = name if " → " in name else f"bus {name}"
         yield _Option(f"{called} twice as fast", "bytes", name, partial(_links, changed=links, rate=FASTER))
         if any(link.latency_s for link in links):
             instant = partial(_links, changed=links, wait=0.0)

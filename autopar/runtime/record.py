@@ -260,7 +260,8 @@ class Recording:
         """The timeline of the last call. Raises AutoparError if there was none."""
         if not self.calls:
             raise AutoparError(
-                "nothing was recorded; call the compiled model inside `with fast.record() as timeline:`"
+                "nothing was recorded; call the compiled model inside `with fast.record() as timeline:`. "
+                "Calls that ran as written have no timeline; print(fast.explain()) counts them and says why"
             )
         return self.calls[-1]
 

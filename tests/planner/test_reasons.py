@@ -217,7 +217,7 @@ def test_the_change_that_helps_most_is_found_and_wires_that_do_not_matter_are_no
 def test_a_wire_that_all_waits_for_is_the_change():
     graph = two({"gpu": 0.1}, nbytes=10**8)
     best = changes(autopar.schedule(graph))[0]
-    assert best.what == "wire bus twice as fast" and best.seconds == pytest.approx(1.0 + 0.001 + 50 + 0.1)
+    assert best.what == "bus bus twice as fast" and best.seconds == pytest.approx(1.0 + 0.001 + 50 + 0.1)
 
 
 def test_a_cap_that_keeps_work_from_a_device_is_the_change():
@@ -231,7 +231,7 @@ def test_a_cap_that_keeps_work_from_a_device_is_the_change():
 
 @pytest.mark.parametrize(
     ("graph", "first"),
-    [(two({"gpu": 0.1}, nbytes=10**8), "wire bus twice as fast"), (two({"cpu": 3.0}), "cpu twice as fast"),
+    [(two({"gpu": 0.1}, nbytes=10**8), "bus bus twice as fast"), (two({"cpu": 3.0}), "cpu twice as fast"),
      (two({"cpu": 30.0, "gpu": 1.0}, memory_bytes=10), "no memory cap on gpu")],
     ids=("wire", "cpu", "cap"),
 )  # fmt: skip

@@ -109,8 +109,8 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
 
 def _reasons(instance: Instance, loads: Loads, at: list[int]) -> LazyReasons:
     group = {r: g for g, members in enumerate(loads.members) for r in members}
-    queues = [name if " → " in name else f"wire {name}" for name in instance.copy_lanes]
-    called = [*instance.devices, *["a wire"] * instance.wires, *queues, "the host's dispatch"]
+    queues = [name if " → " in name else f"bus {name}" for name in instance.copy_lanes]
+    called = [*instance.devices, *["a bus"] * instance.wires, *queues, "the host's dispatch"]
     of = [group[r] for r in range(instance.clusters)]
     return LazyReasons(instance.names, partial(reason_by_period, instance.names, of, loads, at, called))
 

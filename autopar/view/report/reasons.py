@@ -104,7 +104,7 @@ def waited(plan: Plan, number: int) -> str:
     if wait.kind == "wire" and isinstance(step, Transfer):
         wire = plan.costed.machine.link[step.src, step.dst].wire or ""
         # A link with a bus of its own is named by its ends.
-        held = "the link" if " → " in wire else f"wire {wire}"
+        held = "the link" if " → " in wire else f"bus {wire}"
     return f"{held}, busy with {named}, {seconds(late)}"
 
 
@@ -115,7 +115,7 @@ def path_shares(plan: Plan) -> list[str]:
     compute, transfer, waiting = (percent(s / total) for s in (found.compute_s, found.transfer_s, waits))
     line = f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; "
     line += "nothing on it can be late without the end being late"
-    held = {"lane": "compute lane", "wire": "transfer wire", "queue": "transfer lane"}
+    held = {"lane": "compute lane", "bus": "transfer wire", "copy queue": "transfer lane"}
     busy = {f"{kind} {cause}": s for (kind, cause), s in found.busy_s.items()}
     shares = {what: busy.get(key, 0.0) / total for what, key in held.items()}
     kept = {what: share for what, share in shares.items() if share > 0.005}
