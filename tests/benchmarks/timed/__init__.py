@@ -9,6 +9,7 @@ SUITES = (
     "predictions",
     "pipelines",
     "processes",
+    "generate",
     "gpu",
 )
 """Modules of this package with a `run`."""
