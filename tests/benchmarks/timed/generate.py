@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ def timed(name: str, make: Callable[[], Any], rounds: int) -> dict[str, Any]:
     built = time.perf_counter() - began
     print(f"{name}: kernels served after {built:.1f} s: {fast.serving}", flush=True)
     contestants = {"eager": plain, "autopar": fast, "torch.compile": dynamic}
-    samples = interleaved({title: lambda own=own: call(own) for title, own in contestants.items()}, rounds)
+    samples = interleaved({title: partial(call, own) for title, own in contestants.items()}, rounds)
     found = report(samples, base="eager")
     print(flush=True)
     fast.close()
