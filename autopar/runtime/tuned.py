@@ -50,8 +50,9 @@ class TunedExecutor:
         self._latest: tuple[Arrangement, Executor] | None = None
         """The arrangement that it used last, and its executor: as a pair, so that threads see both change."""
         self._judged: Arrangement | None = None
-        """The arrangement that was on trial; `_refuted`: one that was slower than eager."""
+        """The arrangement that was on trial."""
         self._refuted: Arrangement | None = None
+        """An arrangement that was slower than eager."""
         self._trial: trial.Trial | None = None
         self._tenure = trial.Tenure()
         self._choice.add(self)
