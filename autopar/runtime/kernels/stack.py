@@ -65,7 +65,7 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Compilation:
-    """What to compile: a module of ATen calls on a `device`, for inputs like `examples`, with `threads`
+    """A compilation: a module of ATen calls on a `device`, for inputs like `examples`, with `threads`
     threads, as one of `lanes` parallel lanes. The result goes into `folder`.
 
     weights: for each input, whether it is a weight, whose memory stays the same from call to call.

@@ -29,7 +29,7 @@ from . import STACKS
 from .stack import Compilation, Refusal, module_of
 
 NICE = 5
-"""How far its nice value is above that of the caller's process."""
+"""Increment of its nice value over the caller's process."""
 LONGEST_S = 240.0
 """Limit on the seconds that a library may take for one piece."""
 LOOK_S = 0.02
