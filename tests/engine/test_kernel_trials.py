@@ -205,7 +205,8 @@ def test_a_library_by_name_is_compiled_once_and_has_no_trial(monkeypatch: pytest
     using(monkeypatch, slow, fastest="folding, 1 thread")
     monkeypatch.setattr(kernel_choice, "named", lambda _: slow)
     monkeypatch.setattr(options, "named", lambda _: slow)
-    monkeypatch.setattr(trial, "CALLS", 4)
+    for name, value in (("CALLS", 4), ("SPAN_S", 0.0), ("TURN_S", 0.0), ("SETTLE_S", 0.0)):
+        monkeypatch.setattr(trial, name, value)
     model, x = mlp(), torch.randn(5, 8)
     fast = compiled(model, x, "folding")
     for _ in range(20):

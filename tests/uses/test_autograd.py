@@ -237,14 +237,19 @@ def total(made: Any) -> torch.Tensor:
     return sum(((each * each).abs().sum() for each in ones if each.requires_grad), torch.zeros(()))
 
 
+def pair(body: Body) -> tuple[Model, Any]:
+    """A model, and a compiled one with the same weights."""
+    torch.manual_seed(0)
+    plain, one = Model(body), Model(body)
+    one.load_state_dict(plain.state_dict())
+    return plain, compiled(one)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_as_eager(body: Body):
-    torch.manual_seed(0)
-    plain, one = Model(body), Model(body)
-    one.load_state_dict(plain.state_dict())
-    fast = compiled(one)
+    plain, fast = pair(body)
     for _ in range(2):
         x = torch.randn(3, 4)
         assert alike(plain(x), fast(x))
@@ -317,10 +322,7 @@ def physics_within(m: Any, x: torch.Tensor) -> Any:
     ids=lambda given: getattr(given, "__name__", ""),
 )  # fmt: skip
 def test_derivatives_inside_forward_of_a_call_without_gradients(body: Body, placed: bool):
-    torch.manual_seed(0)
-    plain, one = Model(body), Model(body)
-    one.load_state_dict(plain.state_dict())
-    fast = compiled(one)
+    plain, fast = pair(body)
     for _ in range(2):
         x = torch.randn(3, 4)
         with torch.no_grad():
