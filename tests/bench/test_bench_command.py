@@ -39,6 +39,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_model_is_timed_shown_drawn_and_written(folder, capsys):
     call = [
         "bench",

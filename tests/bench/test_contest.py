@@ -150,6 +150,7 @@ def test_autopar_takes_part(case):
     assert found.blocks and found.error <= 1e-5
 
 
+@pytest.mark.slow
 def test_training_leaves_the_model_as_it_was(case):
     before = [tensor.clone() for tensor in case.model.state_dict().values()]
     row = contest("case", replace(case, train=True), chosen(["autopar", "autopar-step"], TRAINERS), **QUICK)

@@ -16,6 +16,7 @@ def test_errors_are_of_the_ratio_and_go_by_way(capsys):
     assert found["measured"]["most"] == 0 and "45.0%" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_is_predicted_in_each_way(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
     monkeypatch.setattr(predictions, "PATIENCE_S", 0.0)

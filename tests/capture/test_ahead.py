@@ -27,6 +27,7 @@ class Counting(nn.Module):
         return self.then(self.norm(self.layer(x))) * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trains", [False, True])
 def test_nothing_of_the_call_happens(trains):
     model, x = Counting(), torch.zeros(8, 4)
@@ -45,6 +46,7 @@ def branching(h):
     return h + 1 if h.sum() > 0 else h
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "line", "why"),
     [
@@ -82,6 +84,7 @@ def test_a_call_without_tensors_is_no_graph():
         autopar.plan(lambda x: 3, ABSENT, example_inputs=(torch.ones(2),))
 
 
+@pytest.mark.slow
 def test_a_model_on_the_meta_device_is_planned_as_on_the_cpu():
     with torch.device("meta"):
         model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.ones(32, 64)

@@ -20,6 +20,7 @@ def state_of(model: Any) -> dict[str, torch.Tensor]:
     return dict(model.state_dict()) if isinstance(model, nn.Module) else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_graph_is_sound(case: Case) -> None:
     model, args, kwargs = case.make()

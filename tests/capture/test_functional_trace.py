@@ -127,6 +127,7 @@ def never(*_: Any) -> None:
     raise NotImplementedError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "x"), SEEN)
 def test_one_run_gives_the_same_graph(call, x, monkeypatch):
     with monkeypatch.context() as patch:

@@ -187,6 +187,7 @@ def test_joins_and_parts_stay_by_themselves():
     assert all(len(cluster.tasks) == 1 for cluster in clusters)
 
 
+@pytest.mark.slow
 def test_ten_thousand_tasks_in_a_row():
     clusters = chain(10_000, seconds=US, shortest_s=SHORTEST_S).clusters
     assert sum(len(cluster.tasks) for cluster in clusters) == 10_000

@@ -65,6 +65,7 @@ def test_calls():
     fast.close()
 
 
+@pytest.mark.slow
 def test_training_steps():
     net, x, y = model(), torch.randn(64, 256), torch.randint(0, 8, (64,))
     step = autopar.train_step(
@@ -78,6 +79,7 @@ def test_training_steps():
     step.close()
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own():
     net, x = model(), torch.randn(64, 256)
     fast = autopar.compile(net, machine(), split=2)

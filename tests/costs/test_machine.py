@@ -145,12 +145,14 @@ def test_what_is_no_saved_machine_is_refused(tmp_path):
         Machine.load(file)
 
 
+@pytest.mark.slow
 def test_declaring_needs_no_torch():
     code = "import sys; from autopar.ir.machine import Machine as M; M.declare('cpu', 't4'); M.emulate('cpu', 't4')"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 def test_detecting_measures_once_and_keeps_it(folder, caplog):
     from autopar.costs.detect import detect
 
@@ -164,6 +166,7 @@ def test_detecting_measures_once_and_keeps_it(folder, caplog):
     assert not list(folder.glob("*.part"))
 
 
+@pytest.mark.slow
 def test_lanes_share_the_threads_and_never_exceed_what_one_lane_with_all_would_do(folder):
     import torch
 
@@ -231,6 +234,7 @@ def test_an_unwritable_cache_costs_only_a_line(tmp_path, monkeypatch, caplog):
     assert "measurements are not kept" in caplog.text
 
 
+@pytest.mark.slow
 def test_nonsense_figures_in_the_cache_are_measured_again(folder):
     from autopar.costs.detect import detect
 

@@ -20,6 +20,8 @@ from autopar.ir.machine import Machine
 from autopar.planner import place
 from autopar.system import text as progress
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"budget_s": 0.05}
 
 

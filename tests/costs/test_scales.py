@@ -61,6 +61,7 @@ def test_what_is_no_scale_is_not_used(folder, wrong):
     assert kept("one") == ()
 
 
+@pytest.mark.slow
 def test_a_machine_is_found_with_the_scales_of_its_threads(folder):
     for names in (["cpu"], ["cpu*2"]):
         (device,) = detect(names).devices

@@ -12,6 +12,8 @@ from torch import nn
 from autopar.distributed.agreement import described
 from autopar.training.messages import difference, named
 
+pytestmark = pytest.mark.slow
+
 
 def plan():
     from autopar.ir.distribution import Distribution, Stage

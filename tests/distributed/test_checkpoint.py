@@ -19,6 +19,8 @@ from autopar import RunError
 from autopar.distributed.faults import checkpoint
 from autopar.distributed.faults.checkpoint import load_latest, save
 
+pytestmark = pytest.mark.slow
+
 
 class Run:
     """A model with dropout and moving statistics, its optimizer and schedule: all that a step changes."""

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 UNLIKE = ("lanes", "mixed")
 """What the two ranks plan for, so that their plans have no order in common."""

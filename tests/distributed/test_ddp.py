@@ -28,7 +28,7 @@ from helpers.replicas_of import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-pytestmark = pytest.mark.thin(2)
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 STEPS, FEWER = 50, 12
 """Steps, and those of models that take all in the grid or on other devices."""

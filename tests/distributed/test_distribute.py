@@ -12,7 +12,7 @@ import torch
 from helpers.job_models import loss, made, stepped, trained
 from helpers.ranks import RankError, ranks
 
-pytestmark = pytest.mark.thin(2)
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 STEPS = 12
 """The engine is that of test_pipeline.py, where models take 50."""

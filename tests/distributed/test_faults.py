@@ -24,7 +24,10 @@ BOUND_S = 2 + 1 + 2 + 20
 """Seconds after a fault in which a job of these tests ends: the timeout and the grace of its guards, two more, and what
 a machine under load may take. Without guards torchrun waits 30 seconds for a stopped process, and gloo half an hour."""
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/ns").exists(), reason="processes are looked up in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/ns").exists(), reason="processes are looked up in /proc"),
+]
 
 
 @dataclass

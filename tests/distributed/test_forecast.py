@@ -14,6 +14,8 @@ from autopar.capture import ahead as repeated
 from autopar.distributed.forecast import _priced, captured, forecast, on_meta
 from autopar.ir.hosts import Hosts
 
+pytestmark = pytest.mark.slow
+
 HOSTS = Hosts.declare("2 x (cpu + 4 h100) over 4 ib-400")
 
 

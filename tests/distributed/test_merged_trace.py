@@ -8,6 +8,7 @@ import socket
 import time
 import types
 
+import pytest
 from helpers.ranks import ranks
 
 SKEW = 5.0
@@ -121,6 +122,7 @@ def _recorded(rank: int) -> tuple | None:
     return said, found.ranks, len(found.spans), found.makespan, len({span.device for span in found.spans})
 
 
+@pytest.mark.slow
 def test_recorded_calls_of_compiled_models_are_merged():
     (said, count, spans, makespan, devices), nothing = ranks(2, _recorded)
     assert nothing is None and "rank 0 gave a predicted timeline" in said

@@ -62,6 +62,7 @@ def test_a_rank_that_dies_is_named_at_once():
         ranks(2, _dies, timeout_s=50)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_in_time():
     began = time.monotonic()
     with pytest.raises(RankError, match="no answer of ranks"):

@@ -50,5 +50,6 @@ def _two_jobs(rank: int, port: int) -> list[float]:
     return sums
 
 
+@pytest.mark.slow
 def test_jobs_of_the_same_processes_share_a_store():
     assert ranks(2, _two_jobs, free_port()) == [[3, 3], [3, 3]]

@@ -15,6 +15,8 @@ from helpers.job_models import ROWS, alone, chained, loss, made, prepare, traine
 from helpers.ranks import ranks
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 STEPS, FEWER = 50, 6
 TIMEOUT_S = 120.0
 """Of ranks that gather and scatter some thousand times, which take turns on few cores."""
@@ -223,7 +225,6 @@ def _moments(rank: int, root: str, sharded: bool) -> dict[str, list[float]]:
     return {path: first.state[p]["exp_avg"].flatten().tolist() for path, p in plain.named_parameters()}
 
 
-@pytest.mark.slow
 def test_ranks_without_a_row_of_a_parameter_save_its_state_as_well(tmp_path):
     expected = ranks(2, _moments, str(tmp_path), True)[0]
     (found,) = ranks(1, _moments, str(tmp_path), False)

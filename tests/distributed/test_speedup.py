@@ -15,6 +15,8 @@ from autopar.ir.hosts import Host, Hosts
 from autopar.ir.machine import Machine
 from autopar.planner.pipelines import Chain, distribution
 
+pytestmark = pytest.mark.slow
+
 ROWS, WIDTH = 256, 512
 
 

@@ -28,6 +28,7 @@ def captured(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor, Units]:
     return CAPTURED[name]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(["mlp", "cnn", "gpt"]), st.data())
 def test_stages_are_the_model_wherever_it_is_cut(name, data):

@@ -34,7 +34,7 @@ from autopar.distributed.tensor.plan import TensorPlan, tensor_plan
 from autopar.distributed.tensor.split import clip_grad_norm_, slowest_link, tensor_parallel
 from autopar.errors import DeviceError, PlanError, RunError
 
-pytestmark = pytest.mark.thin(2)
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 CLOSE = 1e-9
 FEWER = 5

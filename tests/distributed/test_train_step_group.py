@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autopar
 
-pytestmark = pytest.mark.thin(2)
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 STEPS, FEWER = 50, 12
 """Steps, and those of models that take all in the grid."""

@@ -13,6 +13,8 @@ from torch import nn
 import autopar
 from autopar import DeviceError
 
+pytestmark = pytest.mark.slow
+
 COUNT, CLIP = 2, 0.3
 
 

@@ -51,6 +51,7 @@ def test_equals_the_model_on_one_device_bit_for_bit(model, x):
     assert torch.equal(autopar.compile(model, ["cpu"])(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "split"),
     [("auto", "auto"), ("auto", None), ("auto", 2), ("heft", "auto"), ("round_robin", 2)],

@@ -15,6 +15,8 @@ from torch import nn
 import autopar
 from autopar.errors import PlanError
 
+pytestmark = pytest.mark.slow
+
 SEEN: list[tuple[str, int]] = []
 """The thread and the number of arguments of each compilation by `backend_of_a_test`."""
 

@@ -66,6 +66,7 @@ def test_the_model_itself_serves_where_it_is_faster(monkeypatch: pytest.MonkeyPa
     assert placed_calls(fast, x) == 0
 
 
+@pytest.mark.slow
 def test_other_calls_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = mlp(), torch.randn(5, 8)
     fast = slower(monkeypatch, model, x)
@@ -144,6 +145,7 @@ def test_a_real_trial_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placed_calls(fast, x, calls=5) in (0, 5)
 
 
+@pytest.mark.slow
 def test_sizes_are_looked_at_again_after_some_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "UNSEEN", 3)
     fast = slower(monkeypatch, mlp(), x := torch.randn(5, 8))

@@ -53,6 +53,7 @@ class Broken(nn.Module):
         return self.last(hidden) * factor
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_parts_without_a_batch_stay_whole_if_the_model_is_to_be_split(
     caplog: pytest.LogCaptureFixture,

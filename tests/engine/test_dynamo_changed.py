@@ -32,6 +32,7 @@ class Masks(nn.Module):
         return h * 2
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("broken", [False, True])

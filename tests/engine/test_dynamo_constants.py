@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -21,6 +22,7 @@ class Masked(nn.Module):
         return torch.where(x > 0, y, torch.tensor(-1.5)) * torch.tensor([1.0, 2, 3, 4])
 
 
+@pytest.mark.slow
 def test_placed_as_eager_and_never_changed():
     model, x = Masked(), torch.randn(3, 4)
     fast = autopar.compile(model, ["cpu", "emulated:0"], policy="round_robin", split=None)
@@ -31,6 +33,7 @@ def test_placed_as_eager_and_never_changed():
     fast.close()
 
 
+@pytest.mark.slow
 def test_trained_as_eager():
     model, x = Masked(), torch.randn(3, 4)
     twin = copy.deepcopy(model)

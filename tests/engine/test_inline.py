@@ -64,6 +64,7 @@ def stepped(model: Scaled) -> None:
     optimizer.step()
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.sampled_from([replaced, swapped, in_place, by_numpy, loaded, buffered, stepped]), max_size=8)
@@ -126,6 +127,7 @@ def test_a_recording_and_a_close_between_calls():
     assert inline(fast)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_threads_get_their_own_answers():
     model = Scaled().eval()

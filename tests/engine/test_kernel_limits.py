@@ -16,6 +16,8 @@ import autopar
 from autopar.runtime import choice
 from autopar.runtime.kernels import Compilation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

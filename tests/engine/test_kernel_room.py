@@ -13,6 +13,8 @@ from torch import nn
 import autopar
 from autopar.pipeline.calls import RECURRING
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

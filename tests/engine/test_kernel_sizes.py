@@ -24,6 +24,8 @@ from autopar.pipeline.kernel_verdict import signature
 from autopar.runtime import trial
 from autopar.runtime.kernels import STACKS, Compilation, Stack
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -40,6 +40,7 @@ class Slow(Folding):
         return slow
 
 
+@pytest.mark.slow
 def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Slow(), fastest="folding")
     monkeypatch.setattr(trial, "CALLS", 4)
@@ -61,6 +62,7 @@ def test_kernels_that_are_slower_in_the_callers_own_calls_go_again(monkeypatch: 
     assert chosen(compiled(mlp(), x)) == "eager"
 
 
+@pytest.mark.slow
 def test_the_next_fastest_has_its_trial_then(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Slow("quick"), Folding("sure"))
     seconds = {"quick": 1.0, "sure": 1.5, "eager": 2.0}
@@ -159,6 +161,7 @@ class Unhurried(Folding):
         return torch.no_grad()(work.module)
 
 
+@pytest.mark.slow
 @torch.enable_grad()
 @pytest.mark.parametrize("whole", [True, False], ids=["train_step", "own loop"])
 def test_training_goes_on_while_its_kernels_are_compiled(

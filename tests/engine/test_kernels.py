@@ -60,6 +60,7 @@ def changed(model: nn.Module, rng: random.Random) -> str:
     return way
 
 
+@pytest.mark.slow
 def test_no_answer_is_of_old_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     folding = Folding()
     using(monkeypatch, folding, fastest="folding")
@@ -129,6 +130,7 @@ class Towers(nn.Module):
         return torch.cat([tower(x) for tower in self.towers], 1)
 
 
+@pytest.mark.slow
 def test_the_fastest_library_goes_on_with_one_thread_and_on_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(2)
     threads: list[tuple[int, int]] = []
@@ -273,6 +275,7 @@ def test_eager_must_win_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stack.built == 2
 
 
+@pytest.mark.slow
 def test_many_threads_while_kernels_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Folding(), fastest="folding")
     model, x = mlp(), torch.randn(5, 8)
@@ -379,6 +382,7 @@ assert begun.wait(60)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_during_the_race_ends_well(tmp_path: Path) -> None:
     paths = [str(Path(autopar.__file__).parents[1]), str(Path(__file__).parents[1] / "helpers")]
     environment = {**os.environ, "AUTOPAR_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}

@@ -141,6 +141,7 @@ def test_it_is_built_and_used_as_torchs_is():
     assert "DataParallel" in repr(twin) and "emulated:1" in repr(twin)
 
 
+@pytest.mark.slow
 def test_a_training_loop_gives_the_plain_loops_weights():
     plain, fast = net().double(), DataParallel(net().double(), device_ids=TWO)
     for module in (plain, fast):

@@ -138,6 +138,7 @@ class Marked(nn.Module):
         return self.layer(x).relu()
 
 
+@pytest.mark.slow
 @mostly_auto
 def test_an_attribute_that_is_set_already_is_no_reason_to_go_the_long_way(kernels: str) -> None:
     class Other:
@@ -221,6 +222,7 @@ def changes() -> dict[str, Callable[[Any, pytest.MonkeyPatch], None]]:
     )}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernels", "change"),
     [
@@ -245,6 +247,7 @@ def test_what_changes_is_seen(
             pytest.handle.remove()
 
 
+@pytest.mark.slow
 @mostly_auto
 def test_other_calls_go_the_long_way(kernels: str) -> None:
     model, x, y = Many(lambda a, b: a + b), torch.randn(3, 8), torch.randn(3, 8)
@@ -281,6 +284,7 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @mostly_auto
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=list(CONTEXTS))
 def test_what_is_active_is_seen(kernels: str, context: Callable[[], Any]) -> None:
@@ -309,6 +313,7 @@ def test_a_call_under_a_dispatch_mode_is_the_only_one_that_is_not_placed() -> No
     assert "FlopCounterMode, a TorchDispatchMode, is active" in fast.explain()
 
 
+@pytest.mark.slow
 @torch.enable_grad()
 def test_calls_to_be_differentiated(kernels: str) -> None:
     torch.manual_seed(0)
@@ -377,6 +382,7 @@ def test_dynamo_forgets(kernels: str) -> None:
     assert long_calls(fast, x) == 2
 
 
+@pytest.mark.slow
 @mostly_auto
 def test_a_model_goes_with_its_compiled_form(kernels: str) -> None:
     model, x = mlp(), torch.randn(5, 8)

@@ -60,6 +60,7 @@ def test_one_lane_is_timed_when_it_is_explained_and_not_when_it_is_called(model)
         assert torch.allclose(fast(x), model(x), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_decides_between_lanes_is_measured_at_the_first_call(model):
     assert "measured" in how(called(model, ["cpu*2"]).plan)
     assert how(called(model, ["cpu*2"], measure=False).plan) == {"roofline"}
@@ -72,6 +73,7 @@ def test_nothing_is_measured_where_the_user_refuses(model):
     assert how(fast.plan) == {"roofline"}
 
 
+@pytest.mark.slow
 def test_a_plan_ahead_is_of_measured_operations_where_the_machine_is_here(model):
     given = (torch.randn(16, 64),)
     with torch.no_grad():
@@ -90,6 +92,7 @@ def test_a_call_has_seconds_of_its_own_beside_the_makespan(model):
     assert "and a call's own" in fast.explain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [["cpu*2"], EMULATED, pytest.param(["cpu"], marks=pytest.mark.release)])
 def test_tuning_ends_with_a_plan_that_is_proved_and_answers_alike(model, devices):
     fast = called(model, devices)
@@ -137,6 +140,7 @@ def test_seconds_that_were_recorded_move_work_to_where_it_is_quicker(model, monk
     assert len(found.rounds) == 2
 
 
+@pytest.mark.slow
 def test_tuning_refuses_what_it_cannot_tune(model):
     fast = called(model, ["cpu"])
     with pytest.raises(PlanError, match=r"torch\.no_grad"):

@@ -33,6 +33,7 @@ def close(found: torch.Tensor, right: torch.Tensor) -> None:
     assert (found - right).abs().max() <= 1e-5 * max(1.0, float(right.abs().max()))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("model", [pair(), nn.Linear(64, WIDE).eval()], ids=["pair", "column"])
 def test_a_layer_too_large_for_each_device_runs_on_two(
@@ -78,6 +79,7 @@ def slowly(cap: int | None, **rates: float) -> Machine:
     return replace(machine, links=tuple(replace(link, bytes_per_s=1e8) for link in machine.links))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_auto_cuts_what_does_not_fit_whatever_the_batch_and_only_that() -> None:
     model, x = pair(), torch.randn(6, 32)
@@ -122,6 +124,7 @@ def test_changed_weights_are_seen_in_parts() -> None:
     same()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_programs_of_several_sizes_share_their_parts() -> None:
     model = pair()
@@ -164,6 +167,7 @@ def test_parts_that_are_all_at_home_run_in_the_callers_thread_or_in_a_lane() -> 
     assert {step.device for step in fast.plan.placed} == {"cpu"} and fast.plan.costed.graph.split
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 4), st.booleans())
 def test_any_pair_in_any_number_of_parts_is_the_pair(parts: int, each: int, rows: int, bias: bool) -> None:

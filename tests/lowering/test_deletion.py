@@ -76,6 +76,7 @@ def test_every_deletion_is_flagged_and_the_adversary_finds_it() -> None:
     assert found >= 0.95 * (found + missed), misses
 
 
+@pytest.mark.slow
 def test_random_programs_too() -> None:
     """The same for random graphs of views, several outputs and carried state, scattered over
     lanes, some capped.
@@ -114,6 +115,7 @@ def padded(program: Program) -> Iterator[tuple[Program, tuple[str, int]]]:
                     yield with_steps(program, lane.name, steps), (lane.name, later)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", [PLANS["0 mlp"], PLANS["1 diamond"], PLANS["9 orders"]])
 def test_what_is_not_needed_is_named_and_not_missed(each: Plan) -> None:
     program, graph = lower(each), each.costed.graph

@@ -58,6 +58,7 @@ def test_the_only_lane_updates_last_in_the_memory_of_the_old_value() -> None:
     assert Program.parse(str(program)) == program
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @drawn(st.integers(0, 10**6))
 @example(125)  # one update reads what another one replaces

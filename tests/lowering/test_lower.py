@@ -53,6 +53,7 @@ def test_samples(each) -> None:
     assert {fake.device.type for fake in fakes.values()} == {"cpu"}
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @drawn(st.integers(0, 10**6))
 def test_random_graphs_anywhere(seed: int) -> None:
@@ -144,6 +145,7 @@ print(program)
 """
 
 
+@pytest.mark.slow
 def test_same_text_under_any_hash_seed_and_without_torch() -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])])
     texts = {

@@ -30,6 +30,7 @@ def nothing(_: Task) -> bool:
     return False
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @drawn(st.integers(0, 10**6))
 def test_any_program_in_pieces_is_right(seed: int) -> None:

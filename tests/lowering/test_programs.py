@@ -51,6 +51,7 @@ programs = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(programs)
 def test_any_names_survive(program: Program) -> None:

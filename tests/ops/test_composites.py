@@ -42,6 +42,7 @@ def compare(model, tensors, whole, slack=0.0):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["plain", "causal", "bool", "float", "gqa", "scale", "3d", "values"])
 def test_attention(variant):
     q, k, v = (rn(2, 4, 6, 8) for _ in range(3))
@@ -100,6 +101,7 @@ def counted(model, tensors, counts):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=str)
 def test_random_attention_draws_as_eager(options):
     model = Called(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.4, **options))
@@ -129,6 +131,7 @@ def test_layers_that_do_not_drop_stay_one():
     counted(Called(lambda layer, x: layer(x)[0], layer), (rn(4, 3, 5),), {"lstm": 1})
 
 
+@pytest.mark.slow
 def test_states_given_and_wanted():
     layer = nn.LSTM(5, 6, proj_size=3, num_layers=2).double()
     model = Called(lambda layer, x, h, c: (out := layer(x, (h, c)), out[0], *out[1])[1:], layer)
@@ -223,6 +226,7 @@ def test_norms_in_full_precision_keep_their_statistics():
     assert "aten.native_layer_norm_backward.default" in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "function", "shapes"),
     [

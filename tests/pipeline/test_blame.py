@@ -82,6 +82,7 @@ def test_a_step_function_is_named_with_the_line_that_fails():
             step(*data())
 
 
+@pytest.mark.slow
 def test_a_criterion_that_fails_in_a_later_run_is_named():
     step, (x, y) = stepping(model(), nn.CrossEntropyLoss()), data()
     step(x, y)
@@ -134,6 +135,7 @@ class Cached(nn.Module):
         return {"loss": h.sum(), "past_key_values": DynamicCache(h)}
 
 
+@pytest.mark.slow
 def test_a_cache_in_the_output_comes_back_as_one():
     net, (x, _) = Cached(), data()
     for call in (autopar.compile(net, machine()), stepping(net, lambda out: out)):
@@ -151,6 +153,7 @@ class Normed(nn.Module):
         return self.norm(self.layer(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "parts"), [(3, 2), (3, 3)])
 def test_one_value_per_channel_in_a_part_is_refused_as_torch_does(rows, parts):
     step = stepping(Normed(), nn.CrossEntropyLoss(), split=parts, batch_norm="per_part")
@@ -159,11 +162,13 @@ def test_one_value_per_channel_in_a_part_is_refused_as_torch_does(rows, parts):
         step(*data(rows))
 
 
+@pytest.mark.slow
 def test_two_values_are_enough_as_is_the_whole_batch():
     for rows, options in ((4, {"split": 2, "batch_norm": "per_part"}), (3, {"split": 3})):
         assert stepping(Normed(), nn.CrossEntropyLoss(), **options)(*data(rows)).isfinite()
 
 
+@pytest.mark.slow
 def test_auto_passes_over_parts_that_torch_refuses():
     step = stepping(Normed(), nn.CrossEntropyLoss(), batch_norm="per_part")
     assert step(*data(3)).isfinite()
@@ -180,6 +185,7 @@ class Table(nn.Module):
         return self.rows[ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad", [False, True])
 def test_no_generated_code_is_printed_when_a_call_fails(grad, capfd):
     """What a user sees is the error of the operator, not that of a graph he has not written."""

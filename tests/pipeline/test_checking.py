@@ -120,6 +120,7 @@ def test_the_first_call_may_be_off_by_what_is_stated_and_no_more(monkeypatch, dt
             fast(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 2.0])
 def test_a_change_of_state_may_be_off_by_as_much(monkeypatch, share):
     model, x = nn.BatchNorm1d(4), torch.randn(8, 4)
@@ -196,6 +197,7 @@ def test_a_checked_call_changes_its_input_once():
     assert torch.equal(x, y) and torch.equal(model.seen, twin.seen)
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_has_written_to_is_not_compared():
     def filled(x: torch.Tensor) -> torch.Tensor:
         made = [torch.empty_like(x) for _ in range(8)]

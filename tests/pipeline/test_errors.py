@@ -164,6 +164,7 @@ def test_data_dependent_control_flow_runs_as_written_and_says_where(caplog):
     assert "test_errors.py" in text and "`if x.sum() > 0:`" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["first", "always"])
 def test_a_call_that_the_model_cannot_take(check):
     fast = autopar.compile(Towers(), DEVICES, check=check)
@@ -176,6 +177,7 @@ def test_a_call_that_the_model_cannot_take(check):
     assert torch.equal(fast(torch.ones(8, 32)).isfinite(), torch.ones(8, 4, dtype=torch.bool))
 
 
+@pytest.mark.slow
 def test_a_model_whose_dtype_changes_is_planned_again():
     model = Towers()
     fast = autopar.compile(model, DEVICES, check="always")
@@ -280,6 +282,7 @@ def test_a_plan_passed_over_is_not_called_slower(monkeypatch):
     assert why in text and "no plan" not in text.partition("candidate")[2]
 
 
+@pytest.mark.slow
 def test_a_plan_that_measured_slower_is_not_called_slower_by_prediction():
     class Timed:
         def __init__(self, seconds):

@@ -16,6 +16,8 @@ from autopar.costs.clustering import unfused
 from autopar.pipeline.given_plan import as_given
 from autopar.planner import replan, schedule
 
+pytestmark = pytest.mark.slow
+
 
 class Masked(nn.Module):
     def __init__(self) -> None:

@@ -107,6 +107,7 @@ def test_dtypes_within_are_taken_over_with_their_bytes():
     assert now.bytes == 2 * before.bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -162,6 +163,7 @@ def test_devices_of_the_captured_type_cost_nothing(monkeypatch):
     assert propagate.propagated(plan, captured) is plan
 
 
+@pytest.mark.slow
 def test_calls_do_not_grow_with_depth(monkeypatch):
     def calls(depth):
         count = 0

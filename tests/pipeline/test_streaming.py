@@ -15,6 +15,8 @@ from autopar.lowering.memory_bound import footprint
 from autopar.pipeline.batch_split import WORTH
 from autopar.planner import replan
 
+pytestmark = pytest.mark.slow
+
 
 class Block(nn.Module):
     def __init__(self, width: int) -> None:

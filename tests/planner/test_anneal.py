@@ -30,6 +30,7 @@ def instance(seed: int, tasks: int = 20, ccr: float = 1.0) -> Instance:
     return Instance(random_dag(seed, tasks, ccr=ccr, on=replace(on, queued=False)))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([0.1, 1.0, 5.0]))
 @settings(max_examples=15, deadline=None)
 def test_between_the_bound_and_heft(seed, ccr):
@@ -131,6 +132,7 @@ def _chains(count):
     return [max(1, count // among) for _, among in search.STAGES]
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_polished():
     made = Instance(read(planted(2, 1_600, 4, 1.0)[0]))
     bound = lower_bound(made)

@@ -40,6 +40,7 @@ def random_schedule(instance, draw):
     return Schedule("random", {lane: tuple(names) for lane, names in lanes.items()})
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**6), share=st.floats(0.1, 1.5))
 def test_no_more_is_proven_than_is_enough(seed, share):
@@ -76,6 +77,7 @@ def test_a_search_that_ends_early_loses_a_thousandth(monkeypatch):
     assert len(taken) < 0.8 * most
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from([0.1, 1.0, 10.0]), st.integers(1, 4))
 def test_no_schedule_is_below_the_bound(seed, tasks, ratio, devices):
@@ -86,6 +88,7 @@ def test_no_schedule_is_below_the_bound(seed, tasks, ratio, devices):
         assert bound <= play.makespan * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 25), st.sampled_from([0.3, 3.0]), st.booleans())
 def test_no_schedule_of_a_graph_with_copies_is_below_the_bound(seed, tasks, ratio, even):
@@ -126,6 +129,7 @@ def copied(graph, draw):
     return graph | {"tasks": tasks, "values": [value for value in values if value["consumers"]]}
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(3, 16), st.sampled_from([1.0, 6.0]))
 def test_no_copy_of_a_run_starts_before_its_head(seed, tasks, ratio):

@@ -79,6 +79,7 @@ def test_a_plan_without_copies_that_is_found_later_refutes_the_bound_of_such(mon
         assert schedule(graph).bound_once == 0.0
 
 
+@pytest.mark.slow
 def test_a_plan_with_copies_that_is_timed_again_is_bounded_as_its_graph_is():
     for seed in range(20):
         plan = schedule(small(seed, tasks=12))
@@ -102,6 +103,7 @@ def test_no_bound_is_below_the_trivial_ones(seed, tasks, ratio):
         assert lower_bound(instance) * (1 + 1e-9) >= max(least)
 
 
+@pytest.mark.slow
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_no_bound_of_a_period_is_below_the_trivial_one(seed):

@@ -35,6 +35,7 @@ def drawn(seed: int, changes: int = 6) -> Iterator[tuple[Instance, Listed]]:
         yield instance, chain.now
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_times_are_those_of_the_simulation(seed):

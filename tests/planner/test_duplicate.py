@@ -60,6 +60,7 @@ def test_a_task_that_may_not_be_elsewhere_or_does_not_fit_there_is_computed_once
     assert infeasibilities(graph, plan) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slower", [1, 2, 8])
 def test_work_is_spread_for_copies_where_a_result_takes_longer_to_move_than_it(slower):
     """Each of nine tasks may go anywhere: without copies all on one device, or nearly, is the shortest."""

@@ -50,6 +50,7 @@ def hold(instance, found, tries=20):
         assert found.bound <= play.makespan * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([0.1, 1.0, 10.0]))
 def test_no_random_schedule_is_shorter(seed, tasks, ratio):
@@ -61,6 +62,7 @@ def test_a_small_graph_of_the_bench_is_solved(seed):
     hold(*solved(read(small(seed, tasks=12, devices=3))))
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6), st.integers(4, 10), st.integers(2, 4), st.sampled_from([0.1, 1.0, 10.0]))
 def test_no_shorter_schedule_has_less_around_a_run_than_parts_prove(seed, tasks, devices, ratio):
@@ -112,6 +114,7 @@ def test_where_all_passes_through_one_run_the_parts_add_up():
     assert found.length == pytest.approx(13.0, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_parts_prove_what_the_whole_does_not_yet():
     instance = Instance(read(small(17)))
     steps = proofs(instance, heft(instance), 2 * FIRST)
@@ -121,6 +124,7 @@ def test_parts_prove_what_the_whole_does_not_yet():
     assert found.bound > first * 1.05
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 3))
 def test_no_random_schedule_is_shorter_than_with_lanes_shared(seed, tasks, lanes):

@@ -128,6 +128,7 @@ def test_a_path_that_is_none():
         schedule("a\0b.json")
 
 
+@pytest.mark.slow
 def test_data_that_no_file_could_hold():
     for graph, says in (
         (broken(tasks__0__id=nested(100_000)), "too large to show"),

@@ -81,6 +81,7 @@ def test_lanes_are_filled_without_a_pause(made):
         assert not infeasibilities(graph, written(plan))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 25), st.integers(2, 4))
 @example(339, 17, 3)
@@ -98,6 +99,7 @@ def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(
         assert autopar.schedule(graph).makespan <= reference * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @needs_native
 def test_annealing_shortens_what_list_schedules_come_to():
     lists = plans = 0.0

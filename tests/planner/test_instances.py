@@ -47,6 +47,7 @@ def test_a_planted_graph_fills_its_devices():
     assert Instance(read(graph)).tight
 
 
+@pytest.mark.slow
 def test_every_process_makes_the_same():
     code = (
         "from benchmarks.instances import *; print(small(7), planted(7, 30, 3, 1.0, memory=True, groups=4))"

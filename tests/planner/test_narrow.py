@@ -29,6 +29,7 @@ def placements(instance):
             yield device
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**9))
 def test_what_is_left_holds_every_placement_and_one_is_planned(seed):

@@ -105,6 +105,7 @@ def test_lists_of_graph_files_of_every_kind_can_be_carried_out():
     assert min(seen.values()) > 5, seen
 
 
+@pytest.mark.slow
 @needs_native
 def test_lists_with_copies_can_be_carried_out():
     """On graphs of large values, and on graph files of every kind, without wires too."""

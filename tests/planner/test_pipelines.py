@@ -65,6 +65,7 @@ def test_a_zero_bubble_schedule_waits_less_than_the_interleaved_one():
     assert plans[1].bubble < plans[0].bubble
 
 
+@pytest.mark.slow
 @given(UNITS, st.integers(1, 4), st.sampled_from([1, 2, 4, 6, 12]), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_a_step_is_between_its_bound_and_that_of_one_host(units, count, batch, trained):
@@ -93,6 +94,7 @@ def test_no_plan_is_longer_than_the_even_split_by_hand(units, count, batch):
     assert hand.bound_s(False) <= hand.step_s(False) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(UNITS, st.integers(2, 4), st.integers(1, 30), st.integers(0, 30))
 @settings(max_examples=30, deadline=None)
 def test_more_memory_never_hurts(units, count, least, more):
@@ -108,6 +110,7 @@ def test_more_memory_never_hurts(units, count, least, more):
     assert found[1] <= found[0] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(UNITS, st.integers(2, 3), st.integers(5, 40))
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_refused_that_fits_with_other_cuts(units, count, cap):

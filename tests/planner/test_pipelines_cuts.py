@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ def cuttings(draw) -> Cutting:
     return Cutting(spent, links, [held] * stages, caps)
 
 
+@pytest.mark.slow
 @given(cuttings())
 @settings(max_examples=100, deadline=None)
 def test_no_cuts_have_a_smaller_bottleneck(cutting):

@@ -29,6 +29,7 @@ def _plan(units: int, network: str, schedule: str, replicas: int, tied: bool):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.integers(4, 20),

@@ -84,6 +84,7 @@ def test_orders_are_those_of_torch(schedule):
     assert compared > 20
 
 
+@pytest.mark.slow
 @given(SHAPES)
 @settings(max_examples=60)
 def test_each_pass_is_there_once_and_behind_those_it_needs(shape):
@@ -119,6 +120,7 @@ def walked(order: list[Action], positions: int, chunks: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 @given(SHAPES, st.lists(st.integers(0, 9), min_size=4, max_size=4))
 @settings(max_examples=200)
 def test_most_in_flight_is_what_a_walk_through_the_order_finds(shape, weights):

@@ -330,6 +330,7 @@ def test_an_empty_graph():
     assert plan.placed == () and plan.makespan == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_hardly_any_room_is_found_when_there_is_some(seed):
     free = random_dag(seed, 6, 3, 0.3, on=machine(2))
@@ -344,6 +345,7 @@ def test_hardly_any_room_is_found_when_there_is_some(seed):
     assert len(devices(plan)) == 3 and problems(plan) == []
 
 
+@pytest.mark.slow
 def test_caps_that_a_list_keeps_by_itself_cost_a_large_graph_nothing():
     """Many of its values have a reader that is placed last, so that by the order of placing they would not fit."""
     free = price(tangle(600))

@@ -51,6 +51,7 @@ def test_it_is_for_machines_that_have_wires() -> None:
     assert not crowded(Instance(read(unwired(graph))))
 
 
+@pytest.mark.slow
 def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
     graph = by_direction(instances.planted(1, LARGE, 4, 2.0)[0])
     ours = planned(graph)

@@ -279,6 +279,7 @@ def test_changes_are_ordered_shorter_than_the_plan_and_the_same_again(seed):
     assert changes(plan) == found
 
 
+@pytest.mark.slow
 def test_what_promises_most_is_searched_for(monkeypatch):
     plan = search.place(read(instances.small(3, tasks=14, devices=3, ratio=1.0)))
     found = changes(plan)
@@ -288,6 +289,7 @@ def test_what_promises_most_is_searched_for(monkeypatch):
     assert found[0].seconds < min(listed.values())
 
 
+@pytest.mark.slow
 def test_changes_of_a_large_graph_are_found_from_the_list_it_was_planned_by(monkeypatch):
     for module in (change, search):
         monkeypatch.setattr(module, "LARGE", 50)
@@ -316,6 +318,7 @@ def test_a_machine_with_one_device_more_is_one():
     assert wires["cpu", "gpu:1"] != wires["cpu", "gpu:0"] and ("gpu:0", "gpu:1") not in wires
 
 
+@pytest.mark.slow
 def test_of_throughput_the_period_is_what_changes():
     plan = autopar.schedule(two({"cpu": 3.0, "gpu": 2.0}, nbytes=10), objective="throughput")
     assert plan.period == pytest.approx(2.0)

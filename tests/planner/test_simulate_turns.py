@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def test_everything_starts_when_the_last_that_it_waits_for_is_done(instance: Ins
         assert all(play.end[step] <= play.start[after] for step, after in pairwise(own))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.sampled_from((0.0, 0.5, 1.0)))
 def test_ranks_keep_what_waits_behind(instance: Instance, copies: float) -> None:

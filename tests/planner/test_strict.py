@@ -109,6 +109,7 @@ def test_hulls_and_blocks():
     assert list(ones(reach.hull(1 << 6))) == [6]
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("training", [False, True])
@@ -145,6 +146,7 @@ def test_what_cannot_be_placed():
     assert {step.device for step in alone.placed} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_a_freer_machine_has_no_longer_period():
     raw = data(random.Random(3), nodes=12)
     strict, free = strict_throughput(partitioning(raw)), schedule(raw, objective="throughput")

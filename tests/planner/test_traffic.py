@@ -52,6 +52,7 @@ def test_payments_cancel_but_for_rounding():
     assert bound(varied(525)) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [1.0, 5.0])
 def test_the_bound_is_near_the_linear_program(ratio):
     pytest.importorskip("ortools")

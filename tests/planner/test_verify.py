@@ -278,6 +278,7 @@ def test_bytes_are_counted_to_the_last_one():
     assert planned(graph)["tasks"] == tasks
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**9))
 def test_the_planner_counts_memory_as_the_judge_does(seed):

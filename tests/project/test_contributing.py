@@ -50,6 +50,7 @@ def test_each_extension_is_shown() -> None:
     assert tuple(sections()) == EXTENSIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", EXTENSIONS)
 def test_the_code_shown_runs(
     title: str, registries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ def test_a_framework_runs_a_compiled_model_as_the_plain_one(name, needs, says, m
     assert says in main(module, monkeypatch, capsys, *DEVICES)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_the_plain_one_fails(monkeypatch, capsys):
     library("transformers")
     library("accelerate")

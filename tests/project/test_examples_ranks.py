@@ -8,6 +8,8 @@ import pytest
 from helpers.torchrun import torchrun
 from test_examples_training import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "arguments"),

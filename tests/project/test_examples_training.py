@@ -108,6 +108,7 @@ def test_overlap_counts_only_seconds_in_which_every_lane_is_busy():
     assert overlap(timeline, ["a", "nothing"]) == 0
 
 
+@pytest.mark.slow
 def test_data_parallel_linear(monkeypatch, capsys):
     module = example("linear_dataparallel")
     found = module.compare(5)
@@ -243,6 +244,7 @@ def test_the_two_layer_mlp_trains_as_the_plain_loop_does(dtype, most):
     assert module.curve(50, dtype, ["cpu", "emulated:0", "emulated:1"]) <= most
 
 
+@pytest.mark.slow
 def test_the_two_layer_mlp_hides_its_reduction_behind_the_backward():
     from autopar import train_step
     from autopar.view import hidden

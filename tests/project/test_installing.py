@@ -42,6 +42,7 @@ def copied(folder: Path) -> None:
         shutil.copy(ROOT / name, folder)
 
 
+@pytest.mark.slow
 def test_what_is_not_python_is_installed_and_shipped(tmp_path):
     copied(tmp_path)
     written = (".c", ".h", ".html", ".css", ".js", ".json")
@@ -58,6 +59,7 @@ def test_what_is_not_python_is_installed_and_shipped(tmp_path):
     assert data <= built and data <= shipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["false", pytest.param("no-such-compiler", marks=pytest.mark.release)])
 def test_without_a_compiler_plans_come_from_lists(tmp_path, compiler):
     said = built(tmp_path, compiler)

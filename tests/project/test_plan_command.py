@@ -23,6 +23,7 @@ def written(tmp_path, graph: Any) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_file_is_made_without_torch(tmp_path):
     out = tmp_path / "plan.json"
     call = ["plan", "--graph", written(tmp_path, small()), "--out", str(out), "--budget-s", "60"]

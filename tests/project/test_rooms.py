@@ -13,6 +13,8 @@ from house import figures, imports
 
 import autopar
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(autopar.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 PURE = ("errors", "system", "ir", "transform", "planner", "lowering", "view")
@@ -63,7 +65,6 @@ def test_files_are_short() -> None:
     assert not [str(path) for path in FILES if len(path.read_text().splitlines()) > 400]
 
 
-@pytest.mark.slow
 def test_the_top_fits_a_glance() -> None:
     assert figures()["rooms and files at the top"] <= 18
 

@@ -206,6 +206,7 @@ def test_a_copy_is_never_written_to() -> None:
     look.close()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_copies_that_nobody_reads_any_more_are_gone() -> None:
     seen: list = []
@@ -300,6 +301,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 @torch.no_grad()

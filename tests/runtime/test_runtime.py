@@ -62,6 +62,7 @@ def test_equal_to_eager_bit_by_bit(places):
         assert torch.equal(y, eager(x))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_one_lane_is_run_in_the_callers_thread():
     seen = []

@@ -64,6 +64,7 @@ def placed(net: nn.Module, name: str):
     return autopar.compile(net, MACHINES[name], policy="round_robin", split=None, check="never")
 
 
+@pytest.mark.slow
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("train", [False, True])
@@ -114,6 +115,7 @@ def test_parameters_loaded_and_trained_are_seen():
     fast.close()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_long_chain_leaves_no_bytes():
     class Chain(nn.Module):

@@ -120,6 +120,7 @@ def test_lanes_overlap_on_a_declared_clock():
     executor.close()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_one_wire_carries_one_copy_at_a_time():
     case = Case(outputs=("c",), clock="declared", slow_down=3000.0, seconds=1e-5)
@@ -135,6 +136,7 @@ def test_one_wire_carries_one_copy_at_a_time():
     executor.close()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_figures_are_refused_when_the_clock_cannot_be_kept():
     case = Case(

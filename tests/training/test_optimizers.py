@@ -64,6 +64,7 @@ def test_sgd(lr, momentum, dampening, decay, nesterov, maximize, way, clip_norm,
     )
 
 
+@pytest.mark.slow
 @quick
 @given(st.sampled_from([Adam, AdamW]), rates, st.tuples(st.floats(0.1, 0.95), st.floats(0.5, 0.999)),
        st.sampled_from([1e-8, 1e-3]), decays, st.booleans(), st.booleans(), ways, clips, dtypes,

@@ -18,6 +18,8 @@ from autopar.ir.graph import PART
 from autopar.ir.machine import Machine
 from autopar.transform.feature_split import LABEL
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 
 

@@ -22,6 +22,7 @@ def hooked(model, kind, seen):
         model[0].weight.register_post_accumulate_grad_hook(double)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "late"),
     [

@@ -15,6 +15,8 @@ from autopar.pipeline.options import Options
 from autopar.pipeline.propagate import _Form, axes
 from autopar.pipeline.stages import plan_captured
 
+pytestmark = pytest.mark.slow
+
 
 class Attends(nn.Module):
     def __init__(self):

@@ -88,6 +88,7 @@ class Balanced(nn.Module):
         return Auxiliary.apply(found, self.gate.square().sum()), 2 * found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["first", "never"])
 def test_a_gradient_that_a_custom_backward_makes_up_is_eagers(check):
     model, x = Balanced(), torch.randn(8, 6)
@@ -114,6 +115,7 @@ class Heads(nn.Module):
         return tuple(head(x) for head in self.heads)
 
 
+@pytest.mark.slow
 def test_a_head_that_the_loss_does_not_read_has_no_gradient_in_a_split_batch():
     """Sums of gradients share buckets; zeros instead of None would let an optimizer decay its weights."""
     plain = Heads().double()
@@ -144,6 +146,7 @@ class Pieces(nn.Module):
         return made.split([half, x.shape[1] - half], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"split": 2}], ids=["whole", "parts"])
 def test_the_gradient_of_an_unused_output_has_the_size_of_the_call(given):
     """One program serves all lengths, and so do the zeros that stand for the gradient."""

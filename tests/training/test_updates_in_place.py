@@ -32,6 +32,7 @@ def overwritten(step: Any) -> set[str]:
     return {state for made, state in program.updates if roots[made].kind == "given"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "clip_norm"),
     [
@@ -62,6 +63,7 @@ def test_no_second_buffers_are_counted():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [["cpu*2"], ["cpu", "emulated:0"]])
 def test_other_machines_keep_second_buffers(devices):
     pair = Pair(large, partial(SGD, lr=0.1), devices=devices)

@@ -14,6 +14,8 @@ from torch import nn
 from autopar.ir.graph import JOIN, Graph
 from autopar.transform.feature_split import LABEL, products, split_features
 
+pytestmark = pytest.mark.slow
+
 
 def halves(model: nn.Module, *args: torch.Tensor, parts: int = 2) -> tuple[Graph, Graph, float]:
     """The joint graph of a call, the same cut along features, and the largest difference in float64 of an output or a

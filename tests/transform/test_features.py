@@ -20,6 +20,8 @@ from autopar.transform.feature_split import LABEL, products, split_features
 from autopar.transform.features import narrowed, stretches
 from autopar.transform.split import split
 
+pytestmark = pytest.mark.slow
+
 
 def lanes(flops: float = 1e6) -> Machine:
     """One CPU of two lanes, at a rate of its own."""

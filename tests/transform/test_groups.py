@@ -73,6 +73,7 @@ def paths(task: Task) -> list[str]:
     return [item[0] for item in task.args]  # type: ignore[index, misc]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [1, 700, 1500, 1 << 20])
 def test_every_parameter_is_updated_once_in_groups_of_at_most_so_many_bytes(nbytes: int) -> None:
     graph = captured().graph
@@ -225,6 +226,7 @@ def new_weights(plan: Plan) -> list[tuple[str, str]]:
 MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Adam, pytest.param(MOMENTUM, marks=pytest.mark.release)])
 def test_new_weights_go_back_in_one_transfer_for_each_bucket_and_device(
     make: Callable[..., Optimizer],
@@ -255,6 +257,7 @@ def test_new_weights_go_back_in_one_transfer_for_each_bucket_and_device(
     assert pool.transfers > before, "what was written is brought again"
 
 
+@pytest.mark.slow
 def test_a_large_parameter_goes_alone() -> None:
     def model() -> nn.Module:
         return nn.Sequential(*deep(), nn.Linear(5, 60_000), nn.Linear(60_000, 5))
@@ -322,6 +325,7 @@ def test_step_counts_that_differ_are_each_their_own() -> None:
         twins.are_equal()
 
 
+@pytest.mark.slow
 def test_names_say_from_where_to_where_a_group_goes() -> None:
     pair = Pair(deep, functools.partial(SGD, lr=0.1), machine(), **AT_HOME)
     for x, y in batches(2):

@@ -113,6 +113,7 @@ def test_the_backward_cannot_begin_before_the_forward_has_answered():
     assert makers <= networkx.ancestors(whole, "loss")
 
 
+@pytest.mark.slow
 def test_no_weight_is_saved():
     for name in CASES:
         _, _, captured, forward, _ = taken_apart(name)

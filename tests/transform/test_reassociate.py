@@ -158,6 +158,7 @@ def test_gradients_of_a_shared_weight_are_added_in_a_tree() -> None:
         torch.testing.assert_close(live[0][name], live[1][name], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_additions_keep_their_sum(data: st.DataObject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ DEVICES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(1, 200), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 100)), min_size=1, max_size=8)
@@ -40,6 +42,7 @@ def test_rows_follow_speed_up_to_the_room(batch, devices):
             assert rows[other] / speeds[other] <= (rows[d] + 1) / speeds[d] + 1 / speeds[other] + 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(2, 64), DEVICES)
 def test_what_fits_is_found_and_nothing_else(batch, devices):

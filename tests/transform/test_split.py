@@ -85,6 +85,7 @@ def test_a_split_model_gives_what_the_model_gives(name: str, sizes: tuple[int, .
     assert batch_of(whole) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mlp", "conv", "block", "masked", "words", "lstm", "gru", "later", "heads", "strided"]
 )
@@ -173,12 +174,14 @@ def test_a_batch_of_one_and_a_single_part_change_nothing() -> None:
     assert batch_of(captured.graph) == 1
 
 
+@pytest.mark.slow
 def test_a_size_that_equals_the_batch_by_chance_does_no_harm() -> None:
     same(Block().double(), (torch.randn(4, 4, 16, **D),), (1, 3))
     same(nn.Linear(8, 8).double(), (torch.randn(8, 8, 8, **D),), (3, 5))
     same(Ends().double(), (torch.randn(8, 8, **D), torch.randn(8, **D)), (3, 5))
 
 
+@pytest.mark.slow
 def test_the_batch_is_the_axis_that_cuts_the_work() -> None:
     captured = capture(Later().double().eval(), (torch.randn(5, 7, 16, **D),), {})
     assert batch_of(captured.graph) == 7

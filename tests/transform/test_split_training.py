@@ -241,6 +241,7 @@ def test_a_table_much_larger_than_the_rows_is_not_summed() -> None:
     assert any(task.target == "aten.mm.default" and task.part for task in parted.tasks)
 
 
+@pytest.mark.slow
 def test_a_weight_as_wide_as_the_batch_is_long_does_no_harm() -> None:
     same(
         nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double(), (torch.randn(8, 8, **D),), (3, 5)

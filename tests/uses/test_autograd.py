@@ -14,6 +14,8 @@ from torch.autograd import grad
 
 from autopar import AutoparError
 
+pytestmark = pytest.mark.slow
+
 Body = Callable[[Any, torch.Tensor], Any]
 
 
@@ -245,7 +247,6 @@ def pair(body: Body) -> tuple[Model, Any]:
     return plain, compiled(one)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_as_eager(body: Body):

@@ -48,6 +48,7 @@ def test_the_package_declares_the_name():
         assert point.load() is entry.autopar
 
 
+@pytest.mark.slow
 def test_torch_compile_by_name_runs_placed_and_trains():
     plain = network()
     fast = torch.compile(copy.deepcopy(plain), backend="autopar", options=OPTIONS)

@@ -14,6 +14,7 @@ from autopar.costs import calibrate, detect
 HERE = ("cpu", *detect.accelerators())
 
 
+@pytest.mark.slow
 def test_all_devices_where_none_are_named():
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     for fast in (autopar.compile(model), autopar.compile(model, "auto"), autopar.compile(model, ["auto"])):
@@ -24,6 +25,7 @@ def test_all_devices_where_none_are_named():
     assert tuple(autopar.plan(model, example_inputs=(x,)).costed.machine.device) == HERE
 
 
+@pytest.mark.slow
 def test_a_default_device_for_new_tensors_is_the_users_alone():
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(3, 4)
     fast = autopar.compile(model, ["cpu"])

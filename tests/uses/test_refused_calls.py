@@ -27,6 +27,7 @@ class Service(nn.Module):
         return self.linear(x).relu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "kind"),
     [

@@ -16,6 +16,7 @@ def deep(layers: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)) for _ in range(layers)))
 
 
+@pytest.mark.slow
 def test_the_repr_of_a_plan_fits_a_screen_and_says_what_it_leaves_out():
     machine, model = autopar.Machine.declare("cpu-16", "h100-sxm"), deep(12)
     pins = {path: "cuda:0" if device == "cpu" else "cpu" for path, device in turns(model).items()}

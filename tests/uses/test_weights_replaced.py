@@ -42,6 +42,7 @@ def _without(run: Any, model: nn.Sequential, x: torch.Tensor) -> list[torch.Tens
     return [*found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replacing", [_called_with_others, _given_others, _without])
 def test_gradients_are_those_of_the_weights_of_the_forward(replacing: Callable[..., list[torch.Tensor]]):
     plain, fast = twins(_layers)

@@ -49,6 +49,7 @@ def test_the_batch_arrives_on_the_cpu_and_goes_out_in_halves(figure):
     assert sent == {("cpu", "emulated:0"), ("cpu", "emulated:1")}
 
 
+@pytest.mark.slow
 def test_each_device_has_the_whole_forward_and_backward_of_its_half(figure):
     plan = figure[0].plan
     graph, at = plan.costed.graph, where(plan)

@@ -169,6 +169,7 @@ def test_folding_keeps_times_and_order(clusters, seed, accelerators, cpu_lanes, 
     check_fold(view_plans.rough(clusters, seed, accelerators, cpu_lanes), budget)
 
 
+@pytest.mark.slow
 def test_large_plans_have_few_boxes_and_no_overlaps():
     plan = view_plans.rough(2000, 1)
     layout = lay_out(plan)
@@ -180,6 +181,7 @@ def test_large_plans_have_few_boxes_and_no_overlaps():
     assert (f"{drawn:,} of {len(plan.transfers):,} transfers drawn" in svg) == bool(layout.undrawn)
 
 
+@pytest.mark.slow
 def test_transfers_that_begin_far_apart_are_not_drawn_as_one():
     """Between all pairs of nine devices no band can be wide and all be drawn: those of most bytes are."""
     layout = lay_out(view_plans.rough(2000, 1, 8))
@@ -330,6 +332,7 @@ def test_png_needs_cairosvg_and_says_how_to_get_it(tmp_path, monkeypatch):
             draw(view_plans.lone(), tmp_path / "a.png")
 
 
+@pytest.mark.slow
 def test_png_is_a_picture_of_twice_the_size(tmp_path):
     pytest.importorskip("cairosvg")
     draw(view_plans.lone(), tmp_path / "a.png")

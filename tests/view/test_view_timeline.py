@@ -152,6 +152,7 @@ def test_no_texts_of_a_timeline_picture_overlap(make, side):
     assert ("EMULATED" in svg) == bool(timeline.label)
 
 
+@pytest.mark.slow
 def test_hundreds_of_spans_stay_a_small_file(tmp_path):
     timeline = view_plans.measured(view_plans.rough(2000))
     save_timeline(timeline, tmp_path / "a.svg")
