@@ -11,6 +11,8 @@ import types
 import pytest
 from helpers.ranks import ranks
 
+pytestmark = pytest.mark.slow
+
 SKEW = 5.0
 """Seconds by which the clocks of ranks are wrong, times their rank."""
 
@@ -122,7 +124,6 @@ def _recorded(rank: int) -> tuple | None:
     return said, found.ranks, len(found.spans), found.makespan, len({span.device for span in found.spans})
 
 
-@pytest.mark.slow
 def test_recorded_calls_of_compiled_models_are_merged():
     (said, count, spans, makespan, devices), nothing = ranks(2, _recorded)
     assert nothing is None and "rank 0 gave a predicted timeline" in said

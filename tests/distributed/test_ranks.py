@@ -10,6 +10,8 @@ import time
 import pytest
 from helpers.ranks import RankError, ranks
 
+pytestmark = pytest.mark.slow
+
 
 def _sum(rank: int, factor: int) -> float:
     import torch
@@ -62,7 +64,6 @@ def test_a_rank_that_dies_is_named_at_once():
         ranks(2, _dies, timeout_s=50)
 
 
-@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_in_time():
     began = time.monotonic()
     with pytest.raises(RankError, match="no answer of ranks"):
