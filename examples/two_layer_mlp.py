@@ -144,7 +144,6 @@ def train(steps: int, out: Path) -> None:
             f"{dtype!s:>14}: after {steps} steps the loss is the plain loop's to {found:.1e} (at most {allowed:.0e})"
         )
 
-    out.mkdir(parents=True, exist_ok=True)
     print(f"\n{'784-256-10, batch 100':>26}  {'predicted':>9}  {'measured':>8}  {'moved':>7}")
     for label, pins in (("weights at home on the CPU", HOME), ("the planner's own choice", {})):
         torch.manual_seed(0)
@@ -198,6 +197,7 @@ def main() -> None:
     options.add_argument("--train", action="store_true", help="the training step of d2l.ai, figure 13.3.1")
     options.add_argument("--steps", default=200, type=positive, help="steps of the loss curves (default 200)")
     chosen = options.parse_args()
+    chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.train:
         train(chosen.steps, chosen.out)
         return
@@ -219,7 +219,6 @@ def main() -> None:
     print(fast.explain())
     print(f"\n{emulated(fast.plan)}")
     print(f"equal to eager: max|Δ| ÷ max|reference| = {error:.1e}")
-    chosen.out.mkdir(parents=True, exist_ok=True)
     for name in ("placed.html", "placed.svg"):
         fast.draw(chosen.out / name)
     for name in ("run.json.gz", "run.html", "run.svg"):

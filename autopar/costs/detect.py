@@ -166,8 +166,8 @@ def _present(device: Device) -> Device:
     index = device.name.partition(":")[2] or "0"
     raise DeviceError(
         f"there is no device {device.name!r} here{hint}; this machine has {', '.join(there)}. "
-        'To plan for hardware you do not have, give autopar.plan a Machine.declare("cpu", "h100-sxm"); '
-        f'to run without it, put "emulated:{index}" in the list'
+        'To plan for hardware you do not have, name chips: Machine.declare("cpu-16", "h100-sxm") for autopar.plan, '
+        f'--machine cpu-16,h100-sxm on the command line; to run without it, put "emulated:{index}" in the list'
     )
 
 

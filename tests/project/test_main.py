@@ -73,6 +73,8 @@ def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["plan", "mymodel:make", "--machine", "h1000"]) == 2
     assert "h100" in capsys.readouterr().err
+    assert main(["plan", "mymodel:make", "--machine", "bogus"]) == 2
+    assert "--machine cpu-16,h100-sxm" in capsys.readouterr().err
 
 
 def test_doctor_says_what_there_is(capsys):
@@ -121,12 +123,13 @@ def test_help_of_the_demo_names_the_command(capsys, monkeypatch):
     assert left.value.code == 2 and "'many' is not a whole number above 0" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys, monkeypatch):
+def test_a_folder_that_cannot_be_made_is_named_before_anything_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
     (tmp_path / "out").write_text("")
     small = ["--batch", "4", "--width", "4", "--out", str(tmp_path / "out")]
     assert main(["demo", *small]) == 2
-    assert f"{tmp_path / 'out'}: File exists; give another name" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert f"{tmp_path / 'out'}: File exists; give another name" in said.err and not said.out
 
 
 def test_the_gpu_suite_says_in_one_line_that_there_is_none(monkeypatch, capsys):
