@@ -31,7 +31,7 @@ class Captured:
     tangents: (input value, index of the output whose gradient it is) of a differentiated graph, after the call's
     inputs.
     gradients: (input or state value, its gradient), after the outputs, unless the graph updates weights with them.
-    open: the symbol of each `OpenSize` of the graph, by place; None if it holds for one call's sizes only.
+    open: the symbol of each open number of the graph, by place; None if it holds for one call's sizes only.
     sizes: the numbers for these symbols in the call.
     extents: sizes of the region's values in the call of `graph`, and products of the leading sizes of each.
 
@@ -49,8 +49,8 @@ class Captured:
     alike: tuple[bool, ...] = ()
     tangents: tuple[tuple[str, int], ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
-    open: tuple[torch.SymInt, ...] | None = None
-    sizes: tuple[int, ...] = ()
+    open: tuple[torch.SymInt | torch.SymFloat, ...] | None = None
+    sizes: tuple[float, ...] = ()
     extents: tuple[int, ...] = ()
 
     def kernels_trusted(self) -> Captured:

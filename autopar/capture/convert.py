@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.graph import Argument, Const, Graph, Ref, Task, Value, refs
-from ..ir.open_size import OpenSize
+from ..ir.open_size import OpenFloat, OpenSize
 from ..transform.rewrites import folded, own, renamed
 from .captured import Captured, memory_order
 from .operators import draws, flops, shared
@@ -54,10 +54,10 @@ class _Conversion:
         self.fakes: dict[str, Any] = {}
         self.made: dict[Any, Argument] = {}
         self.twins: dict[Any, Argument] = {}
-        self.sizes: dict[Any, tuple[int, torch.SymInt]] = {}
-        """Place and symbol of each size that is an argument, by its expression."""
+        self.sizes: dict[Any, tuple[int, Any]] = {}
+        """Place and symbol of each size or float that is an argument, by its expression."""
         self.fixed = False
-        """True if an argument depends on the sizes of the call but is not an `OpenSize`."""
+        """True if an argument depends on the sizes of the call but is neither an `OpenSize` nor an `OpenFloat`."""
         self.random: str | None = None
         self.phase: Literal["forward", "backward"] = "forward"
 
@@ -237,11 +237,12 @@ class _Conversion:
             self.twins[key] = found
 
     def number(self, traced: Any, value: Any) -> Argument:
-        """Return a number as an argument; an `OpenSize` if it depends on the sizes of the call."""
-        if not isinstance(traced, torch.SymInt) or not traced.node.expr.free_symbols:
+        """Return a number as an argument; an `OpenSize` or `OpenFloat` if it depends on the sizes or floats of the
+        call."""
+        if not isinstance(traced, (torch.SymInt, torch.SymFloat)) or not traced.node.expr.free_symbols:
             return value
         place, _ = self.sizes.setdefault(traced.node.expr, (len(self.sizes), traced))
-        return OpenSize(value, place)
+        return OpenSize(value, place) if isinstance(traced, torch.SymInt) else OpenFloat(value, place)
 
     def stand_in(self, argument: Argument) -> Any:
         """Return an argument with each value replaced by its one fake tensor."""
@@ -264,8 +265,8 @@ class _Conversion:
     def argument(self, node: Node, item: Any) -> Argument:
         """Return one argument of `node` in the graph's terms."""
         if isinstance(item, Node):
-            # Such a number is recorded as its value in this call.
-            self.fixed |= isinstance(self.region.open.get(item), (torch.SymFloat, torch.SymBool))
+            # Such a condition is recorded as its value in this call.
+            self.fixed |= isinstance(self.region.open.get(item), torch.SymBool)
             return self.made[item]
         if isinstance(item, (list, tuple)):
             return tuple(self.argument(node, part) for part in item)

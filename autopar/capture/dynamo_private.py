@@ -58,8 +58,10 @@ _SETTINGS: dict[str, Any] = {
     "allow_rnn": True,
     # Otherwise, Dynamo does not notice hooks that are added later.
     "skip_nnmodule_hook_guards": False,
-    # Otherwise, floats become tensors with unknown values.
-    "specialize_float": True,
+    # Otherwise, a count that a module keeps is a new capture in each call.
+    "allow_unspec_int_on_nn_module": True,
+    # Otherwise, each value of a float is a new capture.
+    "specialize_float": False,
     # Otherwise, Dynamo does not notice when the default of a parameter changes.
     "skip_guards_on_constant_func_defaults": False,
     # Otherwise, torch draws numpy's random numbers, and they differ.
@@ -325,6 +327,11 @@ def source_of(node: fx.Node) -> str:
     """Return the source of a placeholder in Dynamo's terms, such as `L['self']._modules['0']._parameters['weight']`;
     "" if unknown."""
     return _named(getattr(node.meta.get("grapharg"), "source", None))
+
+
+def holds_number(node: fx.Node) -> bool:
+    """Return True for the placeholder of a tensor that Dynamo makes of a Python number."""
+    return bool(getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False))
 
 
 def _named(source: Any) -> str:

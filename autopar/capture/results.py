@@ -16,17 +16,17 @@ from torch.utils import _pytree as pytree
 
 from ..ir.costed import CostedGraph
 from ..ir.graph import JOIN, PART, SUM, UPDATES, Argument, Task, Value, refs
-from ..ir.open_size import OpenSize
+from ..ir.open_size import OPENED
 from .captured import Captured, strides_of
 from .refusals import Untraceable
 from .region import Region
-from .torch_private import OPEN, is_open
+from .torch_private import OPEN, in_python, is_open
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 
 
-def expressions(symbols: Sequence[torch.SymInt]) -> tuple[sympy.Expr, ...]:
-    """Return symbolic sizes as expressions in the sizes of arguments."""
+def expressions(symbols: Sequence[torch.SymInt | torch.SymFloat]) -> tuple[sympy.Expr, ...]:
+    """Return symbolic sizes and floats as expressions in the sizes and floats of arguments."""
     return tuple(size.node.shape_env.replace(size.node.expr) for size in symbols)
 
 
@@ -38,23 +38,28 @@ def resolver(fakes: Sequence[Any], given: Sequence[Any]) -> Callable[[Any], Any]
     values in a tensor.
     """
     numbers: dict[Any, Any] = {}
+    known: dict[Any, Any] = {}
     for fake, actual in zip(fakes, given):
         for size, number in zip(_sizes(fake), _sizes(actual)):
             if isinstance(size, OPEN) and size.node.expr.is_Symbol:
                 numbers.setdefault(size.node.expr, sympy.sympify(number))
-    known: dict[Any, Any] = {}
+                known.setdefault(size.node.expr, number)
     storages: dict[int, Any] = {}
 
     def plain(size: Any) -> Any:
         expression = size.node.expr
         if expression not in known:
-            found = expression.xreplace(numbers)
-            if found.free_symbols:
-                found = size.node.shape_env.replace(expression).xreplace(numbers)
-            if found.free_symbols:
+            if not expression.free_symbols <= numbers.keys():
+                expression = size.node.shape_env.replace(expression)
+            if not expression.free_symbols <= numbers.keys():
                 raise Untraceable(f"the size {expression} depends on the values in a tensor")
-            known[expression] = _PLAIN[type(size)](found)
-        return known[expression]
+            found = (
+                in_python(expression, known)
+                if isinstance(size, torch.SymFloat)
+                else expression.xreplace(numbers)
+            )
+            known[size.node.expr] = _PLAIN[type(size)](found)
+        return known[size.node.expr]
 
     def at(value: Any) -> Any:
         if isinstance(value, (tuple, list)):
@@ -144,7 +149,7 @@ def alike_in(one: Sequence[int], other: Sequence[int], given: Sequence[int], row
 
 def resizable(captured: Captured, costed: CostedGraph) -> bool:
     """Return True if a planned graph also computes calls with other sizes. It does if no time is declared and
-    each task is as captured, with all `OpenSize` arguments, or updates parameters."""
+    each task is as captured, with all its open arguments, or updates parameters."""
     own = captured.graph.task
     return (
         captured.open is not None
@@ -167,7 +172,7 @@ def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
         return None
     made: list[Any] = [graph.split, graph.outputs, graph.updates]
     for task in graph.tasks:
-        arguments = pytree.tree_map_only(OpenSize, lambda size: size.code, (task.args, task.kwargs))
+        arguments = pytree.tree_map_only(OPENED, lambda number: number.code, (task.args, task.kwargs))
         made.append((task.name, task.target, task.outputs, repr(arguments)))
         known = own.get(task.origin or task.name)
         if task.target in _SIZELESS or (known is None and task.target in _LAID):
@@ -199,9 +204,9 @@ def _counts(task: Task) -> set[int]:
 
 
 def _open(task: Task) -> list[int]:
-    """Return the places of the arguments of a task that depend on the sizes of a call."""
+    """Return the places of the arguments of a task that depend on the sizes and floats of a call."""
     leaves = pytree.tree_leaves((task.args, task.kwargs))
-    return [item.place for item in leaves if isinstance(item, OpenSize)]
+    return [item.place for item in leaves if isinstance(item, OPENED)]
 
 
 def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Captured:

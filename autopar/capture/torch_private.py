@@ -6,10 +6,11 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.autograd import forward_ad
@@ -28,6 +29,8 @@ try:
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
     raise CaptureError(versions.lacking(torch.__version__, error)) from error
@@ -55,6 +58,11 @@ _KERNELS: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Any]] = {}
 """By operator that `overridden` overrides: its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _TIMED = _guards.profile_guard_manager
+
+
+def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
+    """Return the value of a symbolic number as Python computes it, to the sign of a zero; sympy's own floats differ."""
+    return sympy_interp(PythonReferenceAnalysis, dict(numbers), expression)
 
 
 class _Quiet:

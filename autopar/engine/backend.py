@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from torch import fx, nn
 
 from ..capture.dynamo_private import broken
+from ..capture.floats import numbered, numbers, taking
 from ..capture.refusals import waiting
 from ..costs.pins import unused
 from ..errors import AutoparError
@@ -100,7 +101,8 @@ class Backend(Recorded):
                 log.warning("runs as written, not placed: %s", waits)
             self.breaks[str(waits)] = None
             raise waits
-        served = self._serve(self, module, examples)
+        floats = numbered(module)
+        served = self._serve(self, module, numbers(examples, floats))
         why, place = broken(module)
         # Dynamo captures under a lock, in one thread at a time: to wait for another here could deadlock.
         self.served.append(served)
@@ -112,7 +114,7 @@ class Backend(Recorded):
         def call(*args: Any) -> Any:
             return own()(*args)  # type: ignore[misc]
 
-        return call
+        return taking(call, floats)
 
     def skipped(self, why: str, place: str) -> None:
         """Note a function for which there is no graph."""

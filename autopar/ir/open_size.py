@@ -1,4 +1,4 @@
-"""`OpenSize`: an integer argument of a task that depends on the sizes of a call."""
+"""`OpenSize` and `OpenFloat`: arguments of a task that depend on the sizes and floats of a call."""
 
 from __future__ import annotations
 
@@ -40,6 +40,36 @@ class OpenSize(int):
 
     def __getnewargs__(self) -> tuple[int, int, tuple[int, int]]:  # type: ignore[override]
         return int(self), self.place, self.share
+
+
+class OpenFloat(float):
+    """A float argument of a task, with its value in the call for which the graph was made. In another call, it is the
+    one at `place` among the sizes of the call, which include its floats."""
+
+    place: int
+
+    def __new__(cls, value: float, place: int) -> OpenFloat:
+        """Return the number `value`, which is at `place` among the sizes of a call."""
+        made = super().__new__(cls, value)
+        made.place = place
+        return made
+
+    @property
+    def code(self) -> str:
+        """Its Python expression, with the sizes of the call as `n`."""
+        return f"n[{self.place}]"
+
+    def __repr__(self) -> str:
+        return f"OpenFloat({float(self)}, {self.place})"
+
+    __str__ = float.__repr__
+
+    def __getnewargs__(self) -> tuple[float, int]:  # type: ignore[override]
+        return float(self), self.place
+
+
+OPENED = (OpenSize, OpenFloat)
+"""Types of arguments that depend on the sizes and floats of a call."""
 
 
 def extents(value: Value) -> tuple[int, ...]:

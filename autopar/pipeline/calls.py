@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,7 @@ class Arguments:
         self.constants = region.constants
         """Tensors, by name, that the graph makes from numbers."""
         self._sizes = [at for at, place in enumerate(self.places) if place.kind == "size"]
+        self._floats = [at for at in self._sizes if isinstance(self.places[at].fake, (float, torch.SymFloat))]
         self._inputs = [at for at, place in enumerate(self.places) if place.kind == "input"]
         self._state = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
         self._changed = [at for at, _ in region.traced.updates]
@@ -43,8 +45,12 @@ class Arguments:
         """True once calls of other modules have put their state in the region; calls are then serialised."""
 
     def sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the sizes of a call, which select its program."""
-        return tuple([args[at] for at in self._sizes])
+        """Return the sizes and floats of a call, which select its program."""
+        sizes = tuple([args[at] for at in self._sizes])
+        if not self._floats:
+            return sizes
+        # Zeros of both signs are equal, but not all results for them.
+        return *sizes, *[math.copysign(1, args[at]) for at in self._floats]
 
     def inputs(self, args: Sequence[Any]) -> list[Any]:
         """Return the tensors that are not state."""

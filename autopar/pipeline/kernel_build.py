@@ -20,7 +20,7 @@ from ..capture import Captured
 from ..capture.results import expressions, resizable
 from ..ir.costed import CostedGraph
 from ..ir.graph import Const, Task
-from ..ir.open_size import OpenSize
+from ..ir.open_size import OPENED, OpenFloat, OpenSize
 from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Piece, Program
 from ..lowering.check import check
@@ -28,7 +28,7 @@ from ..lowering.rewrites import overwriting, pieced
 from ..runtime.choice import Arrangement
 from ..runtime.executor import Executor
 from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
-from ..runtime.kernels.stack import LEAST, Axes, module_of
+from ..runtime.kernels.stack import LEAST, Axes, module_of, shortest
 from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
 from .compare import error, interpret, limit, no_worse, present, widen
@@ -81,6 +81,24 @@ class Form:
         """Number of compute lanes."""
         return len(self.program.lanes)
 
+    def shaped(self, number: OpenSize | OpenFloat) -> bool:
+        """Return True if an argument is known from the shapes of inputs, or fixed in this form."""
+        if isinstance(number, OpenFloat):
+            return False
+        return not self.symbols or self.symbols[number.place].free_symbols <= self._lengths
+
+    @cached_property
+    def _lengths(self) -> set[sympy.Basic]:
+        """The symbols in the shapes of inputs that tasks read."""
+        graph = self.plan.costed.graph
+        sizes = (size for name in graph.inputs if graph.readers[name] for size in graph.value[name].open[:-1])
+        return {
+            symbol
+            for size in sizes
+            if isinstance(size, OpenSize)
+            for symbol in self.symbols[size.place].free_symbols
+        }
+
     @cached_property
     def types(self) -> dict[str, str]:
         """The type of the torch device of each task."""
@@ -96,7 +114,7 @@ class Form:
 def symbols_of(captured: Captured, costed: CostedGraph) -> tuple[sympy.Expr, ...]:
     """Return the sizes of a call by place if one kernel can serve calls of all sizes; else ()."""
     on_cpu = all(device.torch_type == "cpu" for device in costed.machine.devices)
-    long = bool(captured.sizes) and min(captured.sizes) >= LEAST
+    long = bool(captured.sizes) and shortest(captured.sizes) >= LEAST
     return expressions(captured.open or ()) if on_cpu and long and resizable(captured, costed) else ()
 
 
@@ -224,10 +242,14 @@ def _stays(buffer: Buffer, form: Form) -> bool:
 
 
 def _eager(form: Form, stack: Stack, task: Task) -> bool:
-    """Return True if a task stays eager: the user's own function, or one that the stack cannot compile there."""
+    """Return True if a task stays eager: the user's own function, one that the stack cannot compile there, or one
+    with an argument that would be another kernel in each call."""
     if task.target in form.captured.calls or not stack.keeps(task, form.plan.costed.graph):
         return True
-    return stack.devices is not None and form.types[task.name] not in stack.devices
+    if stack.devices is not None and form.types[task.name] not in stack.devices:
+        return True
+    numbers = (item for item in pytree.tree_leaves((task.args, task.kwargs)) if isinstance(item, OPENED))
+    return any(not form.shaped(number) for number in numbers)
 
 
 def _folded(form: Form, program: Program, piece: Piece, device: torch.device) -> dict[str, Any]:
@@ -256,9 +278,12 @@ def _lengthened(form: Form, inputs: Sequence[Any], trial: Executor, plain: Execu
     free = {symbol for expression in form.symbols for symbol in expression.free_symbols}
     if not free <= known.keys():
         return
-    longer = {symbol: sympy.Integer(known[symbol] + 1) for symbol in free}
-    sizes = tuple(int(expression.xreplace(longer)) for expression in form.symbols)
-    if min(sizes) < LEAST:
+    longer = {symbol: sympy.sympify(known[symbol] + isinstance(known[symbol], int)) for symbol in free}
+    sizes = tuple(
+        type(number)(expression.xreplace(longer))
+        for expression, number in zip(form.symbols, form.captured.sizes)
+    )
+    if shortest(sizes) < LEAST:
         return
     graph, others = form.plan.costed.graph, []
     for name, item in zip(graph.inputs, inputs):

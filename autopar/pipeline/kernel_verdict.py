@@ -71,19 +71,22 @@ def signature(form: Form) -> str:
     values = [
         (value.name, (form.symbols and value.open) or value.shape, value.dtype) for value in graph.values
     ]
-    magnitude = max(form.captured.sizes).bit_length() if form.symbols else 0
+    sizes = [size for size in form.captured.sizes if form.symbols and isinstance(size, int)]
+    magnitude = max(sizes, default=0).bit_length()
     # Sorted, because costs that are measured again may change the order, which says nothing on one lane.
     lanes = [
         (lane.device, sorted((type(step).__name__, tasks_of(step)) for step in lane.steps))
         for lane in form.program.lanes
     ]
     text = repr((tasks, values, lanes, magnitude, form.threads))
+    text = _FLOAT.sub("OpenFloat(", text)
     if form.symbols:
-        text = _OPEN.sub("OpenSize(", text)
+        text = _SIZE.sub("OpenSize(", text)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-_OPEN = re.compile(r"OpenSize\(\d+, ")
+_FLOAT = re.compile(r"OpenFloat\([^,]+, ")
+_SIZE = re.compile(r"OpenSize\(\d+, ")
 
 
 def _file() -> Path:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..ir.graph import Argument, Const, Graph, Ref
-from ..ir.open_size import OpenSize
+from ..ir.open_size import OPENED
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads
 from ..ops import resolve as bind
@@ -259,10 +259,10 @@ class _Writer:
         if isinstance(template, tuple):
             items = [self.expression(item, values, plain) for item in template]
             return f"({_tuple(items)})" if plain else f"[{', '.join(items)}]"
+        if isinstance(template, OPENED):
+            return template.code
         if isinstance(template, complex) or (isinstance(template, float) and not math.isfinite(template)):
             return self.bind((type(template), repr(template)), "k", template)
-        if isinstance(template, OpenSize):
-            return template.code
         return repr(template)
 
     def compute(self, step: Compute, index: int) -> Iterator[str]:

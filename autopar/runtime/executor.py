@@ -101,7 +101,7 @@ class Executor:
                 return None
             return InlineCall(assembly, function, self._lock)
 
-    def resized(self, sizes: tuple[int, ...]) -> Executor:
+    def resized(self, sizes: tuple[float, ...]) -> Executor:
         """Return an executor for calls with other sizes that shares code, threads and lock with this one."""
         made = copy.copy(self)
         made._origin, made._captured = self, replace(self._captured, sizes=sizes)

@@ -41,7 +41,7 @@ class InlineCall:
         self._blank = (*(None,) * (layout.size - len(self.names) - 1), assembly.captured.sizes)
         self._results = chosen([layout.slots[name] for name in program.outputs])
 
-    def resized(self, sizes: tuple[int, ...]) -> InlineCall:
+    def resized(self, sizes: tuple[float, ...]) -> InlineCall:
         """Return the same function for calls with other sizes."""
         made = copy.copy(self)
         made._blank = (*self._blank[:-1], sizes)

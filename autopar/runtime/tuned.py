@@ -16,7 +16,7 @@ from ..ir.timeline import Timeline
 from . import trial
 from .choice import Arrangement, Choice
 from .executor import Executor
-from .kernels.stack import LEAST
+from .kernels.stack import LEAST, shortest
 
 log = logging.getLogger("autopar")
 
@@ -42,7 +42,7 @@ class TunedExecutor:
 
     def __init__(self, choice: Choice) -> None:
         self.plain, self._choice = choice.plain, choice
-        self._sizes: tuple[int, ...] | None = None
+        self._sizes: tuple[float, ...] | None = None
         """Sizes of its calls, if they are not those that the program was made for."""
         self._begin()
 
@@ -67,11 +67,11 @@ class TunedExecutor:
         if self._refuted is not chosen:
             self._refuted = None
 
-    def resized(self, sizes: tuple[int, ...]) -> TunedExecutor | Executor:
+    def resized(self, sizes: tuple[float, ...]) -> TunedExecutor | Executor:
         """Return an executor for calls with other sizes; without kernels if they are compiled for each set of sizes,
         or an axis is too short for them."""
         plain = self.plain.resized(sizes)
-        if not self.open or min(sizes) < LEAST:
+        if not self.open or shortest(sizes) < LEAST:
             return plain
         made = copy.copy(self)
         made.plain, made._sizes = plain, sizes

@@ -15,6 +15,7 @@ from torch import fx, nn
 from ..capture import Captured
 from ..capture.ahead import ahead
 from ..capture.convert import captured_at
+from ..capture.floats import numbered, numbers, taking
 from ..capture.refusals import Untraceable, explain, valued
 from ..capture.region import Region, in_eager
 from ..capture.torch_private import FakeTensorMode
@@ -78,6 +79,8 @@ class Signatures:
 
         It raises CaptureError if the loss cannot be differentiated.
         """
+        floats = numbered(module)
+        examples = numbers(examples, floats)
         try:
             first = self._begun(self._region(module, examples), examples)
         except Exception as error:
@@ -123,7 +126,7 @@ class Signatures:
             assert self._take is not None
             return self._take(found, args)
 
-        return serve
+        return taking(serve, floats)
 
     def _begun(self, region: Region, args: Sequence[Any]) -> _Bound:
         """Return a region with the tensors of a call, without programs."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +33,12 @@ Bounds: TypeAlias = dict[str, tuple[int, int]]
 
 LEAST = 2
 """Least length of such an axis: a graph that torch exports may be wrong for shorter ones."""
+
+
+def shortest(sizes: Iterable[float]) -> int:
+    """Return the least of the sizes of a call, `LEAST` if there are none; its floats are no sizes."""
+    return min((size for size in sizes if isinstance(size, int)), default=LEAST)
+
 
 _FUNCTIONS = {
     "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "IntTrueDiv": operator.truediv,

@@ -1,0 +1,43 @@
+"""Floats that vary from call to call. Dynamo passes each as a tensor without axes, from which the graph takes the
+number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import fx
+
+from .dynamo_private import holds_number
+
+T = TypeVar("T")
+
+
+def numbered(module: fx.GraphModule) -> tuple[int, ...]:
+    """Let a graph of Dynamo's take floats as numbers; return their positions in its arguments."""
+    found = []
+    for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        taken = list(node.users)
+        if not holds_number(node) or not taken or any(user.target != "item" for user in taken):
+            continue
+        node.meta["example_value"] = taken[0].meta["example_value"]
+        for user in taken:
+            user.replace_all_uses_with(node)
+            module.graph.erase_node(user)
+        found.append(position)
+    if found:
+        module.recompile()
+    return tuple(found)
+
+
+def numbers(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    """Return the arguments of a call with the numbers of floats instead of their tensors."""
+    given = list(args)
+    for position in positions:
+        given[position] = given[position].item()
+    return given
+
+
+def taking(call: Callable[..., T], positions: Sequence[int]) -> Callable[..., T]:
+    """Return a function for Dynamo's arguments, which calls `call` with numbers instead of the tensors of floats."""
+    return (lambda *args: call(*numbers(args, positions))) if positions else call

@@ -1,0 +1,174 @@
+"""Floats and counts that change from call to call: captured once more for all of their values, and right for each."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compilers import alone, using
+from sized_kernels import Open
+from torch import nn
+
+import autopar
+
+pytestmark = pytest.mark.slow
+
+PLACES = (["cpu"], ["cpu", "emulated:0"])
+VALUES = (0.1, 0.2, 0.7, -1.5, 0.0, -0.0, 1.0, 2.5, 1e-30)
+
+
+class Scaled(nn.Module):
+    """A float as an argument of operators, in arithmetic, and returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, t: float) -> tuple[Any, ...]:
+        y = self.linear(x) * t + torch.full((4,), t) + x.shape[0] * t
+        return y, nn.functional.leaky_relu(x, t), x * math.sqrt(abs(t)), t * 2
+
+
+def captures(fast: Any) -> int:
+    served = fast._placement.backend.served
+    assert not any(each.written for each in served), [each.written for each in served]
+    return len(served)
+
+
+def alike(ours: tuple[Any, ...], right: tuple[Any, ...]) -> None:
+    for one, other in zip(ours, right, strict=True):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(one.signbit(), other.signbit())
+        else:
+            assert one == other and type(one) is type(other)
+
+
+@pytest.mark.parametrize("devices", PLACES)
+def test_all_values_of_a_float_are_captured_once_more(devices):
+    model = Scaled()
+    fast = autopar.compile(model, devices)
+    with torch.no_grad():
+        for value in VALUES:
+            for rows in (3, 5):
+                x = torch.randn(rows, 4)
+                alike(fast(x, value), model(x, value))
+    # The first value, the first rows, and all of both.
+    assert captures(fast) <= 3
+    fast.close()
+
+
+def test_special_values_are_captured_for_themselves():
+    model = Scaled()
+    fast = autopar.compile(model, ["cpu"])
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for value in (0.1, 0.2, math.inf, 0.3):
+            alike(fast(x, value), model(x, value))
+        assert fast(x, math.nan)[0].isnan().all()
+    assert captures(fast) <= 4
+    fast.close()
+
+
+@pytest.mark.parametrize("devices", PLACES)
+def test_trained_with_a_float_that_varies(devices):
+    model = Scaled()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, devices)
+    for value in VALUES:
+        x = torch.randn(3, 4)
+        ours, right = fast(x, value), twin(x, value)
+        for output, parameters in ((ours, model), (right, twin)):
+            parameters.zero_grad()
+            output[0].square().sum().backward()
+        assert torch.allclose(ours[0], right[0])
+        assert torch.allclose(model.linear.weight.grad, twin.linear.weight.grad, atol=1e-6)
+    assert captures(fast) <= 2
+    fast.close()
+
+
+def test_a_training_step_takes_a_float_that_varies():
+    class Loss(Scaled):
+        def forward(self, x, t):
+            return super().forward(x, t)[0].square().mean()
+
+    model = Loss()
+    twin = copy.deepcopy(model)
+    made, plain = (torch.optim.SGD(each.parameters(), 0.01) for each in (model, twin))
+    step = autopar.train_step(model, None, made, ["cpu"], step_fn=lambda model, x, t: model(x, t))
+    for value in VALUES:
+        x = torch.randn(3, 4)
+        plain.zero_grad()
+        loss = twin(x, value)
+        loss.backward()
+        plain.step()
+        assert torch.allclose(step(x, value), loss)
+    assert torch.allclose(model.linear.weight, twin.linear.weight, atol=1e-6)
+    # Their programs are few: the first value's, and that of all.
+    assert sum(map(len, step._signatures.kept)) <= 2
+    step.close()
+
+
+class Counting(nn.Module):
+    """Numbers that a module changes in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls, self.rate = 0, 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.rate *= 0.9
+        return self.linear(x) * self.rate + self.calls
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_numbers_that_a_module_changes_are_captured_once_more(training):
+    model = Counting()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, ["cpu"])
+    with torch.set_grad_enabled(training):
+        for _ in range(9):
+            x = torch.randn(3, 4)
+            assert torch.equal(fast(x), twin(x))
+            assert (model.calls, model.rate) == (twin.calls, twin.rate)
+    assert captures(fast) <= 2
+    fast.close()
+
+
+def test_kernels_serve_all_values_and_the_float_stays_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Long(Scaled):
+        def forward(self, x, t):
+            return (self.linear(x).relu() * t).tanh()
+
+    with alone(tmp_path, monkeypatch):
+        stack = Open()
+        using(monkeypatch, stack, fastest="folding")
+        model = Long()
+        fast = autopar.compile(model, ["cpu"], kernels="auto")
+        with torch.no_grad():
+            for value in VALUES[:2]:
+                x = torch.randn(3, 4)
+                torch.testing.assert_close(fast(x, value), model(x, value))
+                fast.wait()
+            built = stack.built
+            for value in VALUES:
+                x = torch.randn(3, 4)
+                torch.testing.assert_close(fast(x, value), model(x, value))
+            fast.wait()
+            assert stack.built == built and fast.serving == "folding"
+        fast.close()
+
+
+def test_a_float_that_varies_in_a_plain_torch_compile():
+    model = Scaled()
+    fast = torch.compile(model, backend="autopar")
+    with torch.no_grad():
+        for value in VALUES[:4]:
+            x = torch.randn(3, 4)
+            alike(fast(x, value), model(x, value))
