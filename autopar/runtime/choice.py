@@ -111,8 +111,9 @@ class Choice:
         self.slower: list[float] = []
         """For each other set of sizes that eager serves because kernels were slower: their time ÷ eager's."""
         self._seen: Sequence[Any] | None = None
-        """Inputs of the last call of the program's own sizes, until compilation begins. If `open`, they are
-        kept as long as the weights may change, since no later call may have these sizes."""
+        """Inputs of the last call of the program's own sizes, until compilation begins, or again if that was in
+        vain. If `open`, they are kept as long as the weights may change, since no later call may have these
+        sizes."""
         _alive.add(self)
         ambient.reset_after_fork.add(self)
 
@@ -163,11 +164,14 @@ class Choice:
 
     def wait(self, seconds: float | None) -> None:
         """Wait as `TunedExecutor.wait` does."""
-        if self._seen is not None:
-            self.begin(self._seen)
-        builder = self.builder
-        if builder is not None:
-            builder.join(seconds)
+        until = None if seconds is None else time.monotonic() + seconds
+        # The second time if weights changed during the first, after which nothing may have been chosen.
+        for _ in range(2):
+            if self._seen is not None:
+                self.begin(self._seen)
+            builder = self.builder
+            if builder is not None:
+                builder.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Stop all threads, and compilation."""
@@ -213,6 +217,7 @@ class Choice:
         except Refusal:
             # Either folded weights have changed, so later calls try again, or the process is ending.
             self.done = self.choose.ended
+            self._seen = None if self.done else examples
         except BaseException as error:
             log.warning("compiling kernels failed, calls run eagerly: %s: %s", type(error).__name__, error)
         self.builder = None

@@ -120,3 +120,28 @@ def test_a_cache_that_is_full_by_then_is_no_example(monkeypatch: pytest.MonkeyPa
     assert chosen(fast) == "folding"
     plain = copy.deepcopy(model)
     assert torch.equal(fast(x), plain(x)) and torch.equal(model.at, plain.at)
+
+
+class Changing(Folding):
+    """The caller changes weights meanwhile, as often as it is told."""
+
+    model: nn.Linear
+    times = 1
+
+    def compile(self, work: Compilation) -> None:
+        if self.built <= self.times:
+            self.model.weight.mul_(1.5)
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_waiting_covers_weights_that_changed_meanwhile(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    changing = Changing("changing")
+    using(monkeypatch, changing, fastest="changing")
+    model = changing.model = nn.Linear(8, 8).eval()
+    changing.times = times
+    fast, x = autopar.compile(model, ["cpu"], kernels="auto"), torch.randn(4, 8)
+    fast(x)
+    fast.wait(60)
+    # Weights that never rest let nobody wait forever.
+    assert changing.built == 2 and chosen(fast) == ("changing" if times == 1 else "eager")
+    assert torch.equal(fast(x), model(x))
