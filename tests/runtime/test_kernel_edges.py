@@ -168,3 +168,19 @@ def test_single_operators_are_eagers_beyond_their_examples(library: Stack, tmp_p
             assert torch.equal(ours, right)
         for ours, right in zip(found[2:], expected[2:], strict=True):
             torch.testing.assert_close(ours, right)
+
+
+@pytest.mark.thin(1)
+def test_results_that_are_copies_of_each_other_are_all_there(library: Stack, tmp_path: Path) -> None:
+    """As a model returns its last state, and all of its states after a dropout."""
+
+    def states(x: Any) -> Any:
+        aten = torch.ops.aten
+        copied, last, count = aten.clone.default, aten.tanh.default(x), aten.sum.default(x)
+        dropped = aten.dropout.default(copied(last), 0.5, False)
+        return last, dropped, copied(last), copied(count), count, copied(x)
+
+    x = torch.randn(2, 3)
+    call = kernel(library, fx.symbolic_trace(states), tmp_path, x)
+    for ours, right in zip(call(-x), states(-x), strict=True):
+        torch.testing.assert_close(ours, right)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import fx
 
 from ...ir.graph import Graph, Task
 from .edge_cases import exact, in_range
@@ -28,13 +29,41 @@ def compile(work: Compilation) -> None:
     """Convert a piece. Raises the library's errors."""
     import openvino
 
-    model = openvino.convert_model(exported(work, exact(work.module)))
+    model = openvino.convert_model(exported(work, _apart(exact(work.module))))
     shapes = [list(tensor.shape) for tensor in work.examples]
     for shape, axes in zip(shapes, work.axes):
         for axis in axes:
             shape[axis] = -1
     model.reshape({each: openvino.PartialShape(shape) for each, shape in zip(model.inputs, shapes)})
     openvino.save_model(model, work.folder / "piece.xml", compress_to_fp16=False)
+
+
+def _apart(module: fx.GraphModule) -> fx.GraphModule:
+    """Return the module after letting no two of its results be the same value to the converter, which fails if
+    they are: it leaves out copies, and dropout, which does nothing here."""
+    (end,) = module.graph.find_nodes(op="output")
+    seen, made = set(), []
+    for node in end.args[0]:
+        source = node
+        while getattr(source.target, "overloadpacket", None) in _SAME:
+            source = source.args[0]
+        if source in seen:
+            with module.graph.inserting_before(end):
+                longer = module.graph.call_function(_aten.unsqueeze.default, (node, 0))
+                node = module.graph.call_function(_aten.squeeze.dim, (longer, 0))
+        seen.add(source)
+        made.append(node)
+    end.args = (tuple(made),)
+    module.recompile()
+    return module
+
+
+_aten = torch.ops.aten
+_SAME = frozenset({
+    _aten.alias, _aten.clone, _aten.contiguous, _aten.detach, _aten.dropout, _aten.lift_fresh_copy, _aten.to,
+    _aten._to_copy,
+})  # fmt: skip
+"""Operators whose result may be their first argument to the converter."""
 
 
 def load(work: Compilation) -> Callable[..., Any]:
