@@ -344,7 +344,7 @@ def _named(source: Any) -> str:
 def below_autograd() -> Iterator[None]:
     """Within the block, disable autograd and ignore changes of grad mode, so that a dispatch mode sees
     composite operators before torch decomposes them."""
-    with torch.no_grad(), _compiling(), torch._C._AutoDispatchBelowAutograd():
+    with torch.no_grad(), compiling(), torch._C._AutoDispatchBelowAutograd():
         yield
 
 
@@ -374,7 +374,7 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
 
     # The contexts on the stack must exit first; later, they would restore Python's dispatcher.
     with (
-        _compiling(),
+        compiling(),
         # Random draws with unused results stay: they advance the generator.
         config.patch(fallback_random=True),
         # A call may be under autocast; its backward is not.
@@ -388,7 +388,7 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
 
 
 @contextlib.contextmanager
-def _compiling() -> Iterator[None]:
+def compiling() -> Iterator[None]:
     """Within the block, set the flag that Dynamo sets during capture from torch 2.13 on. Without it, a call
     in another thread mistakes this trace for its own and refuses. Dynamo captures in one thread at a time."""
     before = torch.compiler._is_compiling_flag

@@ -17,7 +17,7 @@ from ..errors import AutoparError, RunError
 from ..ir.plan import Plan
 from ..runtime.choice import Arrangement, Choice
 from ..runtime.executor import Executor
-from ..runtime.kernels import STACKS, Refusal, named
+from ..runtime.kernels import STACKS, Busy, Refusal, named
 from ..runtime.kernels.stack import LEAST
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.lanes.host import clone
@@ -285,6 +285,8 @@ class _Race:
                     name, stack, form, self.choice.pool, self.samples, self.watch, self.worker, self.plain,
                     self.to.turn,
                 )  # fmt: skip
+        except Busy:
+            raise
         except Exception as problem:
             if not self.watch.unchanged():
                 raise Refusal("weights changed while it was compiled") from problem

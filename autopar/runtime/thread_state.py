@@ -31,23 +31,27 @@ _ALONE = id(_LOCKED)
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone(seconds: float = -1.0) -> Iterator[bool]:
     """Lock the process for captures and eager comparison runs, since tracing replaces `nn.Module.__call__` for all
-    threads.
+    threads. Yields False, without the lock, if another thread has it for so many `seconds`.
 
-    Lanes of a call made inside count as inside. Enter it before the lock of any model: code inside may call compiled
-    models.
+    Lanes of a call made inside count as inside. Enter it before the lock of any model, or for some seconds: code
+    inside may call compiled models.
     """
     if _ALONE in entered.stack:
-        yield
+        yield True
         return
-    with _LOCKED:
-        before = entered.stack
-        entered.stack = (*before, _ALONE)
-        try:
-            yield
-        finally:
-            entered.stack = before
+    lock = _LOCKED
+    if not lock.acquire(timeout=seconds):
+        yield False
+        return
+    before = entered.stack
+    entered.stack = (*before, _ALONE)
+    try:
+        yield True
+    finally:
+        entered.stack = before
+        lock.release()
 
 
 reset_after_fork: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -14,6 +14,8 @@ from torch import nn
 
 import autopar
 from autopar.errors import PlanError
+from autopar.runtime import kernels
+from autopar.runtime.thread_state import alone as locked
 
 pytestmark = pytest.mark.slow
 
@@ -121,3 +123,54 @@ def test_training_runs_a_backend_bit_for_bit() -> None:
         assert torch.equal(loss, right.detach())
     assert SEEN and "backend_of_a_test" in step.serving
     assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def test_threads_that_trace_take_turns() -> None:
+    """Two traces at once leave a flag of torch set, and each later call of a compiled model fails."""
+    failed: list[BaseException] = []
+
+    def several() -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(3):
+                    model = mlp()
+                    fast = autopar.compile(model, ["cpu"], kernels="aot_eager")
+                    for _ in range(4):
+                        x = torch.randn(5, 8)
+                        torch.testing.assert_close(fast(x), model(x))
+                    assert fast.serving == "aot_eager"
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=several) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and not torch.compiler.is_compiling()
+    assert not torch.fx._symbolic_trace._is_fx_tracing_flag
+
+
+def test_a_call_waits_for_other_threads_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold a lock for which they wait."""
+    monkeypatch.setattr(kernels, "PATIENCE_S", 0.1)
+    may, holds = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with locked():
+            holds.set()
+            may.wait(60)
+
+    model, x = mlp(), torch.randn(5, 8)
+    fast = autopar.compile(model, ["cpu"], kernels="backend_of_a_test")
+    fast(x)
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert holds.wait(60)
+    for _ in range(4):
+        assert torch.equal(fast(x), model(x))
+    assert not SEEN and chosen(fast) == "eager" and not fast.settled
+    may.set()
+    thread.join()
+    fast.wait()
+    assert chosen(fast) == "backend_of_a_test" and torch.equal(fast(x), model(x))

@@ -3,12 +3,19 @@ first; `named` also finds the backends of `torch.compile`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from ...capture.dynamo_private import compiling
+from ..thread_state import alone
 from . import cuda_graphs, inductor, onnx_runtime, open_vino
-from .stack import Compilation, Kernel, Refusal, Stack
+from .stack import Busy, Compilation, Kernel, Refusal, Stack
+
+PATIENCE_S = 5.0
+"""Seconds that a call waits until no other thread traces. Not forever: the call may hold the lock of its model, for
+which the other thread may wait."""
 
 STACKS: tuple[Stack, ...] = (
     cuda_graphs.STACK,
@@ -34,13 +41,32 @@ def named(name: str) -> Stack | None:
 
 
 def _by_backend(name: str, work: Compilation) -> Callable[..., Any]:
-    """Let a backend compile a piece like a graph of Dynamo, with weights as arguments. Raises its errors."""
+    """Let a backend compile a piece like a graph of Dynamo, with weights as arguments. Raises its errors, and Busy."""
     import torch._dynamo
 
     backend = torch._dynamo.lookup_backend(name)
-    with torch.no_grad():
+    with _tracing(), torch.no_grad():
         call: Callable[..., Any] = backend(work.module, list(work.examples))
     return call
 
 
-__all__ = ["STACKS", "Compilation", "Kernel", "Refusal", "Stack", "named"]
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Let no other thread trace within the block: two at once would leave torch's flag of a trace set for good, after
+    which each call of a compiled model fails. Raises Busy if others trace for too long."""
+    from torch._dynamo import convert_frame
+
+    captures = convert_frame.compile_lock
+    if not captures.acquire(timeout=PATIENCE_S):
+        raise Busy("another thread captures a model")
+    try:
+        with alone(PATIENCE_S) as locked:
+            if not locked:
+                raise Busy("another thread captures a model")
+            with compiling():
+                yield
+    finally:
+        captures.release()
+
+
+__all__ = ["STACKS", "Busy", "Compilation", "Kernel", "Refusal", "Stack", "named"]

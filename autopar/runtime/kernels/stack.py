@@ -59,6 +59,10 @@ class Refusal(Exception):
         self.lacking = lacking
 
 
+class Busy(Refusal):
+    """Other threads trace, so that this one cannot; later calls try again."""
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """The compiled form of a piece. `call` takes the piece's reads at the positions `takes`, and returns its
