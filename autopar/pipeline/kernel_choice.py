@@ -130,7 +130,7 @@ class _KernelChoice:
         self._race: _Race | None = None
         self._open = False
         """True if the kernels that won serve calls of all sizes."""
-        self.ended = False
+        self.stopped = self.ended = False
         self._lost = 0
         """Number of earlier processes in which eager won."""
 
@@ -166,7 +166,8 @@ class _KernelChoice:
         return self.verdict.winner != "eager"
 
     def stop(self) -> None:
-        """Stop compiling."""
+        """Stop compiling, or do not begin if the thread that would do it waits for others."""
+        self.stopped = True
         if self._race is not None:
             self._race.stop()
 
@@ -256,7 +257,7 @@ class _Race:
         self.worker = CompilerProcess()
         self.verdict = Verdict()
         self.made: dict[str, Arrangement] = {}
-        self.stopped = False
+        self.stopped = choice.stopped
 
     def stop(self) -> None:
         """Stop compiling."""

@@ -63,6 +63,7 @@ class _Chooser(Protocol):
     """Interface of `pipeline.kernel_choice`, which compiles arrangements and chooses the fastest."""
 
     wanted: str
+    stopped: bool
     ended: bool
 
     @property
@@ -157,6 +158,7 @@ class Choice:
             self._seen = examples if self.open else None
             self.done = self.choose.traces
             if not self.done:
+                self.choose.stopped = False
                 self.builder = threading.Thread(target=build, name="autopar kernels", daemon=True)
                 self.builder.start()
                 return
@@ -175,7 +177,8 @@ class Choice:
 
     def close(self) -> None:
         """Stop all threads, and compilation."""
-        self.choose.stop()
+        if self.builder is not None:
+            self.choose.stop()
         self.plain.close()
         if self.chosen is not None:
             self.chosen.executor.close()

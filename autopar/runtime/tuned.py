@@ -7,6 +7,7 @@ import copy
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,17 @@ log = logging.getLogger("autopar")
 
 PROVEN = 4
 """Once kernels were faster than eager for this number of sets of sizes, they are not tried for others."""
+
+
+class _Needed:
+    """Nothing but its own existence."""
+
+
+def _unneeded(own: weakref.ref[Choice]) -> None:
+    choice = own()
+    # Kernels of a model that is gone would only delay those of others.
+    if choice is not None and choice.builder is not None:
+        choice.choose.end()
 
 
 class TunedExecutor:
@@ -44,6 +56,9 @@ class TunedExecutor:
         self.plain, self._choice = choice.plain, choice
         self._sizes: tuple[float, ...] | None = None
         """Sizes of its calls, if they are not those that the program was made for."""
+        self._needed = _Needed()
+        """Exists as long as this executor or one that `resized` has made of it."""
+        weakref.finalize(self._needed, _unneeded, weakref.ref(choice)).atexit = False
         self._begin()
 
     def _begin(self) -> None:
