@@ -1,5 +1,4 @@
-"""Choice of the fastest compiled form of a program on this machine. No kernels are compiled if its devices or
-operators do not allow it, or if memory for further copies of the weights is missing."""
+"""Choice of the fastest compiled form of a program on this machine. `kernel_refusals` says when there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from typing import Any
 
 from ..costs.blocks import median, timed
 from ..errors import AutoparError, RunError
-from ..ir.plan import Plan
 from ..runtime.choice import Arrangement, Choice
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Busy, Refusal, named
@@ -25,6 +23,7 @@ from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import TunedExecutor
 from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
+from .kernel_refusals import more, refused
 from .kernel_verdict import Verdict, signature
 
 log = logging.getLogger("autopar")
@@ -54,7 +53,7 @@ def tunable(
 ) -> tuple[Executor | TunedExecutor, tuple[str, ...]]:
     """Return an executor that uses kernels as soon as there are any. If none can be compiled, return the
     executor itself and the reason."""
-    if why := _refused(form, pool):
+    if why := refused(form, pool):
         log.info("kernels of %s are eager's: %s", form.captured.graph.name, why)
         return executor, (why,)
     choice = _KernelChoice(wanted, form, pool, on_lanes)
@@ -63,48 +62,9 @@ def tunable(
     device = form.plan.costed.machine.device
     # On a CPU, only kernels that fold the weights hold copies of them.
     pool.kernels[tuned] = {
-        name: size for name, size in _more(form.plan).items() if folds or device[name].torch_type != "cpu"
+        name: size for name, size in more(form.plan).items() if folds or device[name].torch_type != "cpu"
     }
     return tuned, ()
-
-
-def _refused(form: Form, pool: Replicas) -> str:
-    """Return the reason why no kernels are compiled for a program; "" if they can be."""
-    machine = form.plan.costed.machine
-    if machine.absent or machine.clock == "declared":
-        return "its devices are not here, or run on a declared clock"
-    if any(task.random for task in form.captured.graph.tasks):
-        return "it draws random numbers"
-    more, others = _more(form.plan), [held for tuned, held in [*pool.kernels.items()] if tuned.holds]
-    for memory in form.plan.memory:
-        device = machine.device[memory.device]
-        if device.memory_bytes is None:
-            continue
-        alone = memory.peak + more[device.name]
-        if alone > device.memory_bytes:
-            return (
-                f"{device.name} lacks the memory for other copies of the weights, or of all that a call makes"
-            )
-        if alone + sum(held.get(device.name, 0) for held in others) > device.memory_bytes:
-            return (
-                f"{device.name} lacks the memory for more copies of the weights: kernels for other sizes hold theirs. "
-                "Pad the inputs to fewer shapes to have kernels for all"
-            )
-    return ""
-
-
-def _more(plan: Plan) -> dict[str, int]:
-    """Return the bytes that kernels may take on each device in addition to the peak of the plan.
-
-    On a CPU, a library may keep two more copies of the weights. On a GPU, two recordings may each keep all
-    that a call makes. No proof covers other memory of a library.
-    """
-    graph, device = plan.costed.graph, plan.costed.machine.device
-    state = sum(graph.value[name].bytes for name in graph.state)
-    return {
-        memory.device: 2 * (state if device[memory.device].torch_type == "cpu" else memory.peak)
-        for memory in plan.memory
-    }
 
 
 class _KernelChoice:

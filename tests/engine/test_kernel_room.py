@@ -64,6 +64,22 @@ def test_a_model_without_kernels_says_why(monkeypatch: pytest.MonkeyPatch) -> No
         assert f"Sequential: kernels: eager, {why}" in fast.explain()
 
 
+def test_weights_whose_changes_nobody_counts_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be compiled again and again, each time in vain."""
+    folding = Folding()
+    using(monkeypatch, folding, fastest="folding")
+    with torch.inference_mode():
+        model = wide()
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    with torch.inference_mode():
+        for _ in range(7):
+            called(fast, range(2, 3))
+        model[0].weight.mul_(1.5)
+        called(fast, range(2, 3))
+    assert folding.built == 0 and fast.settled
+    assert "kernels: eager, weights or buffers were made in torch.inference_mode" in fast.explain()
+
+
 def test_calls_of_other_sizes_say_that_they_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Folding(), fastest="folding")
     fast = autopar.compile(wide(), ["cpu"], kernels="auto")
