@@ -206,10 +206,23 @@ def test_sparse_bags_are_refused():
         ("upsample_trilinear3d", lambda x: F.interpolate(x, 5, mode="trilinear"), [(2, 3, 4, 4, 4)]),
         ("rms_norm", lambda x, w: F.rms_norm(x, (4,), w), [(2, 3, 4), (4,)]),
         ("cdist", torch.cdist, [(2, 3, 4), (2, 5, 4)]),
+        ("linalg_cholesky", lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(4)), [(2, 4, 4)]),
+        ("linalg_inv", lambda x: torch.linalg.matrix_power(x, -2), [(2, 4, 4)]),
+        ("linalg_lu_factor", lambda x: torch.linalg.lu_factor(x)[0], [(2, 4, 4)]),
+        ("linalg_solve", lambda a, b: torch.linalg.solve(a, b, left=False), [(4, 4), (2, 4)]),
     ],
 )
 def test_kept(name, function, shapes):
     counted(Called(function), tuple(rn(*shape) for shape in shapes), {name: 1})
+
+
+def test_a_matrix_without_a_gradient_is_factored_whole():
+    def call(x):
+        with torch.no_grad():
+            factors, pivots = torch.linalg.ldl_factor(x @ x.mT)
+        return torch.linalg.ldl_solve(factors, pivots, x.detach()) * x
+
+    assert "autopar.linalg_ldl_factor.default" in compare(Called(call), (rn(4, 4),), None)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -238,6 +251,7 @@ def test_norms_in_full_precision_keep_their_statistics():
         ((nn.GRUCell(4, 6),), lambda m, x: m(x), [(5, 4)]),
         ((nn.Linear(4, 4), nn.LayerNorm(4)), lambda m, n, x: n(m(x)), [(5, 4)]),
         ((nn.Linear(4, 4),), lambda m, x: torch.cdist(m(x), x), [(5, 4)]),
+        ((nn.Linear(4, 4),), lambda m, x: torch.linalg.solve(torch.eye(4) + m(x) @ x, x), [(4, 4)]),
     ],
 )
 def test_autocast(parts, function, shapes):

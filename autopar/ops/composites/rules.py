@@ -1,5 +1,5 @@
 """Kernels that replace composite ATen operators in a trace with its backward: attention, embedding bags,
-recurrent layers, norms and resizes; and out-of-place operators for random numbers drawn in place.
+recurrent layers, norms, resizes and factors of matrices; and out-of-place operators for random numbers drawn in place.
 
 The rules replace torch's kernels at the dispatch keys of autograd. They therefore also apply in checkpointed
 regions and in torch functions that call the operator.
@@ -198,6 +198,32 @@ def _norm(plain: Any) -> Rule:
     return rule
 
 
+def _factors(matrix: Tensor, *rest: Any) -> tuple[int, ...]:
+    """Return the shape of the factors of a matrix, which most of these operators save, and of one pivot per row."""
+    return (*matrix.shape[:-1], matrix.shape[-1] * matrix.itemsize + 4)
+
+
+# torch raises what is wrong with a matrix by an operator without a result, which no graph of values can hold.
+_CHECKED = {
+    plain: whole(plain, tape=_factors)
+    for plain in (
+        _aten.linalg_cholesky.default,
+        _aten.linalg_inv.default,
+        _aten.linalg_ldl_factor.default,
+        _aten.linalg_lu_factor.default,
+        _aten.linalg_solve.default,
+    )
+}
+
+
+def _checked(operator: Rule) -> Rule:
+    def rule(*given: Any) -> Any:
+        *outputs, _ = operator(*given)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    return rule
+
+
 def _pool(dims: list[int]) -> Rule:
     def rule(given: Any, size: Any) -> Any:
         if set(size) != {1}:
@@ -231,6 +257,7 @@ RULES: dict[Any, Rule] = {
         plain: whole(plain, cast=_wide_on_accelerators)
         for plain in (*(getattr(_aten, name).vec for name in _RESIZES.split()), _aten.rms_norm.default)
     },
+    **{plain: _checked(operator) for plain, operator in _CHECKED.items()},
     **{plain: _norm(plain) for plain in (_aten.layer_norm.default, _aten.group_norm.default)},
     _aten.adaptive_avg_pool2d.default: _pool([-1, -2]),
     _aten.adaptive_avg_pool3d.default: _pool([-1, -2, -3]),
