@@ -149,7 +149,7 @@ class Backend(Recorded):
             for served in self.served
             if served.written
         ]
-        found += [served.resized.note for served in self.served if served.resized.note]
+        found += [served.programs.note for served in self.served if served.programs.note]
         if len(self.served) > 1:
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
             found.append(

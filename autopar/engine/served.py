@@ -21,7 +21,7 @@ from ..capture.refusals import explain
 from ..capture.region import Region, in_eager, unprinted
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.plan import Plan
-from ..pipeline.calls import CHECKED, RESIZED, Arguments, Done, Kept, Resized, Short, again
+from ..pipeline.calls import CHECKED, RESIZED, Arguments, Done, Kept, Short, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
@@ -69,8 +69,7 @@ class Served:
 
     def begin(self, region: Region | None) -> None:
         """Begin without programs; if `region` is None, without a graph to place."""
-        self.programs: Kept[Planned] = Kept(self.name)
-        self.resized: Resized[Planned] = Resized(region, self.backend.options, self.programs)
+        self.programs: Kept[Planned] = Kept(self.name, region, self.backend.options)
         if region is not None:
             self.region, self.arguments = region, Arguments(region)
         self.placed: Plan | None = None
@@ -124,7 +123,7 @@ class Served:
 
     def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
         key = self.arguments.sizes(args)
-        prepared = self.programs.used(key) or (None if self._asked else self.resized.get(key))
+        prepared = self.programs.used(key) or (None if self._asked else self.programs.resized(key))
         checked = backend.options.check == "always" and prepared is not None and self._wants_check(prepared)
         if prepared is None:
             made = self._first(key, args)
@@ -216,7 +215,7 @@ class Served:
             if (known := self.programs.get(key)) is not None:
                 return known, self.backend.options.check == "always" and self._wants_check(known)
             try:
-                prepared = None if self._asked else self.resized.add(key, args)
+                prepared = None if self._asked else self.programs.resize(key, args)
                 if prepared is None:
                     prepared = self._planned(args)
                     self.programs.add(key, prepared)
@@ -234,7 +233,7 @@ class Served:
     def _renew(self) -> None:
         """Drop everything derived from programs."""
         self._shorts.clear()
-        self.resized.clear()
+        self.programs.drop_resized()
 
     def forget(self, *keys: Hashable) -> None:
         """Drop the programs for these sizes."""

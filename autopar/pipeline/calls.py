@@ -7,7 +7,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -205,13 +205,29 @@ def again(options: Options, plan: Plan) -> Options:
 Made = TypeVar("Made", bound=Any)
 
 
-class Kept(OrderedDict[Hashable, Made]):
-    """LRU cache of programs by sizes, limited to `SIZES`. Entries have a `close`; `called` is their name in the
-    log."""
+RESIZED = 1024
+"""Limit on the sets of sizes that programs made for other sizes serve: each takes some kilobytes."""
+RECURRING = 10
+"""Calls of one set of sizes after which it has its own program, if kernels are compiled for each set."""
 
-    def __init__(self, called: str) -> None:
+
+class Kept(OrderedDict[Hashable, Made]):
+    """LRU cache of the programs of a region by sizes, limited to `SIZES`; and programs `resized` from these, which
+    serve other sizes. Programs have a `close`; `called` is their name in the log.
+
+    One program serves all sizes for which it surely keeps every memory cap. If kernels cannot be compiled for
+    all sizes at once, the first `CHECKED` sets of sizes and those that recur have their own programs.
+    """
+
+    def __init__(self, called: str, region: Region | None, options: Options) -> None:
         super().__init__()
         self.called, self._said = called, False
+        self._region = region
+        self._compiled = options.kernels != "eager"
+        self._allowed = options.split in (None, "auto")
+        self._resized: dict[Hashable, Made] = {}
+        self._calls: dict[Hashable, int] = {}
+        self._forms: WeakKeyDictionary[Any, tuple[Any, ...] | None] = WeakKeyDictionary()
 
     def used(self, key: Hashable) -> Made | None:
         """Return the entry for these sizes and mark it as most recently used; None if there is none."""
@@ -234,48 +250,27 @@ class Kept(OrderedDict[Hashable, Made]):
             self._said = True
 
     def drop(self, made: Made) -> None:
-        """Drop an entry; the next call makes it anew."""
+        """Drop an entry, and all programs for other sizes; the next call makes it anew."""
         for key, own in list(self.items()):
             if own is made:
                 del self[key]
         made.close()
+        self.drop_resized()
 
     def close(self) -> None:
         """Stop the threads of all; the next call starts them again."""
         for made in tuple(self.values()):
             made.close()
 
-
-RESIZED = 1024
-"""Limit on the sets of sizes that programs made for other sizes serve: each takes some kilobytes."""
-RECURRING = 10
-"""Calls of one set of sizes after which it has its own program, if kernels are compiled for each set."""
-
-
-class Resized(Generic[Made]):
-    """Programs of a region that serve other sizes than their own, by these sizes; derived from `programs`.
-
-    One program serves all sizes for which it surely keeps every memory cap. If kernels cannot be compiled for
-    all sizes at once, the first `CHECKED` sets of sizes and those that recur have their own programs.
-    """
-
-    def __init__(self, region: Region | None, options: Options, programs: Mapping[Any, Made]) -> None:
-        self._region, self._programs = region, programs
-        self._compiled = options.kernels != "eager"
-        self._allowed = options.split in (None, "auto")
-        self._made: dict[Hashable, Made] = {}
-        self._calls: dict[Hashable, int] = {}
-        self._forms: WeakKeyDictionary[Any, tuple[Any, ...] | None] = WeakKeyDictionary()
-
-    def get(self, sizes: Hashable) -> Made | None:
-        """Return the program for a call with these sizes; None if none, or if they should have their own."""
-        found = self._made.get(sizes)
-        if found is None or not self._compiled or found.open or len(self._programs) >= SIZES:
+    def resized(self, sizes: Hashable) -> Made | None:
+        """Return the program for other sizes that serves these; None if none, or if they should have their own."""
+        found = self._resized.get(sizes)
+        if found is None or not self._compiled or found.open or len(self) >= SIZES:
             return found
         self._calls[sizes] = calls = self._calls.get(sizes, 0) + 1
         return found if calls < RECURRING else None
 
-    def add(
+    def resize(
         self,
         sizes: Sequence[Any],
         args: Sequence[Any],
@@ -283,17 +278,17 @@ class Resized(Generic[Made]):
     ) -> Made | None:
         """Return a new program for a call with the arguments `args`, derived from one whose `parts` also
         compute calls of other sizes; None if the call should have its own program."""
-        programs = sorted(self._programs.items(), key=lambda item: item[1].open)
+        programs = sorted(self.items(), key=lambda item: item[1].open)
         few = self._compiled and len(programs) < CHECKED and not any(program.open for _, program in programs)
-        if self._region is None or few or sizes in self._made:
+        if self._region is None or few or sizes in self._resized:
             return None
         for known, program in reversed(programs):
             serves = self._allowed and all(part.resizable for part in parts(program))
             if (serves or self._in_parts(program, args, parts)) and _holds(program.plan, known, sizes):
-                if len(self._made) >= RESIZED:
-                    self.clear()
+                if len(self._resized) >= RESIZED:
+                    self.drop_resized()
                 source = results.resized(self._region, program.captured, args)
-                self._made[sizes] = made = program.resized(source)
+                self._resized[sizes] = made = program.resized(source)
                 return made
         return None
 
@@ -301,7 +296,7 @@ class Resized(Generic[Made]):
         """Return True if a program with a split batch computes a call with the arguments `args`: another
         program has the same form, and the call agrees with both in all that their sizes have in common."""
         form, label = self._form(parts(program)), program.plan.costed.graph.split
-        others = [each for each in self._programs.values() if each is not program]
+        others = [each for each in self.values() if each is not program]
         others = [each for each in others if form is not None and self._form(parts(each)) == form]
         if not others:
             return False
@@ -321,7 +316,7 @@ class Resized(Generic[Made]):
     @property
     def note(self) -> str:
         """A sentence on the calls served by programs for other sizes; "" if there are none."""
-        others = [made for sizes, made in [*self._made.items()] if sizes not in self._programs]
+        others = [made for sizes, made in [*self._resized.items()] if sizes not in self]
         if not others:
             return ""
         if self._compiled and all(made.open for made in others):
@@ -335,9 +330,9 @@ class Resized(Generic[Made]):
             how = "record() plans each for its own"
         return f"calls of {len(others)} more sets of sizes run by a program made for other sizes; {how}"
 
-    def clear(self) -> None:
+    def drop_resized(self) -> None:
         """Drop all programs for other sizes."""
-        self._made.clear()
+        self._resized.clear()
         self._calls.clear()
 
 

@@ -22,7 +22,7 @@ from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.calls import Arguments, Kept, Resized
+from ..pipeline.calls import Arguments, Kept
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, rewritten, timed
 from ..runtime.replicas import Replicas
@@ -115,13 +115,13 @@ class Signatures:
                 )
             bound = own[0] if own[0].fits(args) else self._rebound(first.region, own, args)
             sizes = bound.arguments.sizes(args)
-            kept, resized = bound.programs_of(self.groups(), self.options)
-            found = kept.used(sizes)
+            programs = bound.programs_of(self.groups(), self.options)
+            found = programs.used(sizes)
             if found is None and self._used is not None:
-                found = resized.get(sizes) or resized.add(sizes, args, self._used)
+                found = programs.resized(sizes) or programs.resize(sizes, args, self._used)
             if found is None:
                 found = made(bound, args)
-                kept.add(sizes, found)
+                programs.add(sizes, found)
             self.latest = found
             assert self._take is not None
             return self._take(found, args)
@@ -190,9 +190,8 @@ class Signatures:
 
     def drop(self, signature: Signature) -> None:
         """Drop the programs of a signature; the next call plans again."""
-        for kept, resized in self._programs():
+        for kept in self.kept:
             kept.drop(signature)
-            resized.clear()
 
     def tuned(self, latest: bool = False) -> list[TunedExecutor]:
         """Return the executors that compile kernels, with `latest` only those of the last call of each signature."""
@@ -208,11 +207,7 @@ class Signatures:
     @property
     def kept(self) -> list[Kept[Signature]]:
         """The programs of each captured graph of the loss and each form of the optimizer, by sizes."""
-        return [kept for kept, _ in self._programs()]
-
-    def _programs(self) -> Iterator[tuple[Kept[Signature], Resized[Signature]]]:
-        for bound in self._bound:
-            yield from bound.programs.values()
+        return [kept for bound in self._bound for kept in bound.programs.values()]
 
     def close(self) -> None:
         """Stop the threads of all programs; the next call starts them again."""
@@ -243,7 +238,7 @@ class _Bound:
     def __init__(self, name: str, region: Region, args: Sequence[Any]) -> None:
         self.name, self.region, self.arguments = name, region, Arguments(region)
         self.plans: dict[Hashable, Plan] = {}
-        self.programs: dict[Hashable, tuple[Kept[Signature], Resized[Signature]]] = {}
+        self.programs: dict[Hashable, Kept[Signature]] = {}
         self._trained = [
             (at, args[at])
             for at, place in enumerate(region.places)
@@ -263,16 +258,15 @@ class _Bound:
         """Return True if the ids of all parameters of these programs are `known`."""
         return all(id(parameter) in known for _, parameter in self._trained)
 
-    def programs_of(self, groups: Hashable, options: Options) -> tuple[Kept[Signature], Resized[Signature]]:
+    def programs_of(self, groups: Hashable, options: Options) -> Kept[Signature]:
         """Return the programs for a form of the optimizer, by sizes."""
         if groups not in self.programs:
-            kept = Kept[Signature](f"the training step of {self.name}")
-            self.programs[groups] = kept, Resized(self.region, options, kept)
+            self.programs[groups] = Kept(f"the training step of {self.name}", self.region, options)
         return self.programs[groups]
 
     def close(self) -> None:
         """Stop the threads of its programs."""
-        for kept, _ in self.programs.values():
+        for kept in self.programs.values():
             kept.close()
 
 

@@ -65,4 +65,4 @@ def alike(fast: Any, model: nn.Module, sizes: tuple[int, ...]) -> None:
 def executors(fast: Compiled) -> list[Any]:
     """The executors of the graph for all sizes, by sizes."""
     served = fast._placement.backend.served[-1]
-    return [made.executor for made in (*served.programs.values(), *served.resized._made.values())]
+    return [made.executor for made in (*served.programs.values(), *served.programs._resized.values())]

@@ -6,6 +6,7 @@ import pytest
 
 from autopar.pipeline import calls
 from autopar.pipeline.calls import Kept
+from autopar.pipeline.options import Options
 
 MOST = 8
 
@@ -24,7 +25,7 @@ class Made:
 
 
 def filled(count: int) -> tuple[Kept[Made], list[Made]]:
-    kept, made = Kept[Made]("the model"), [Made() for _ in range(count)]
+    kept, made = Kept[Made]("the model", None, Options()), [Made() for _ in range(count)]
     for key, each in enumerate(made):
         kept.add(key, each)
     return kept, made
