@@ -33,7 +33,7 @@ from ..system.process import uncollected
 from ..training.dropin import Training, plan_training
 from .backend import Backend, Planned
 from .model_check import answer, asked
-from .twins import Twins, owners
+from .twins import owners, twin_of
 
 log = logging.getLogger("autopar")
 
@@ -55,6 +55,9 @@ class Served:
         """Attributes that a call sets; None if it has other side effects, or is part of the model's call."""
         # If a call leaves no side effects in Python, the check may also call the model itself.
         self.whole = self.stores == []
+        self.twins: list[Served] = []
+        self.twin: dict[int, Served] = {}
+        """Twins by the `id` of the first state tensor of a call (`twin_of`)."""
         self.begin(None)
         try:
             region = timed("capture", Region, module, examples, backend.root, backend.parameters)
@@ -81,7 +84,6 @@ class Served:
         # Their check drew other random numbers than eager, perhaps for another thread: the next is checked.
         self._disturbed: set[Hashable] = set()
         self._shorts: dict[Hashable, Short] = {}
-        self.twins = Twins()
         self.owners = owners(region, self.backend.root) if region is not None else []
 
     @property
@@ -200,7 +202,7 @@ class Served:
             self._renew()
             if self.arguments.move(args, self.region.held):
                 return self._placed(self.backend, args)
-            twin = self.twins.of(self, args)
+            twin = twin_of(self, args)
         return twin._answer(args)
 
     @property

@@ -12,48 +12,45 @@ from torch import nn
 from ..capture.region import Region
 
 Served: TypeAlias = Any
-"""A `served.Served`, which holds its `Twins`."""
+"""A `served.Served`, which holds its `twins`."""
 
 
-class Twins:
-    """Served graphs for other modules than the one that a graph was captured from: Dynamo calls one graph for
-    all equal modules."""
+def twin_of(served: Served, args: Sequence[Any]) -> Served:
+    """Return the graph for the module that a call of `served` is for; `served` if its own is gone.
 
-    def __init__(self) -> None:
-        self._twins: list[Served] = []
-        self._index: dict[int, Served] = {}
+    Dynamo calls one graph for all equal modules; `served.twins` are the graphs for the other ones.
+    """
+    first = id(served.arguments.first(args))
+    found = served.twin.get(first)
+    if found is None or found.arguments.elsewhere(args):
+        found = next((twin for twin in served.twins if not twin.arguments.elsewhere(args)), None)
+        if found is None:
+            found = _made(served, args)
+        # Rebuilt, since the twins' modules may have other tensors by now.
+        served.twin = {id(twin.arguments.held): twin for twin in served.twins}
+        served.twin[first] = found
+    return found
 
-    def of(self, served: Served, args: Sequence[Any]) -> Served:
-        """Return the graph for the module that a call of `served` is for; `served` if its own is gone."""
-        first = id(served.arguments.first(args))
-        found = self._index.get(first)
-        if found is None or found.arguments.elsewhere(args):
-            found = next((twin for twin in self._twins if not twin.arguments.elsewhere(args)), None)
-            if found is None:
-                found = self._made(served, args)
-            # Rebuilt, since the twins' modules may have other tensors by now.
-            self._index = {id(twin.arguments.held): twin for twin in self._twins}
-            self._index[first] = found
-        return found
 
-    def _made(self, served: Served, args: Sequence[Any]) -> Served:
-        backend = served.backend
-        gone = [each for each in backend.served if _orphaned(each)]
-        for other in gone:
-            _release(other)
-        for twin in [each for each in self._twins if each in gone]:
-            self._twins.remove(twin)
-            # Removed one by one: Dynamo's thread may append others meanwhile.
-            backend.served.remove(twin)
-        if served in gone:
-            served.begin(served.region.of(args, backend.root))
-            served.twins = self
-            return served
-        twin = copy.copy(served)
-        twin.begin(served.region.of(args, backend.root))
-        self._twins.append(twin)
-        backend.served.append(twin)
-        return twin
+def _made(served: Served, args: Sequence[Any]) -> Served:
+    backend = served.backend
+    gone = [each for each in backend.served if _orphaned(each)]
+    for other in gone:
+        _release(other)
+    for twin in [each for each in served.twins if each in gone]:
+        served.twins.remove(twin)
+        # Removed one by one: Dynamo's thread may append others meanwhile.
+        backend.served.remove(twin)
+    region = served.region.of(args, backend.root)
+    if served in gone:
+        served.begin(region)
+        return served
+    twin = copy.copy(served)
+    twin.twins, twin.twin = [], {}
+    twin.begin(region)
+    served.twins.append(twin)
+    backend.served.append(twin)
+    return twin
 
 
 def _orphaned(served: Served) -> bool:
@@ -65,9 +62,9 @@ def _release(served: Served) -> None:
     """Drop the programs of a graph, and the state that they read."""
     served.forget(*served.programs)
     # Dynamo may still call it: its region then gets other state.
-    twins, owners = served.twins, served.owners
+    owners = served.owners
     served.begin(served.region.bare())
-    served.twins, served.owners = twins, owners
+    served.owners = owners
 
 
 def owners(region: Region, root: nn.Module | None) -> list[weakref.ref[nn.Module]]:
