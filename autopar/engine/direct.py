@@ -91,21 +91,22 @@ class Direct:
                     self._known.clear()
                 self._known[key] = _Sizes()
             return made
-        if known.trial is None:
+        if not known.trial.on:
             if known.placed:
                 made = self._by_plan(placed, args, kwargs)
                 self._ahead = self._searches[False].shortcut
                 return made
             self._unseen = UNSEEN if len(self._known) == 1 else 0
-            if known.tenure.ends(1 + self._unseen):
-                known.trial, self._unseen = trial.Trial(), 0
+            if known.trial.due(1 + self._unseen):
+                known.trial.begin()
+                self._unseen = 0
             return self._model(*args, **kwargs)
-        return self._in_turn(known, known.trial, placed, args, kwargs)
+        return self._in_turn(known, placed, args, kwargs)
 
     @property
     def on_trial(self) -> bool:
         """True if the placed and the plain model take turns in calls of some sizes."""
-        return any(known.trial is not None for known in list(self._known.values()))
+        return any(known.trial.on for known in list(self._known.values()))
 
     @property
     def plain(self) -> bool:
@@ -123,9 +124,8 @@ class Direct:
             f"{max(ratios):.2f} of its time, measured in turns in the caller's own calls"
         ]
 
-    def _in_turn(
-        self, known: _Sizes, current: trial.Trial, placed: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def _in_turn(self, known: _Sizes, placed: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        current = known.trial
         candidate = current.candidate_next
         self._drain()
         began = time.perf_counter()
@@ -139,7 +139,7 @@ class Direct:
                 return self._by_plan(placed, args, kwargs)
         self._drain()
         current.note(candidate, began, time.perf_counter())
-        if current.over and known.trial is current:
+        if current.on and current.over:
             known.end(current.ratio)
             self._ahead = None
             if not known.placed:
@@ -208,14 +208,14 @@ class _Sizes:
     ratio of their seconds."""
 
     def __init__(self) -> None:
-        self.trial: trial.Trial | None = trial.Trial() if trial.CALLS else None
-        self.placed, self.ratio, self.tenure = True, math.nan, trial.Tenure()
+        self.placed, self.ratio, self.trial = True, math.nan, trial.Trial()
+        if trial.CALLS:
+            self.trial.begin()
 
     def end(self, ratio: float) -> None:
         """Record the ratio of a finished trial."""
-        self.trial, self.ratio, self.placed = None, ratio, ratio <= 1
-        if not self.placed:
-            self.tenure.renew()
+        self.ratio, self.placed = ratio, ratio <= 1
+        self.trial.end(again=not self.placed)
 
 
 def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:

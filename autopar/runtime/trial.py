@@ -1,5 +1,4 @@
-"""`Trial`: a candidate and eager alternate in the caller's own calls; `Tenure`: the period for which the winner
-serves."""
+"""`Trial`: a candidate and eager alternate in the caller's own calls; the winner then serves for a period."""
 
 from __future__ import annotations
 
@@ -26,12 +25,32 @@ A trial takes 40 calls or more. Half of them are the slower ones, and each waits
 
 
 class Trial:
-    """Seconds of the caller's calls served by the candidate (kernels, a placed model) and by eager."""
+    """Trials of a candidate (kernels, a placed model) against eager in the caller's calls, and the periods between
+    them. `on`: a trial is being held; false before the first `begin` and while the winner serves."""
 
     def __init__(self) -> None:
+        self.on = False
+        self._terms = iter(AGAIN)
+        self._left, self._until = math.inf, 0.0
+
+    def begin(self) -> None:
+        """Begin a trial."""
         self._candidate: list[float] = []
         self._eager: list[float] = []
         self._turns, self._calls, self._began = 0, 0, 0.0
+        self.on = True
+
+    def end(self, again: bool) -> None:
+        """End the trial; if `again`, begin a period after which another is due, longer than the one before. The last
+        period does not end."""
+        self.on = False
+        self._left, span_s = next(self._terms, (math.inf, 0.0)) if again else (math.inf, 0.0)
+        self._until = time.monotonic() + span_s
+
+    def due(self, calls: int = 1) -> bool:
+        """Count calls of the winner; return True if another trial is due."""
+        self._left -= calls
+        return self._left <= 0 and time.monotonic() >= self._until
 
     @property
     def candidate_next(self) -> bool:
@@ -64,21 +83,3 @@ class Trial:
     def ratio(self) -> float:
         """The median call of the candidate divided by that of eager."""
         return statistics.median(self._candidate) / statistics.median(self._eager)
-
-
-class Tenure:
-    """Calls of a winner until it is tried again."""
-
-    def __init__(self) -> None:
-        self._terms = iter(AGAIN)
-        self._left, self._until = math.inf, 0.0
-
-    def renew(self) -> None:
-        """Begin the next term, longer than the one before; the last one does not end."""
-        self._left, span_s = next(self._terms, (math.inf, 0.0))
-        self._until = time.monotonic() + span_s
-
-    def ends(self, calls: int = 1) -> bool:
-        """Count calls; return True if another trial is due."""
-        self._left -= calls
-        return self._left <= 0 and time.monotonic() >= self._until

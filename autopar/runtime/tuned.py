@@ -68,15 +68,14 @@ class TunedExecutor:
         """The arrangement that was on trial."""
         self._refuted: Arrangement | None = None
         """An arrangement that was slower than eager."""
-        self._trial: trial.Trial | None = None
-        self._tenure = trial.Tenure()
+        self._trial = trial.Trial()
         self._choice.add(self)
 
     def forget(self) -> None:
         """Drop all references to arrangements that no longer serve: their kernels hold copies of weights."""
         chosen = self._choice.chosen
         if self._latest is not None and self._latest[0] is not chosen:
-            self._latest = self._trial = None
+            self._latest, self._trial = None, trial.Trial()
         if self._judged is not chosen:
             self._judged = None
         if self._refuted is not chosen:
@@ -133,7 +132,7 @@ class TunedExecutor:
         if not self._choice.done or self._choice.builder is not None:
             return False
         # If sizes vary, no call may have these again, and only such a call would begin a trial.
-        return (self._trial if self.open else self._tried(self.chosen)) is None
+        return not (self._trial.on if self.open else self._on_trial(self.chosen))
 
     @property
     def holds(self) -> bool:
@@ -145,9 +144,8 @@ class TunedExecutor:
         """Run one call. Raises RunError if a task fails."""
         chosen = self.chosen
         if chosen is not None and chosen.fresh:
-            current = self._tried(chosen)
-            if current is not None:
-                return self._in_turn(current, chosen, inputs)
+            if self._on_trial(chosen):
+                return self._in_turn(chosen, inputs)
             return self._served(chosen, inputs)
         with self._choice.turn:
             made = self.plain(inputs)
@@ -160,25 +158,25 @@ class TunedExecutor:
         if latest is None or latest[0] is not chosen:
             executor = chosen.executor
             latest = chosen, executor if self._sizes is None else executor.resized(self._sizes)
-            self._latest, self._trial, self._tenure = latest, None, trial.Tenure()
+            self._latest, self._trial = latest, trial.Trial()
         return latest[1]
 
-    def _tried(self, chosen: Arrangement | None) -> trial.Trial | None:
-        """Return the trial of an arrangement that is to prove itself in the caller's calls; None without one."""
+    def _on_trial(self, chosen: Arrangement | None) -> bool:
+        """Return True if an arrangement is to prove itself in the caller's calls."""
         choice = self._choice
         if chosen is None or choice.builder is not None:
-            return None
+            return False
         self._of(chosen)
         if choice.tried is chosen and self._judged is not chosen:
             self._judged = chosen
             if self._sizes is None or choice.proven < PROVEN:
-                self._trial = trial.Trial()
-        return self._trial
+                self._trial.begin()
+        return self._trial.on
 
     def _served(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
         executor = self._of(chosen)
-        if self._tenure.ends():
-            self._trial = trial.Trial()
+        if self._trial.due():
+            self._trial.begin()
         if self._choice.builder is None:
             return executor(inputs)
         with self._choice.turn:
@@ -188,12 +186,13 @@ class TunedExecutor:
         """Return the result of the chosen kernels; None if there are none, they are on trial, or their weights have
         changed."""
         chosen = self.chosen
-        if chosen is None or self._tried(chosen) is not None or not chosen.fresh:
+        if chosen is None or self._on_trial(chosen) or not chosen.fresh:
             return None
         return self._served(chosen, inputs)
 
-    def _in_turn(self, current: trial.Trial, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
+    def _in_turn(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
         """Run a call by kernels or by eager, in turns; after enough calls the faster one stays."""
+        current = self._trial
         self.plain.drain()
         began, kernels = time.perf_counter(), current.candidate_next
         if kernels:
@@ -203,10 +202,10 @@ class TunedExecutor:
                 made = self.plain(inputs)
         self.plain.drain()
         current.note(kernels, began, time.perf_counter())
-        if current.over and self._trial is current:
-            self._trial = None
-            if current.ratio <= 1 - trial.WORTH:
-                self._tenure.renew()
+        if current.on and current.over and self._trial is current:
+            stays = current.ratio <= 1 - trial.WORTH
+            current.end(again=stays)
+            if stays:
                 self._choice.proven += 1
             elif self.chosen is chosen:
                 self._refute(chosen, current.ratio)

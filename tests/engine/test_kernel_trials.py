@@ -91,15 +91,15 @@ def test_another_trial_is_held_after_kernels_have_served(monkeypatch: pytest.Mon
     fast = compiled(model, x)
     (executor,) = fast._placement.backend.tuned()
     fast(x)
-    executor._trial = trial.Trial()
+    executor._trial.begin()
     monkeypatch.setattr(trial.Trial, "over", True)
     monkeypatch.setattr(trial.Trial, "ratio", 0.5)
     executor([x])
-    assert chosen(fast) == "folding" and executor._trial is None
+    assert chosen(fast) == "folding" and not executor._trial.on
     for _ in range(3):
-        assert executor._trial is None
+        assert not executor._trial.on
         executor([x])
-    assert executor._trial is not None
+    assert executor._trial.on
     monkeypatch.setattr(trial.Trial, "ratio", 1.0)
     torch.testing.assert_close(executor([x])[0], model(x))
     assert chosen(fast) == "eager"
@@ -109,6 +109,7 @@ def test_another_trial_is_held_after_kernels_have_served(monkeypatch: pytest.Mon
 def test_few_short_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch, longer: bool) -> None:
     monkeypatch.setattr(trial, "CALLS", 20)
     short, seconds, now = trial.Trial(), trial.SPAN_S / (10 if longer else 1e6), 0.0
+    short.begin()
     for call in range(4 * trial.TURN * trial.CALLS):
         took = seconds * (1 + call % 2)
         short.note(short.candidate_next, now, now + took)
@@ -120,6 +121,7 @@ def test_few_short_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch, longer:
 def test_a_turn_lasts_and_its_start_does_not_count(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(trial, "CALLS", 20)
     trying, now, start, turns = trial.Trial(), 0.0, 0.0, []
+    trying.begin()
     while not trying.over and len(turns) < 100_000:
         candidate = trying.candidate_next
         began = not turns or turns[-1][0] != candidate
