@@ -28,7 +28,6 @@ from .options import Options
 log = logging.getLogger("autopar")
 
 Split: TypeAlias = str | int | Mapping[str, float] | None
-_Priced: TypeAlias = dict[tuple[int, ...], CostedGraph | None]
 
 LARGEST_SPLIT_GRAPH = 30_000
 """Limit on the tasks of a split graph that `auto` tries, so that planning takes seconds."""
