@@ -1,5 +1,5 @@
-"""A captured graph in terms of the model: which placeholders are state, inputs or sizes, what it returns, and its
-functional graph.
+"""A captured graph in terms of the model: which placeholders are state, inputs or sizes, in the graph and in the
+arguments of its calls; what it returns; and its functional graph.
 
 A region is the whole model, or the part between two graph breaks. `in_eager`: the graph as it runs in eager mode.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .dynamo_private import source_of
 from .refusals import Untraceable, waiting
-from .source_locations import located, origins
-from .torch_private import CONTEXT_FN, OPEN, enables_grad, is_open, pytree, tag_activation_checkpoint
+from .source_locations import located, name_modules, origins, path_of
+from .torch_private import CONTEXT_FN, OPEN, enables_grad, is_open, memory, pytree, tag_activation_checkpoint
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
@@ -69,7 +69,7 @@ class Region:
     includes the backward if grad mode is on and an output requires grad.
 
     `root`: the compiled module, None if unknown. `parameters`: names of its positional arguments. Raises Untraceable
-    for a call that no graph can hold, and torch's errors.
+    for a call that no graph can hold, and torch's errors. Safe for concurrent callers.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Region:
         """State outside of `root`, by path."""
         self.places = _places(nodes, examples, known, parameters, self.held)
         self._ranks = {path: rank for rank, path in enumerate(dict(self.paths))}
-        _name_modules(module, root)
+        name_modules(module, root)
         self.results = _results(module, self.places)
         computed = [place for place, result in enumerate(self.results) if result.index >= 0]
         self.wanted = sorted({self.results[place].index: place for place in reversed(computed)}.values())
@@ -100,6 +100,7 @@ class Region:
         if not any(node.op in ("call_function", "call_method") for node in module.graph.nodes):
             raise Untraceable("nothing is computed")
         self._trace()
+        self._sort_places()
 
     def _trace(self) -> None:
         training = False
@@ -141,6 +142,21 @@ class Region:
         self._origins = origins(traced.graph) if training else {}
         self._renamed = "", ""
 
+    def _sort_places(self) -> None:
+        """Determine the positions of sizes, inputs and state in the arguments of a call."""
+        self._sizes = [at for at, place in enumerate(self.places) if place.kind == "size"]
+        self._floats = [at for at in self._sizes if isinstance(self.places[at].fake, (float, torch.SymFloat))]
+        self.inputs_at = [at for at, place in enumerate(self.places) if place.kind == "input"]
+        """Positions of the tensors that are not state."""
+        self.state_at = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
+        """(position, owner, key) of each state."""
+        self._changed = [at for at, _ in self.traced.updates]
+        # States share memory with one another from the start or never: look at them only if inputs change.
+        foreign = not set(self._changed).isdisjoint(self.inputs_at)
+        self._beside = [*self.inputs_at, *(at for at, _, _ in self.state_at if foreign)]
+        self.moved = False
+        """True once calls of other modules have put their state in the region; calls are then serialised."""
+
     def of(self, examples: Sequence[Any], root: nn.Module | None) -> Region:
         """Return the same region of another module `root`, whose state is in `examples`."""
         known, other = _known(root), copy.copy(self)
@@ -160,6 +176,7 @@ class Region:
             ours.pop()
             theirs.pop()
         other._renamed = ".".join(ours), ".".join(theirs)
+        other._sort_places()
         return other
 
     def bare(self) -> Region:
@@ -167,7 +184,64 @@ class Region:
         other = copy.copy(self)
         other.held = {}
         other.places = [replace(place, owner={}) if place.kind == "state" else place for place in self.places]
+        other._sort_places()
         return other
+
+    def sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the sizes and floats of a call, which select its program."""
+        sizes = tuple([args[at] for at in self._sizes])
+        if not self._floats:
+            return sizes
+        # Zeros of both signs are equal, but not all results for them.
+        return *sizes, *[math.copysign(1, args[at]) for at in self._floats]
+
+    def inputs(self, args: Sequence[Any]) -> list[Any]:
+        """Return the tensors of a call that are not state."""
+        return [args[at] for at in self.inputs_at]
+
+    def filled(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the arguments of a call without sizes, with these inputs and the region's state."""
+        given = iter(inputs)
+        return [place.owner[place.key] if place.kind == "state" else next(given) for place in self.places]
+
+    def lent(self, args: Sequence[Any]) -> bool:
+        """Return True if a tensor changed in place shares memory with an argument that the graph takes as a separate
+        value."""
+        if not self._changed:
+            return False
+        changed = {memory(args[at]): at for at in self._changed}
+        if len(changed) < len(self._changed):
+            return True
+        return any(changed.get(memory(args[at]), at) != at for at in self._beside)
+
+    def elsewhere(self, args: Sequence[Any]) -> bool:
+        """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""
+        for at, owner, key in self.state_at:
+            if owner.get(key) is not args[at]:
+                break
+        else:
+            return False
+        return True
+
+    def move(self, args: Sequence[Any]) -> bool:
+        """Replace the region's state by that of this call if they differ only in `held`, outside modules;
+        return whether they do. Calls are then serialised."""
+        moved = [(at, owner, key) for at, owner, key in self.state_at if owner.get(key) is not args[at]]
+        if any(owner is not self.held for _, owner, _ in moved):
+            return False
+        self.moved = True
+        for at, owner, key in moved:
+            owner[key] = args[at]
+        return True
+
+    def first(self, args: Sequence[Any] | None = None) -> Any:
+        """Return the first state tensor of a call; without `args` that of the region, None if it no longer exists."""
+        at, owner, key = self.state_at[0]
+        return owner.get(key) if args is None else args[at]
+
+    def weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return the state of a call that requires grad, by path."""
+        return {self.places[at].path: args[at] for at, _, _ in self.state_at if args[at].requires_grad}
 
     def widens(self, other: Region) -> bool:
         """Return True if this is the graph of `other` captured anew, with sizes open that `other` fixes."""
@@ -262,19 +336,6 @@ def _results(module: fx.GraphModule, places: Sequence[_Place]) -> list[_Result]:
     return found
 
 
-def _name_modules(module: fx.GraphModule, root: nn.Module | None) -> None:
-    """Label each node with its module's path in `state_dict`."""
-    paths = {str(id(child)): path for path, child in root.named_modules()} if root is not None else {}
-    for part in module.modules():
-        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
-            stack = node.meta.get("nn_module_stack")
-            if stack:
-                node.meta["nn_module_stack"] = {
-                    key: (paths.get(str(key).split("@")[0], path_of(str(path))), *kind)
-                    for key, (path, *kind) in stack.items()
-                }
-
-
 def positional(model: Callable[..., Any]) -> list[str]:
     """Return the names of the positional arguments of a model."""
     try:
@@ -283,16 +344,6 @@ def positional(model: Callable[..., Any]) -> list[str]:
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [name for name, parameter in parameters.items() if parameter.kind in kinds]
-
-
-def path_of(source: str) -> str:
-    """Return a readable name for a source of Dynamo: `L['self']._modules['0']._parameters['weight']` is `0.weight`,
-    `L['batch']['mask']` is `batch.mask`."""
-    keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source.split("@")[0])
-    names = [first or second for first, second in keys]
-    inner = ("_modules", "_parameters", "_buffers", "__dict__", "__closure__", "cell_contents")
-    names = [name for name in names if name not in inner]
-    return ".".join(names[1:] if names[:1] == ["self"] else names)
 
 
 def _name(nodes: Sequence[fx.Node]) -> str:

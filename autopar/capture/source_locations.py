@@ -1,4 +1,4 @@
-"""Source locations of traced nodes: module path and user's line."""
+"""Source locations of traced nodes: module path and user's line; and readable names for Dynamo's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import sysconfig
 
 import torch
+from torch import fx, nn
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -82,3 +83,26 @@ def short(file: str) -> str:
             return file.removeprefix(library)
     here = os.getcwd() + os.sep
     return file.removeprefix(here)
+
+
+def name_modules(module: fx.GraphModule, root: nn.Module | None) -> None:
+    """Label each node with its module's path in `state_dict`."""
+    paths = {str(id(child)): path for path, child in root.named_modules()} if root is not None else {}
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            stack = node.meta.get("nn_module_stack")
+            if stack:
+                node.meta["nn_module_stack"] = {
+                    key: (paths.get(str(key).split("@")[0], path_of(str(path))), *kind)
+                    for key, (path, *kind) in stack.items()
+                }
+
+
+def path_of(source: str) -> str:
+    """Return a readable name for a source of Dynamo: `L['self']._modules['0']._parameters['weight']` is `0.weight`,
+    `L['batch']['mask']` is `batch.mask`."""
+    keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source.split("@")[0])
+    names = [first or second for first, second in keys]
+    inner = ("_modules", "_parameters", "_buffers", "__dict__", "__closure__", "cell_contents")
+    names = [name for name in names if name not in inner]
+    return ".".join(names[1:] if names[:1] == ["self"] else names)

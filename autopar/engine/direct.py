@@ -274,7 +274,7 @@ class _Shortcut:
         if results is None:
             return None
         pinned, inputs, names = {}, [], (*kwargs,)
-        for place in served.arguments.places:
+        for place in served.region.places:
             given = _ARGUMENT.fullmatch(place.source)
             if place.kind == "state" and place.key in place.owner:
                 pinned[place.source] = place.owner[place.key]

@@ -21,7 +21,7 @@ from ..capture.refusals import explain
 from ..capture.region import Region, in_eager, unprinted
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.plan import Plan
-from ..pipeline.calls import CHECKED, RESIZED, Arguments, Done, Kept, Short, again
+from ..pipeline.calls import CHECKED, RESIZED, Done, Kept, Short, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
@@ -74,7 +74,7 @@ class Served:
         """Begin without programs; if `region` is None, without a graph to place."""
         self.programs: Kept[Planned] = Kept(self.name, region, self.backend.options)
         if region is not None:
-            self.region, self.arguments = region, Arguments(region)
+            self.region = region
         self.placed: Plan | None = None
         self.calls = 0
         self.right = 0
@@ -102,7 +102,7 @@ class Served:
         """Return the outputs of the graph for these arguments."""
         backend = self.backend
         backend.calls += 1
-        short = self._shorts.get(self.arguments.sizes(args)) if self._shorts else None
+        short = self._shorts.get(self.region.sizes(args)) if self._shorts else None
         if short is not None and backend.recording is None and (short.own or short.prepared.open):
             found = short(args)
             if found is not None:
@@ -116,15 +116,15 @@ class Served:
         backend = self.backend
         if self.written:
             return self._plain(args)
-        arguments = self.arguments
-        if arguments.lent(args):
+        region = self.region
+        if region.lent(args):
             return self._plain(args)
-        if arguments.moved or arguments.elsewhere(args):
+        if region.moved or region.elsewhere(args):
             return self._rebound(args)
         return self._placed(backend, args)
 
     def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
-        key = self.arguments.sizes(args)
+        key = self.region.sizes(args)
         prepared = self.programs.used(key) or (None if self._asked else self.programs.resized(key))
         checked = backend.options.check == "always" and prepared is not None and self._wants_check(prepared)
         if prepared is None:
@@ -137,7 +137,7 @@ class Served:
         if backend.preparing:
             self._unchecked.add(key)
             if isinstance(prepared, Prepared) and isinstance(prepared.executor, TunedExecutor):
-                prepared.executor.begin(self.arguments.inputs(args))
+                prepared.executor.begin(self.region.inputs(args))
             raise Done
         if self._unchecked and key in self._unchecked:
             self._unchecked.discard(key)
@@ -158,12 +158,12 @@ class Served:
     def _shorten(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> None:
         """Let later calls of these sizes take the short path, if they can."""
         own, known = self.backend.options.kernels == "eager" or key in self.programs, self._shorts.get(key)
-        if not (own or prepared.open) or self.arguments.moved or (known and known.prepared is prepared):
+        if not (own or prepared.open) or self.region.moved or (known and known.prepared is prepared):
             return
         if isinstance(prepared, Prepared) and Short.fits(self.backend.options, prepared):
             if len(self._shorts) >= RESIZED:
                 self._shorts.clear()
-            self._shorts[key] = Short(self.arguments, prepared, args, own)
+            self._shorts[key] = Short(self.region, prepared, args, own)
 
     def results(self, prepared: Planned) -> Callable[[Sequence[Any]], list[Any] | None] | None:
         """Return a function from the inputs of a program to the results of the graph; None if a call has more
@@ -173,10 +173,10 @@ class Served:
         """
         options, captured = self.backend.options, prepared.captured
         if isinstance(prepared, Training):
-            more = captured.stateful or captured.same or self.arguments.moved
+            more = captured.stateful or captured.same or self.region.moved
             if more or options.check == "always" or options.verify_replicas:
                 return None
-            return lambda inputs: self.run(prepared, self.arguments.filled(inputs))
+            return lambda inputs: self.run(prepared, self.region.filled(inputs))
         short = self._shorts.get(())
         if short is None or short.prepared is not prepared:
             return None
@@ -200,7 +200,7 @@ class Served:
         """Run a call whose state is not the state that the graph reads."""
         with alone(), self.backend.lock:
             self._renew()
-            if self.arguments.move(args, self.region.held):
+            if self.region.move(args):
                 return self._placed(self.backend, args)
             twin = twin_of(self, args)
         return twin._answer(args)
@@ -298,7 +298,7 @@ class Served:
     def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
         """Return the results of one call."""
         captured = prepared.captured
-        inputs = self.arguments.inputs(args)
+        inputs = self.region.inputs(args)
         if isinstance(prepared, Training):
             outputs = self.backend.trained(prepared, inputs, self._written(prepared, args))
         else:
@@ -364,7 +364,7 @@ class Served:
     def _differentiated(self, prepared: Training, captured: Captured, args: Sequence[Any]) -> None:
         """Compare outputs and gradients of a call with those of the captured graph in eager."""
         with self.backend.unrecorded(), unseen():
-            weights = self.arguments.weights(args)
+            weights = self.region.weights(args)
             eager = Eager(captured, self.module, args, weights, machine=self.backend.machine)
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))

@@ -20,14 +20,14 @@ def twin_of(served: Served, args: Sequence[Any]) -> Served:
 
     Dynamo calls one graph for all equal modules; `served.twins` are the graphs for the other ones.
     """
-    first = id(served.arguments.first(args))
+    first = id(served.region.first(args))
     found = served.twin.get(first)
-    if found is None or found.arguments.elsewhere(args):
-        found = next((twin for twin in served.twins if not twin.arguments.elsewhere(args)), None)
+    if found is None or found.region.elsewhere(args):
+        found = next((twin for twin in served.twins if not twin.region.elsewhere(args)), None)
         if found is None:
             found = _made(served, args)
         # Rebuilt, since the twins' modules may have other tensors by now.
-        served.twin = {id(twin.arguments.held): twin for twin in served.twins}
+        served.twin = {id(twin.region.first()): twin for twin in served.twins}
         served.twin[first] = found
     return found
 

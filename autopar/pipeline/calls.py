@@ -1,21 +1,17 @@
-"""Calls of one captured graph: arguments in terms of the model, and programs by sizes."""
+"""Calls of one captured graph: a short path, and programs by sizes."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
-
 from ..capture import Captured, results
 from ..capture.captured import settle
 from ..capture.region import Region
-from ..capture.torch_private import memory
 from ..ir.costed import CostedGraph
 from ..ir.plan import Plan
 from ..planner.policies import Policy
@@ -24,86 +20,6 @@ from ..transform.feature_split import LABEL
 from ..transform.split import rows_of
 from .options import Options
 from .stages import Prepared
-
-
-class Arguments:
-    """Positions of sizes, inputs and state in the arguments of a graph. Safe for concurrent callers."""
-
-    def __init__(self, region: Region) -> None:
-        self.places = region.places
-        self.constants = region.constants
-        """Tensors, by name, that the graph makes from numbers."""
-        self._sizes = [at for at, place in enumerate(self.places) if place.kind == "size"]
-        self._floats = [at for at in self._sizes if isinstance(self.places[at].fake, (float, torch.SymFloat))]
-        self._inputs = [at for at, place in enumerate(self.places) if place.kind == "input"]
-        self._state = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
-        self._changed = [at for at, _ in region.traced.updates]
-        # States share memory with one another from the start or never: look at them only if inputs change.
-        foreign = not set(self._changed).isdisjoint(self._inputs)
-        self._beside = [*self._inputs, *(at for at, _, _ in self._state if foreign)]
-        self.moved = False
-        """True once calls of other modules have put their state in the region; calls are then serialised."""
-
-    def sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the sizes and floats of a call, which select its program."""
-        sizes = tuple([args[at] for at in self._sizes])
-        if not self._floats:
-            return sizes
-        # Zeros of both signs are equal, but not all results for them.
-        return *sizes, *[math.copysign(1, args[at]) for at in self._floats]
-
-    def inputs(self, args: Sequence[Any]) -> list[Any]:
-        """Return the tensors that are not state."""
-        return [args[at] for at in self._inputs]
-
-    def filled(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the arguments of a call without sizes, with these inputs and the region's state."""
-        given = iter(inputs)
-        return [place.owner[place.key] if place.kind == "state" else next(given) for place in self.places]
-
-    def lent(self, args: Sequence[Any]) -> bool:
-        """Return True if a tensor changed in place shares memory with an argument that the graph takes as a separate
-        value."""
-        if not self._changed:
-            return False
-        changed = {memory(args[at]): at for at in self._changed}
-        if len(changed) < len(self._changed):
-            return True
-        return any(changed.get(memory(args[at]), at) != at for at in self._beside)
-
-    def elsewhere(self, args: Sequence[Any]) -> bool:
-        """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""
-        for at, owner, key in self._state:
-            if owner.get(key) is not args[at]:
-                break
-        else:
-            return False
-        return True
-
-    def move(self, args: Sequence[Any], held: dict[str, Any]) -> bool:
-        """Replace the region's state by that of this call if they differ only in `held`, outside modules;
-        return whether they do. Calls are then serialised."""
-        moved = [(at, owner, key) for at, owner, key in self._state if owner.get(key) is not args[at]]
-        if any(owner is not held for _, owner, _ in moved):
-            return False
-        self.moved = True
-        for at, owner, key in moved:
-            owner[key] = args[at]
-        return True
-
-    def first(self, args: Sequence[Any]) -> Any:
-        """Return the first state tensor of a call."""
-        return args[self._state[0][0]]
-
-    @property
-    def held(self) -> Any:
-        """The first state tensor of the region; None if it no longer exists."""
-        _, owner, key = self._state[0]
-        return owner.get(key)
-
-    def weights(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Return the state that requires grad, by path."""
-        return {self.places[at].path: args[at] for at, _, _ in self._state if args[at].requires_grad}
 
 
 class Short:
@@ -116,19 +32,19 @@ class Short:
     own: calls always take this path; else only while the program's kernels serve calls of all sizes.
     """
 
-    def __init__(self, arguments: Arguments, prepared: Prepared, args: Sequence[Any], own: bool) -> None:
+    def __init__(self, region: Region, prepared: Prepared, args: Sequence[Any], own: bool) -> None:
         self.prepared, self.own = prepared, own
         captured, executor = prepared.captured, prepared.executor
         inline = executor.inline
-        if inline is not None and not inline.fits(arguments.inputs(args)):
+        if inline is not None and not inline.fits(region.inputs(args)):
             inline = None
-        self._constants = () if inline is None else tuple(arguments.constants.values())
+        self._constants = () if inline is None else tuple(region.constants.values())
         if inline is None:
             self._call: Callable[[Sequence[Any]], list[Any]] = executor
-            self._state, self._chosen = arguments._state, chosen(arguments._inputs)
+            self._state, self._chosen = region.state_at, chosen(region.inputs_at)
         else:
-            place = _places(arguments, captured)
-            self._call, self._state = inline, arguments._state[:1]
+            place = _places(region, captured)
+            self._call, self._state = inline, region.state_at[:1]
             self._chosen = chosen([place[name] for name in inline.names])
         self._rebuild = captured.rebuild
         self._strides = captured.strides if any(strides is not None for strides in captured.strides) else ()
@@ -155,12 +71,12 @@ class Short:
         return self._rebuild(outputs)
 
 
-def _places(arguments: Arguments, captured: Captured) -> dict[str, int]:
+def _places(region: Region, captured: Captured) -> dict[str, int]:
     """Return the position of each input and state of a graph in the arguments followed by the constants."""
-    slots = {(id(owner), key): at for at, owner, key in arguments._state}
-    first, constants = len(arguments.places), arguments.constants
+    slots = {(id(owner), key): at for at, owner, key in region.state_at}
+    first, constants = len(region.places), region.constants
     slots |= {(id(constants), key): first + at for at, key in enumerate(constants)}
-    places = dict(zip(captured.graph.inputs, arguments._inputs))
+    places = dict(zip(captured.graph.inputs, region.inputs_at))
     return places | {name: slots[id(owner), key] for name, (owner, key) in captured.state.items()}
 
 

@@ -22,7 +22,7 @@ from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.calls import Arguments, Kept
+from ..pipeline.calls import Kept
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, rewritten, timed
 from ..runtime.replicas import Replicas
@@ -102,19 +102,19 @@ class Signatures:
                     captured = rewritten(timed("capture", captured_at, bound.region, args), self.options)
             except Untraceable as error:
                 raise valued(self.name, module, error) from error
-            weights, parameters, plans = bound.arguments.weights(args), self.parameters(), bound.plans
+            weights, parameters, plans = bound.region.weights(args), self.parameters(), bound.plans
             return Signature(
                 captured, eager, weights, parameters, self.machine, self.options, args, self.pool, plans
             )
 
         def serve(*args: Any) -> Any:
-            if first.arguments.lent(args):
+            if first.region.lent(args):
                 raise CaptureError(
                     f"{self.name}: a tensor is changed in place that shares its memory with another; pass a copy "
                     "(clone)"
                 )
             bound = own[0] if own[0].fits(args) else self._rebound(first.region, own, args)
-            sizes = bound.arguments.sizes(args)
+            sizes = bound.region.sizes(args)
             programs = bound.programs_of(self.groups(), self.options)
             found = programs.used(sizes)
             if found is None and self._used is not None:
@@ -236,7 +236,7 @@ class _Bound:
     """
 
     def __init__(self, name: str, region: Region, args: Sequence[Any]) -> None:
-        self.name, self.region, self.arguments = name, region, Arguments(region)
+        self.name, self.region = name, region
         self.plans: dict[Hashable, Plan] = {}
         self.programs: dict[Hashable, Kept[Signature]] = {}
         self._trained = [
@@ -251,8 +251,7 @@ class _Bound:
         for at, parameter in self._trained:
             if args[at] is not parameter:
                 return False
-        arguments = self.arguments
-        return not arguments.elsewhere(args) or arguments.move(args, self.region.held)
+        return not self.region.elsewhere(args) or self.region.move(args)
 
     def within(self, known: set[int]) -> bool:
         """Return True if the ids of all parameters of these programs are `known`."""
