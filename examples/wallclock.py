@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import autopar
-from autopar.runtime.lane_threads import CallContext
+from autopar.runtime.lanes.emulated_clock import Clock
+from autopar.runtime.record import LaneRecorder
 
 SLOWER = 4
 """Times that the declared clock is slowed down when the first one was too fast for this machine."""
@@ -44,40 +46,31 @@ def in_time(measure: Callable[..., dict[str, Any]], **options: Any) -> dict[str,
 @contextmanager
 def one_lock(compiled: autopar.Compiled) -> Iterator[None]:
     """Inside, each compute and each copy of `compiled` ends before the next begins, whichever lane it is in."""
-    lock = threading.Lock()
-    clocks: dict[str, Any] = {}
-    clock, recorder = CallContext.clock, CallContext.recorder
+    lock, own = threading.Lock(), threading.local()
+    lane, begin, end = Clock.lane, LaneRecorder.begin, LaneRecorder.end
 
-    def shared_clock(call: Any, lane: str) -> Any:
-        clocks[lane] = clock(call, lane)
-        return clocks[lane]
+    def noted_lane(clock: Clock) -> Any:
+        own.clock = lane(clock)
+        return own.clock
 
-    def locked_recorder(call: Any, lane: str) -> Any:
-        return _Locked(recorder(call, lane), lock, lambda: clocks.get(lane), call.assembly.lanes[lane].drain)
-
-    CallContext.clock, CallContext.recorder = shared_clock, locked_recorder  # type: ignore[method-assign,assignment]
-    try:
-        with compiled.record():
-            yield
-    finally:
-        CallContext.clock, CallContext.recorder = clock, recorder  # type: ignore[method-assign]
-
-
-class _Locked:
-    """A lane's recorder that holds the lock from the beginning of a step until the device has done it."""
-
-    def __init__(self, inner: Any, lock: threading.Lock, clock: Any, drain: Any) -> None:
-        self.inner, self.lock, self.clock, self.drain = inner, lock, clock, drain
-
-    def begin(self, index: int) -> None:
-        self.lock.acquire()
-        clock = self.clock()
+    def locked_begin(recorder: LaneRecorder, index: int) -> None:
+        lock.acquire()
+        clock = getattr(own, "clock", None)
         if clock is not None:
             # On a declared clock too a step begins when it has got the lock.
             clock.now = max(clock.now, time.perf_counter() - clock.clock.origin)
-        self.inner.begin(index)
+        begin(recorder, index)
 
-    def end(self, index: int, *made: Any) -> None:
-        self.inner.end(index, *made)
-        self.drain()
-        self.lock.release()
+    def unlocked_end(recorder: LaneRecorder, index: int, *made: Any) -> None:
+        end(recorder, index, *made)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        lock.release()
+
+    with (
+        patch.object(Clock, "lane", noted_lane),
+        patch.object(LaneRecorder, "begin", locked_begin),
+        patch.object(LaneRecorder, "end", unlocked_end),
+        compiled.record(),
+    ):
+        yield

@@ -373,7 +373,7 @@ class _Writer:
         if self.recorded:
             lines.append((-1, f"r = d.recorder({lane.name!r})"))
         if self.assembly.declared:
-            lines.append((-1, f"c = d.clock({lane.name!r})"))
+            lines.append((-1, "c = d.clock()"))
         lines += [(-1, text) for text in self.backend.first]
         for index, step in enumerate(lane.steps):
             lines += [(index, text) for text in self.step(step, index)]

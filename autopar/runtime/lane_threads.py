@@ -19,7 +19,7 @@ from .record import CallRecord, LaneRecorder
 from .worker import Gates, Job, Worker, stop_all
 
 
-class CallContext:
+class _CallContext:
     """Context of one call, `d` in the code of a lane: clock, recorder, and events of the caller's streams. `inference`
     and `entered`: state of the caller's thread."""
 
@@ -29,8 +29,8 @@ class CallContext:
         self.arrived = accelerator.arrivals(assembly.devices) if assembly.streamed else []
         self.ended: list[torch.Event] = []
 
-    def clock(self, _: str) -> Any:
-        """Return the declared clock of a lane."""
+    def clock(self) -> Any:
+        """Return a lane's own declared clock."""
         assert self._clock is not None
         return self._clock.lane()
 
@@ -75,7 +75,7 @@ class Crew:
     def call(self, slots: list[Any], clock: Clock | None, recording: CallRecord | None) -> list[torch.Event]:
         """Run every lane; return the events at the end of the streams' work. Raises RunError for the first task that
         failed, once all lanes have stopped."""
-        call = CallContext(self.assembly, clock, recording)
+        call = _CallContext(self.assembly, clock, recording)
         # Stays set until the next call if a second interrupt cuts off the handling of the first.
         self._busy = True
         try:
@@ -151,7 +151,7 @@ class Crew:
             self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
         return self._functions[lane, recorded]
 
-    def _job(self, backend: HostLane, slots: list[Any], call: CallContext) -> Job:
+    def _job(self, backend: HostLane, slots: list[Any], call: _CallContext) -> Job:
         name, gates = backend.lane.name, self._gates
         function = self._function(name, call.recording is not None)
         own = backend is self._own
