@@ -24,13 +24,12 @@ KEPT = 1.02
 
 @dataclass(frozen=True)
 class Entry:
-    """A schedule and its simulation.
+    """A simulated schedule.
 
     served: its makespan in seconds with FIFO buses.
     over: (device, peak bytes, cap) of each device that it exceeds.
     """
 
-    schedule: Schedule
     play: Play
     served: float
     over: tuple[tuple[str, int, int], ...]
@@ -109,14 +108,13 @@ class Race:
         if schedule.copies and not schedule.first_come and not self.instance.costed.machine.queued:
             # Nothing delays a transfer for a more urgent one here, so a plan's promise must not depend on
             # that. Of simultaneous requests, the one that the plan lists first goes first.
-            plain = replace(schedule, first_come=True)
-            freed = Play(self.instance, plain)
+            freed = Play(self.instance, replace(schedule, first_come=True))
             served = freed.makespan
             if not play.makespan * (1 + SHORTER) < served <= play.makespan * KEPT:
-                schedule, play = plain, freed
+                play = freed
         used = memory(self.instance, play) if self.instance.tight else ()
         over = tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap)
-        return Entry(schedule, play, served, over)
+        return Entry(play, served, over)
 
     def enter(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule and enter it if it is feasible."""
@@ -133,7 +131,7 @@ class Race:
         note = ", ".join(
             f"{device} would need {size(peak)} of its {size(cap)}" for device, peak, cap in entry.over
         )
-        self._note(entry.schedule, None if entry.over else entry.makespan, note)
+        self._note(entry.play.schedule, None if entry.over else entry.makespan, note)
 
     def _note(self, schedule: Schedule, makespan: float | None, note: str) -> None:
         split = self.instance.costed.graph.split

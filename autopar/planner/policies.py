@@ -58,8 +58,8 @@ def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
     for room in TIGHTER:
         if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):
             break
-        schedule = policy(race.instance, room=room)
-        if (schedule.lanes, schedule.copies) != (entry.schedule.lanes, entry.schedule.copies):
+        schedule, before = policy(race.instance, room=room), entry.play.schedule
+        if (schedule.lanes, schedule.copies) != (before.lanes, before.copies):
             entry = race.enter(schedule) or entry
     return entry
 
@@ -98,7 +98,7 @@ def asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Ent
             )
     if found is None:
         raise race.errors[-1]
-    return [entry for entry in race.entries if entry.schedule.policy == found.schedule.policy]
+    return [entry for entry in race.entries if entry.play.schedule.policy == found.play.schedule.policy]
 
 
 def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callable[..., Schedule]:

@@ -54,7 +54,7 @@ def _small(race: Race) -> bool:
 
 def _searched(race: Race) -> list[Entry]:
     """Return the entries that annealing has found."""
-    return [entry for entry in race.entries if entry.schedule.policy == POLICY]
+    return [entry for entry in race.entries if entry.play.schedule.policy == POLICY]
 
 
 def _lists(race: Race, *policies: Callable[..., Schedule]) -> None:
@@ -237,11 +237,11 @@ def _plan(
         race.admit(chosen)
     return replace(
         found,
-        policy=chosen.schedule.policy,
+        policy=chosen.play.schedule.policy,
         lower_bound=sound(race.bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=reasons(instance.costed, found, chosen.schedule.policy, shortest, others),
+        reasons=reasons(instance.costed, found, chosen.play.schedule.policy, shortest, others),
         stopped=stopped,
         bound_once=apart,
     )

@@ -173,6 +173,6 @@ def test_a_plan_keeps_its_promise_where_wires_serve_first_come_first_served(seed
     for schedule in (heft(made), *anneal(made, 0.0, steps=4 * FIRST * made.clusters)):
         race.enter(schedule)
     for entry in race.entries:
-        served = Play(made, replace(entry.schedule, first_come=True))
+        served = Play(made, replace(entry.play.schedule, first_come=True))
         assert entry.makespan <= served.makespan * (1 + 1e-9)
         assert served.makespan <= entry.makespan * KEPT * (1 + 1e-9)

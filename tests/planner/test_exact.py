@@ -41,7 +41,7 @@ def hold(instance, found, tries=20):
         queues.setdefault(hop.wire, set()).add(hop.lane)
     chosen = not any(instance.dispatch) and all(len(own) == 1 for wire, own in queues.items() if wire >= 0)
     assert found.optimal or not chosen
-    assert Play(instance, found.schedule).makespan == found.best.makespan
+    assert Play(instance, found.best.schedule).makespan == found.best.makespan
     assert found.optimal == (found.best.makespan <= found.bound * (1 + TOLERANCE))
     assert found.bound <= found.best.makespan
     assert lower_bound(instance) <= found.best.makespan * (1 + 1e-9)
@@ -70,7 +70,7 @@ def test_no_shorter_schedule_has_less_around_a_run_than_parts_prove(seed, tasks,
     graph["devices"][0]["lanes"] = 1 + seed % 2
     instance = Instance(read(graph))
     plays = [Play(instance, random_schedule(instance, random.Random(number))) for number in range(10)]
-    best = Play(instance, exact(instance, heft(instance), FIRST).schedule)
+    best = Play(instance, exact(instance, heft(instance), FIRST).best.schedule)
     start = max(plays, key=lambda play: play.makespan)
     around = ways(instance, once=True)
     found = narrowed(instance, start, around, start.makespan, effort=0.02)[0]
@@ -159,7 +159,7 @@ def test_what_does_not_fit_together_is_parted():
     found = exact(instance, on_b)
     hold(instance, found, 0)
     assert found.best.makespan == pytest.approx(6.0)
-    assert all(one.peak <= one.cap for one in memory(instance, Play(instance, found.schedule)))
+    assert all(one.peak <= one.cap for one in memory(instance, Play(instance, found.best.schedule)))
     assert lower_bound(instance) > 3.0 * 0.9
 
 
@@ -215,7 +215,7 @@ def test_scratch_counts_while_a_task_runs():
 def test_equal_input_gives_an_equal_schedule():
     costed = read(small(5, tasks=14, devices=3))
     one, other = (solved(costed, effort=0.05)[1] for _ in range(2))
-    assert (one.schedule, one.bound, one.optimal) == (other.schedule, other.bound, other.optimal)
+    assert (one.best.schedule, one.bound, one.optimal) == (other.best.schedule, other.bound, other.optimal)
 
 
 def test_little_effort_gives_a_bound_all_the_same():

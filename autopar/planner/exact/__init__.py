@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import permutations, product
 
@@ -57,14 +58,14 @@ def prove(race: Race, chosen: Entry) -> tuple[Entry, float, bool]:
     proven, cut = bound, False
     gap = _above(chosen.makespan, bound)
     for step, proof in enumerate(
-        proofs(instance, chosen.schedule, EFFORT, budget_s=left(until), bound=bound)
+        proofs(instance, chosen.play.schedule, EFFORT, budget_s=left(until), bound=bound)
     ):
         proven, before, gap = proof.bound, gap, _above(proof.best.makespan, proof.bound)
         if proof.optimal or gap <= CLOSE or (step and gap > NEAR and gap > before * NEARER):
             break
         cut = proof.late
-    if proof.schedule is not chosen.schedule:
-        race.enter(proof.schedule)
+    if proof.best.schedule is not chosen.play.schedule:
+        race.enter(proof.best.schedule)
     return race.best(), proven, cut
 
 
@@ -109,10 +110,10 @@ def every(race: Race) -> None:
     # Lazily, since `longest` falls with each shorter schedule.
     hopeful = (chosen for chosen in placements if _bound(instance, head, tail, chosen) < longest)
     schedules = (schedule for chosen in hopeful for schedule in _orders(instance, chosen))
-    for play, tried in (each for schedule in schedules for each in _plays(instance, schedule)):
+    for play in (each for schedule in schedules for each in _plays(instance, schedule)):
         left -= len(play.end)
         if play.makespan < longest and fits(instance, play):
-            longest, best = play.makespan * (1 - SHORTER), tried
+            longest, best = play.makespan * (1 - SHORTER), play.schedule
         if left <= 0 or longest <= bound:
             break
     if best:
@@ -166,24 +167,22 @@ def _orders(instance: Instance, chosen: Sequence[Place]) -> Iterator[Schedule]:
             yield in_order(instance, POLICY, placed)
 
 
-def _plays(instance: Instance, schedule: Schedule) -> Iterator[tuple[Play, Schedule]]:
+def _plays(instance: Instance, schedule: Schedule) -> Iterator[Play]:
     """Yield simulations of a schedule for every order of transfers that request one bus at the same time."""
     try:
         play = Play(instance, schedule)
     except PlanError:
         # The orders deadlock, or a value has no route to a reader.
         return
-    yield play, schedule
+    yield play
     if not instance.costed.machine.queued:
-        yield from _turned(instance, schedule, play, (-1.0, -1))
+        yield from _turned(play, (-1.0, -1))
 
 
-def _turned(
-    instance: Instance, schedule: Schedule, play: Play, last: tuple[float, int]
-) -> Iterator[tuple[Play, Schedule]]:
+def _turned(play: Play, last: tuple[float, int]) -> Iterator[Play]:
     """Yield simulations with other orders of the requests after `last`, a (time, queue); later ones follow from
     these."""
-    first = instance.clusters
+    instance, first = play.instance, play.instance.clusters
     asking: dict[tuple[float, int], list[int]] = {}
     for step, (_, hop) in enumerate(play.moves, first):
         if hop.lane >= 0 and (play.ready[step], hop.lane) > last:
@@ -197,7 +196,6 @@ def _turned(
             instead = dict(zip(tied, turn))
             moves = [play.moves[instead.get(step, step) - first] for step in order]
             copies = in_order(instance, "", (), moves).copies
-            tried = Schedule(schedule.policy, schedule.lanes, copies, first_come=True)
-            other = Play(instance, tried)
-            yield other, tried
-            yield from _turned(instance, tried, other, key)
+            other = Play(instance, replace(play.schedule, copies=copies, first_come=True))
+            yield other
+            yield from _turned(other, key)

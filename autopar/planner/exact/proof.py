@@ -72,14 +72,14 @@ def proofs(
 
 
 class _Proof:
-    """State of a proof: the best `schedule` and its simulation, a lower `bound` in seconds for schedules without
-    duplicates, and the effort `spent`."""
+    """State of a proof: the `best` schedule, a lower `bound` in seconds for schedules without duplicates, and the
+    effort `spent`."""
 
     def __init__(
         self, instance: Instance, start: Schedule, bound: float, effort: float, budget_s: float | None
     ) -> None:
         began = time.monotonic()
-        self.instance, self.schedule, self.best = instance, start, Play(instance, start)
+        self.instance, self.best = instance, Play(instance, start)
         self.ways = ways(instance, once=True)
         self.bound = 0.0
         self._raise(max(bound, lower_bound(instance), self.ways.length, load(instance, self.ways)[0]))
@@ -138,10 +138,9 @@ class _Proof:
             return True
         self._raise(units.seconds(min(max(model.floor, round(own.best_objective_bound)), aim + 1)))
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            schedule = _read(model, own)
-            play = Play(instance, schedule)
+            play = Play(instance, _read(model, own))
             if play.makespan < self.best.makespan and fits(instance, play):
-                self.schedule, self.best = schedule, play
+                self.best = play
                 self._raise(self.bound)
         return bool(status == cp_model.OPTIMAL)
 

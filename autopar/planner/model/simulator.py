@@ -95,7 +95,7 @@ class Play:
     """
 
     def __init__(self, instance: Instance, schedule: Schedule) -> None:
-        self.instance, self.policy = instance, schedule.policy
+        self.instance, self.schedule = instance, schedule
         self.device = [-1] * instance.clusters
         self.lane = [""] * instance.clusters
         self.more: dict[int, list[str]] = {}

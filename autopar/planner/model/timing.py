@@ -41,7 +41,7 @@ def timing(play: Play) -> Plan:
         )
     return Plan(
         instance.costed,
-        play.policy,
+        play.schedule.policy,
         tuple(placed),
         tuple(transfers),
         _residency(instance, play.device),
