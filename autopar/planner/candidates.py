@@ -112,7 +112,7 @@ class Race:
             served = freed.makespan
             if not play.makespan * (1 + SHORTER) < served <= play.makespan * KEPT:
                 play = freed
-        used = memory(self.instance, play) if self.instance.tight else ()
+        used = memory(play) if self.instance.tight else ()
         over = tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap)
         return Entry(play, served, over)
 

@@ -159,7 +159,7 @@ def test_what_does_not_fit_together_is_parted():
     found = exact(instance, on_b)
     hold(instance, found, 0)
     assert found.best.makespan == pytest.approx(6.0)
-    assert all(one.peak <= one.cap for one in memory(instance, Play(instance, found.best.schedule)))
+    assert all(one.peak <= one.cap for one in memory(Play(instance, found.best.schedule)))
     assert lower_bound(instance) > 3.0 * 0.9
 
 

@@ -27,8 +27,8 @@ from autopar.planner.exact.transfers import cap, transfer  # noqa: E402
 UNITS = 10_000
 
 
-def fits(instance, play):
-    return all(one.cap is None or one.peak <= one.cap for one in memory(instance, play))
+def fits(play):
+    return all(one.cap is None or one.peak <= one.cap for one in memory(play))
 
 
 def solution(instance, best, play):
@@ -62,7 +62,7 @@ def test_every_schedule_that_fits_is_a_solution_of_the_model(seed, tasks, tight)
             plays.append(Play(instance, random_schedule(instance, random.Random(number))))
         except PlanError:
             continue  # What is drawn may wait for itself, or for what no link brings, or take too few lanes.
-    plays = [play for play in plays if fits(instance, play)]
+    plays = [play for play in plays if fits(play)]
     if plays:
         longest = max(plays, key=lambda play: play.makespan)
         for play in plays[:3]:

@@ -53,7 +53,7 @@ def test_packed_plans_fit_and_are_shorter(seed):
     pack(race, 20_000)
     assert race.best().makespan < before
     for entry in race.entries[entered:]:
-        peaks = memory(race.instance, entry.play)
+        peaks = memory(entry.play)
         assert not entry.over and all(own.cap is None or own.peak <= own.cap for own in peaks)
     again = race_of(short(seed))
     pack(again, 20_000)
@@ -116,7 +116,7 @@ def beyond_the_caps(seed: int) -> tuple[float, float] | None:
     if entry is None or not exact(timed) or list(entry.play.start[: instance.clusters]) != timed.start:
         return None
     instance.tight = True
-    peaks = [own.peak for own in memory(instance, entry.play)]
+    peaks = [own.peak for own in memory(entry.play)]
     instance.caps = tuple(draw.choice((None, peak, peak // 2)) for peak in peaks)
     over = sum(peak - cap for peak, cap in zip(peaks, instance.caps) if cap is not None)
     core._ARRAYS.pop(instance, None)

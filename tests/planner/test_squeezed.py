@@ -28,7 +28,7 @@ def short(seed: int):
     draw = random.Random(seed)
     graph = randomly(draw, draw.choice((6, 12, 25, 50)))
     instance = Instance(read(graph))
-    peaks = {m.device: m.peak for m in memory(instance, Play(instance, random_schedule(instance, draw)))}
+    peaks = {m.device: m.peak for m in memory(Play(instance, random_schedule(instance, draw)))}
     for device in graph["devices"]:
         device["memory_bytes"] = peaks[device["name"]]
     return graph

@@ -112,7 +112,7 @@ def every(race: Race) -> None:
     schedules = (schedule for chosen in hopeful for schedule in _orders(instance, chosen))
     for play in (each for schedule in schedules for each in _plays(instance, schedule)):
         left -= len(play.end)
-        if play.makespan < longest and fits(instance, play):
+        if play.makespan < longest and fits(play):
             longest, best = play.makespan * (1 - SHORTER), play.schedule
         if left <= 0 or longest <= bound:
             break

@@ -139,7 +139,7 @@ class _Proof:
         self._raise(units.seconds(min(max(model.floor, round(own.best_objective_bound)), aim + 1)))
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             play = Play(instance, _read(model, own))
-            if play.makespan < self.best.makespan and fits(instance, play):
+            if play.makespan < self.best.makespan and fits(play):
                 self.best = play
                 self._raise(self.bound)
         return bool(status == cp_model.OPTIMAL)

@@ -9,7 +9,6 @@ from typing import Any
 
 from ...ir.plan import Plan
 from ...ir.timeline import Memory, Placed, Transfer
-from .instance import Instance
 from .simulator import Play
 
 
@@ -44,26 +43,26 @@ def timing(play: Play) -> Plan:
         play.schedule.policy,
         tuple(placed),
         tuple(transfers),
-        _residency(instance, play.device),
-        memory(instance, play),
+        _residency(play),
+        memory(play),
         play.makespan,
     )
 
 
-def _residency(instance: Instance, device: list[int]) -> tuple[tuple[str, str], ...]:
+def _residency(play: Play) -> tuple[tuple[str, str], ...]:
     """Return (state, device) for each device with resident state, its home included, in graph order."""
-    costed = instance.costed
+    instance, costed = play.instance, play.instance.costed
     found: dict[str, dict[int, None]] = {
         name: {} for name in costed.graph.state if name in costed.graph.resident
     }
     for r, cluster in enumerate(costed.clusters):
         for name in cluster.reads:
             if name in found:
-                found[name][device[r]] = None
+                found[name][play.device[r]] = None
     return tuple((name, instance.devices[d]) for name, devices in found.items() for d in sorted(devices))
 
 
-def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
+def memory(play: Play) -> tuple[Memory, ...]:
     """Return the bytes over time on each device of a simulated schedule.
 
     Each storage counts once. Inputs and state at home, and state on each device that reads it, count all the
@@ -72,8 +71,9 @@ def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
     call; but if inputs are consumed, delivered values may be freed on arrival. Workspace counts while its
     cluster runs. A view shares the storage of the viewed value; a transferred value has its own.
     """
+    instance = play.instance
     changes: list[dict[float, int]] = [{0.0: 0} for _ in instance.devices]
-    for d, start, end, nbytes in _spans(instance, play):
+    for d, start, end, nbytes in _spans(play):
         at = changes[d]
         at[start] = at.get(start, 0) + nbytes
         if end < math.inf:
@@ -91,15 +91,16 @@ def memory(instance: Instance, play: Play) -> tuple[Memory, ...]:
     return tuple(found)
 
 
-def fits(instance: Instance, play: Play) -> bool:
+def fits(play: Play) -> bool:
     """Return True if a simulated schedule respects all caps."""
-    return not instance.tight or all(one.cap is None or one.peak <= one.cap for one in memory(instance, play))
+    return not play.instance.tight or all(one.cap is None or one.peak <= one.cap for one in memory(play))
 
 
-def _spans(instance: Instance, play: Play) -> Iterator[tuple[int, float, float, int]]:
+def _spans(play: Play) -> Iterator[tuple[int, float, float, int]]:
     """Yield device, start and end in seconds, and bytes of each storage, including its views and kept state.
     O(V + E) for V steps."""
-    costed, graph = instance.costed, instance.costed.graph
+    instance, costed = play.instance, play.instance.costed
+    graph = costed.graph
     names, device, first, ended = instance.values, play.device, instance.clusters, play.end
     # `roots`: storage of a value on a device, if not its own. `alive`: start, end, bytes of a storage.
     roots: dict[tuple[str, int], tuple[str, int]] = {}
