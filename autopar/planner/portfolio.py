@@ -237,11 +237,10 @@ def _plan(
         race.admit(chosen)
     return replace(
         found,
-        policy=chosen.play.schedule.policy,
         lower_bound=sound(race.bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=reasons(instance.costed, found, chosen.play.schedule.policy, shortest, others),
+        reasons=reasons(found, shortest, others),
         stopped=stopped,
         bound_once=apart,
     )

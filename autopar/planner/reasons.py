@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from typing import Any
 
-from ..ir.costed import CostedGraph
 from ..ir.plan import Choice, Plan, Reason
 from ..ir.timeline import Placed
 from ..system.text import seconds, size
@@ -51,14 +50,14 @@ class LazyReasons(Sequence[Reason]):
         return repr(tuple(self))
 
 
-def reasons(costed: CostedGraph, timing: Plan, policy: str, shortest: bool, others: str) -> LazyReasons:
+def reasons(timing: Plan, shortest: bool, others: str) -> LazyReasons:
     """Return a reason for each cluster of a plan for one call.
 
     Each `Choice` leaves the rest of the plan unchanged: see `_Elsewhere`. `shortest`: no tried plan is shorter.
     `others`: results of the race for single devices.
     """
-    names = (cluster.name for cluster in costed.clusters)
-    return LazyReasons(names, lambda: _Elsewhere(Instance(costed), timing, policy, shortest, others).reason)
+    names = (cluster.name for cluster in timing.costed.clusters)
+    return LazyReasons(names, lambda: _Elsewhere(timing, shortest, others).reason)
 
 
 class _Elsewhere:
@@ -70,9 +69,10 @@ class _Elsewhere:
     fastest mode. Dispatch is ignored; a device that lacks memory gets no end.
     """
 
-    def __init__(self, instance: Instance, timing: Plan, policy: str, shortest: bool, others: str) -> None:
-        self.instance, self.memory = instance, timing.memory
-        self.policy, self.shortest, self.others = policy, shortest, others
+    def __init__(self, timing: Plan, shortest: bool, others: str) -> None:
+        self.instance = instance = Instance(timing.costed)
+        self.policy, self.memory = timing.policy, timing.memory
+        self.shortest, self.others = shortest, others
         index, value = instance.costed.index, instance.value
         self.original = dict(instance.costed.again)
         place = {step.cluster: step for step in timing.placed}
