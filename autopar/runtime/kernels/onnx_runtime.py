@@ -14,6 +14,9 @@ from .stack import Compilation, Refusal, Stack, exported, keeps_numpy
 LARGEST = 2**31 - 2**26
 """Limit on the bytes of weights, which are in one file with the graph."""
 
+SPIN_US = 50
+"""Microseconds for which an idle helper thread spins before it sleeps, about what a caller does between short calls."""
+
 
 def missing() -> str:
     """Return the reason why it cannot be used, such as missing packages; "" if it can."""
@@ -70,10 +73,7 @@ def load(work: Compilation) -> Callable[..., Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = work.threads, 1
     options.log_severity_level = 3
-    # Spinning helpers occupy cores of other lanes, and for 50 ms after a call those that the caller needs.
-    spins = "intra_op.allow_spinning", "0" if work.lanes > 1 else "1"
-    for name, value in (spins, ("force_spinning_stop", "1")):
-        options.add_session_config_entry(f"session.{name}", value)
+    options.add_session_config_entry(*_spinning(work.lanes))
     session = onnxruntime.InferenceSession(
         str(work.folder / "piece.onnx"), options, providers=["CPUExecutionProvider"]
     )
@@ -91,6 +91,18 @@ def load(work: Compilation) -> Callable[..., Any]:
 
     # ONNX Runtime counts negative ids from the end.
     return in_range(call, work)
+
+
+def _spinning(lanes: int) -> tuple[str, str]:
+    """Return the session's option for how long idle helper threads spin: by default for up to 50 ms after a call,
+    on cores that other lanes or the caller need."""
+    import onnxruntime
+
+    if lanes > 1:
+        return "session.intra_op.allow_spinning", "0"
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 26):
+        return "session.intra_op.spin_duration_us", str(SPIN_US)
+    return "session.force_spinning_stop", "1"
 
 
 STACK = Stack("onnxruntime", True, missing, keeps_numpy, load, compile, open=True)
