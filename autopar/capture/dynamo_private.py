@@ -18,7 +18,7 @@ from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import foreign, short
-from .torch_private import instance_norm_by_parts, overridden, quiet
+from .torch_private import compiling, instance_norm_by_parts, overridden, quiet
 
 try:
     import torch._dynamo
@@ -340,14 +340,6 @@ def _named(source: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-@contextlib.contextmanager
-def below_autograd() -> Iterator[None]:
-    """Within the block, disable autograd and ignore changes of grad mode, so that a dispatch mode sees
-    composite operators before torch decomposes them."""
-    with torch.no_grad(), compiling(), torch._C._AutoDispatchBelowAutograd():
-        yield
-
-
 def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[Any, Any]) -> fx.GraphModule:
     """Return the functional graph of a module without parameters; composites such as `linear` stay whole.
 
@@ -385,15 +377,3 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
     ):
         made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
         return made.graph_module
-
-
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Within the block, set the flag that Dynamo sets during capture from torch 2.13 on. Without it, a call
-    in another thread mistakes this trace for its own and refuses. Dynamo captures in one thread at a time."""
-    before = torch.compiler._is_compiling_flag
-    try:
-        torch.compiler._is_compiling_flag = True
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before

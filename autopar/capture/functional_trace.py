@@ -15,8 +15,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from .dynamo_private import below_autograd
-from .torch_private import FakeTensor, TorchDispatchMode, is_open, kept_whole, memory, updates_statistics
+from .torch_private import (
+    FakeTensor,
+    TorchDispatchMode,
+    below_autograd,
+    is_open,
+    kept_whole,
+    memory,
+    updates_statistics,
+)
 
 _aten = torch.ops.aten
 _META = ("nn_module_stack", "stack_trace", "source_fn_stack")

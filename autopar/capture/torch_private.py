@@ -276,3 +276,23 @@ def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimiz
 def norm_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
     return torch._foreach_norm([tensor], 2.0)[0]
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Within the block, disable autograd and ignore changes of grad mode, so that a dispatch mode sees
+    composite operators before torch decomposes them."""
+    with torch.no_grad(), compiling(), torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within the block, set the flag that Dynamo sets during capture from torch 2.13 on. Without it, a call
+    in another thread mistakes this trace for its own and refuses. Dynamo captures in one thread at a time."""
+    before = torch.compiler._is_compiling_flag
+    try:
+        torch.compiler._is_compiling_flag = True
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before

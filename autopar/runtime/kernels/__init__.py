@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ...capture.dynamo_private import compiling
+from ...capture.torch_private import compiling
 from ..thread_state import alone
 from . import cuda_graphs, inductor, onnx_runtime, open_vino
 from .stack import Busy, Compilation, Kernel, Refusal, Stack
