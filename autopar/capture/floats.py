@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import fx
 
 from .dynamo_private import holds_number
@@ -28,6 +29,15 @@ def numbered(module: fx.GraphModule) -> tuple[int, ...]:
     if found:
         module.recompile()
     return tuple(found)
+
+
+def fixed(module: fx.GraphModule) -> bool:
+    """Let a graph of Dynamo's hold for these values of its floats alone, by guards; return whether it has any."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    varying = [node for node in nodes if isinstance(node.meta.get("example_value"), torch.SymFloat)]
+    for node in varying:
+        node.meta["example_value"] = float(node.meta["example_value"])
+    return bool(varying)
 
 
 def numbers(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:

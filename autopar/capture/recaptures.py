@@ -37,7 +37,7 @@ def recaptured(frame: Any) -> tuple[str, str]:
         if name:
             log.warning(
                 "%s, read at %s, changes from call to call, and each of its values is captured and planned anew, "
-                "%d times at most; pass a number or a tensor instead, or keep it out of what is compiled",
+                "%d times at most; pass a tensor instead, or keep it out of what is compiled",
                 name, place, LIMIT,
             )  # fmt: skip
         return "", ""

@@ -35,7 +35,7 @@ _ADVICE = (
     (
         ("captured …times, since",),
         "each value of a constant is a capture of its own",
-        "pass a number or a tensor instead, or keep it out of what is compiled",
+        "pass a tensor instead, or keep it out of what is compiled",
     ),
     (
         ("GuardOnDataDependent", "data-dependent", "Could not guard on", "unbacked"),

@@ -61,8 +61,14 @@ _TIMED = _guards.profile_guard_manager
 
 
 def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
-    """Return the value of a symbolic number as Python computes it, to the sign of a zero; sympy's own floats differ."""
-    return sympy_interp(PythonReferenceAnalysis, dict(numbers), expression)
+    """Return the value of a symbolic number as Python computes it, to the sign of a zero; as sympy does, whose zeros
+    have none, if torch knows no other way."""
+    try:
+        return sympy_interp(PythonReferenceAnalysis, dict(numbers), expression)
+    except (AttributeError, NotImplementedError):
+        return expression.xreplace(
+            {symbol: sympy.sympify(numbers[symbol]) for symbol in expression.free_symbols}
+        )
 
 
 class _Quiet:

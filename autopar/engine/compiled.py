@@ -132,11 +132,11 @@ class Compiled:
 
     @property
     def serving(self) -> str:
-        """Kernel libraries of the programs, with threads and lanes, separated by ";", such as "onnxruntime,
+        """Kernel libraries of the programs, each once, with threads and lanes, separated by ";", such as "onnxruntime,
         2 lanes"; "eager" for PyTorch's kernels; "the model itself" if the plain model is faster."""
         if self._placement.direct.plain:
             return "the model itself"
-        return "; ".join(executor.serving for executor in self._placement.backend.tuned()) or "eager"
+        return "; ".join({executor.serving: None for executor in self._placement.backend.tuned()}) or "eager"
 
     @property
     def machine(self) -> Machine:

@@ -206,7 +206,8 @@ def _compiled(
     program = pieced(form.program, graph, lambda task: task.target in lacking or _eager(form, stack, task))
     pieces = _pieces(form, program)
     if not pieces:
-        raise Refusal("it can do none of the tasks")
+        types = {graph.value[name].dtype for task in graph.tasks for name in (*task.inputs, *task.outputs)}
+        raise Refusal(f"it can do none of the tasks, of {', '.join(sorted(types))}")
     check(program, graph)
     folded = {
         piece.tasks[0]: _folded(form, program, piece, device) if stack.frozen else {}

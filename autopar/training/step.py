@@ -376,9 +376,11 @@ class TrainStep(Recorded):
 
     @property
     def serving(self) -> str:
-        """Kernel library that serves each program of a step, with threads and lanes, separated by ";"; "eager" for
-        PyTorch's kernels."""
-        return "; ".join(executor.serving for executor in self._signatures.tuned(latest=True)) or "eager"
+        """Kernel libraries that serve the programs of a step, each once, with threads and lanes, separated by ";";
+        "eager" for PyTorch's kernels."""
+        return (
+            "; ".join({executor.serving: None for executor in self._signatures.tuned(latest=True)}) or "eager"
+        )
 
     def close(self) -> None:
         """Stop the worker threads of every plan and the compilation of kernels. The next call starts the threads

@@ -23,7 +23,7 @@ def chosen() -> list[Case]:
     return found
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("case", chosen(), ids=str)
 def test_as_on_the_cpu(case):
     assert case.run() <= rig.LIMIT

@@ -97,8 +97,9 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     [
         (Folding("broken", error="no such\nthing"), "broken: RuntimeError: no such"),
         (Folding("absent", absent="not installed"), "absent: not installed"),
+        (Folding("unable", able=False), "unable: it can do none of the tasks, of float32"),
     ],
-    ids=["fails", "missing"],
+    ids=["fails", "missing", "unable"],
 )
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, stack: Any, why: str) -> None:
     using(monkeypatch, stack, Folding(), fastest="folding")

@@ -74,7 +74,7 @@ def test_special_values_are_captured_for_themselves():
     fast.close()
 
 
-@pytest.mark.parametrize("devices", PLACES)
+@pytest.mark.parametrize("devices", [PLACES[0], pytest.param(PLACES[1], marks=pytest.mark.release)])
 def test_trained_with_a_float_that_varies(devices):
     model = Scaled()
     twin = copy.deepcopy(model)
@@ -138,6 +138,43 @@ def test_numbers_that_a_module_changes_are_captured_once_more(training):
             assert torch.equal(fast(x), twin(x))
             assert (model.calls, model.rate) == (twin.calls, twin.rate)
     assert captures(fast) <= 2
+    fast.close()
+
+
+def test_what_torch_cannot_compute_from_a_symbol_is_captured_for_each_value():
+    class Power(nn.Module):
+        """Its derivative takes the logarithm of the float."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, t):
+            return torch.pow(abs(t) + 1, self.linear(x)) * math.sin(t)
+
+    model = Power()
+    fast = autopar.compile(model, ["cpu"])
+    for value in VALUES[:3]:
+        x = torch.randn(3, 4)
+        ours, right = fast(x, value), model(x, value)
+        assert torch.equal(ours, right)
+        gradients = (torch.autograd.grad(each.sum(), model.linear.weight)[0] for each in (ours, right))
+        torch.testing.assert_close(*gradients)
+    assert captures(fast) == 3
+    fast.close()
+
+
+def test_floats_are_constants_if_no_size_is_open():
+    class Finite(Scaled):
+        def forward(self, x, t):
+            return self.linear(x) * (t if math.isfinite(t) else 0.0)
+
+    model = Finite()
+    fast = autopar.compile(model, ["cpu"], dynamic=False)
+    for value in VALUES[:3]:
+        x = torch.randn(3, 4)
+        assert torch.equal(fast(x, value), model(x, value))
+    assert captures(fast) == 3 and "graph break" not in fast.explain()
     fast.close()
 
 

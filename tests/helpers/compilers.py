@@ -28,15 +28,17 @@ class Folding:
     frozen, traces, open = True, False, False
     devices: frozenset[str] | None = None
 
-    def __init__(self, name: str = "folding", off: float = 0.0, error: str = "", absent: str = "") -> None:
-        self.name, self.off, self.error, self.absent = name, off, error, absent
+    def __init__(
+        self, name: str = "folding", off: float = 0.0, error: str = "", absent: str = "", able: bool = True
+    ) -> None:
+        self.name, self.off, self.error, self.absent, self.able = name, off, error, absent, able
         self.built = 0
 
     def missing(self) -> str:
         return self.absent
 
     def keeps(self, task: Any, graph: Any) -> bool:
-        return True
+        return self.able
 
     def compile(self, work: Compilation) -> None:
         if self.error:

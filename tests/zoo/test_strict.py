@@ -21,7 +21,7 @@ MORE = ("bert", "llama", "t5 (tied weights)", "clip")
 CHOSEN = (*(entry for entry in MODELS if entry.quick or entry.name in MORE), *TRAPS)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.name) for entry in CHOSEN])
 def test_as_eager(entry: Entry) -> None:
     whole, halves = shown(entry)
