@@ -148,7 +148,7 @@ def test_threads_that_trace_take_turns() -> None:
     for thread in threads:
         thread.join()
     assert not failed and not torch.compiler.is_compiling()
-    assert not torch.fx._symbolic_trace._is_fx_tracing_flag
+    assert not torch.fx._symbolic_trace.is_fx_tracing()
 
 
 def test_a_call_waits_for_other_threads_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
