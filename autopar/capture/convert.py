@@ -64,7 +64,7 @@ class _Conversion:
     def captured(self, given: Sequence[Any]) -> Captured:
         """Return the result of the whole conversion for the arguments of one call."""
         region, traced = self.region, self.region.traced
-        at = resolver(region.fakes, given)
+        at = resolver(region, given)
         for node, value in region.open.items():
             node.meta["val"] = at(value)
         names, state = self.placeholders(at)

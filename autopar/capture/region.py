@@ -21,7 +21,16 @@ from torch.utils.checkpoint import checkpoint
 from .dynamo_private import source_of
 from .refusals import Untraceable, waiting
 from .source_locations import located, name_modules, origins, path_of
-from .torch_private import CONTEXT_FN, OPEN, enables_grad, is_open, memory, pytree, tag_activation_checkpoint
+from .torch_private import (
+    CONTEXT_FN,
+    OPEN,
+    enables_grad,
+    is_open,
+    memory,
+    pytree,
+    symbols_in,
+    tag_activation_checkpoint,
+)  # fmt: skip
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
@@ -118,8 +127,10 @@ class Region:
                 "or call the model with gradients"
             )
         names = [place.path for place in self.places]
-        self.fakes = [place.fake for place in self.places]
-        self.traced = traced = trace(self.module, self.fakes, names, self.wanted, training)
+        fakes = [place.fake for place in self.places]
+        self.symbols = symbols_in(fakes)
+        """Where the arguments of a call tell its sizes."""
+        self.traced = traced = trace(self.module, fakes, names, self.wanted, training)
         differentiable = [i for i, place in enumerate(self.wanted) if self.results[place].fake.requires_grad]
         if training and [index for index, _ in sorted(traced.tangents)] != differentiable:
             raise Untraceable("its backward as traced is not that of all outputs which require grad")

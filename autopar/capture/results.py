@@ -20,7 +20,7 @@ from ..ir.open_size import OPENED
 from .captured import Captured, strides_of
 from .refusals import Untraceable
 from .region import Region
-from .torch_private import OPEN, in_python, is_open
+from .torch_private import OPEN, extents_of, in_python, is_open
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 
@@ -30,20 +30,17 @@ def expressions(symbols: Sequence[torch.SymInt | torch.SymFloat]) -> tuple[sympy
     return tuple(size.node.shape_env.replace(size.node.expr) for size in symbols)
 
 
-def resolver(fakes: Sequence[Any], given: Sequence[Any]) -> Callable[[Any], Any]:
+def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
     """Return a function that puts one call's plain sizes into a fake result; shared memory stays shared.
 
-    `fakes`: of the placeholders. `given`: the call's arguments. This adds no guards; converting a symbol to a
+    `given`: the call's arguments. This adds no guards; converting a symbol to a
     number would fix the size for all calls. The function raises Untraceable for a size that depends on the
     values in a tensor.
     """
-    numbers: dict[Any, Any] = {}
-    known: dict[Any, Any] = {}
-    for fake, actual in zip(fakes, given):
-        for size, number in zip(_sizes(fake), _sizes(actual)):
-            if isinstance(size, OPEN) and size.node.expr.is_Symbol:
-                numbers.setdefault(size.node.expr, sympy.sympify(number))
-                known.setdefault(size.node.expr, number)
+    known: dict[Any, Any] = {
+        symbol: extents_of(given[position])[place] for position, place, symbol in region.symbols
+    }
+    numbers = {symbol: sympy.sympify(number) for symbol, number in known.items()}
     storages: dict[int, Any] = {}
 
     def plain(size: Any) -> Any:
@@ -76,10 +73,6 @@ def resolver(fakes: Sequence[Any], given: Sequence[Any]) -> Callable[[Any], Any]
         return made.set_(storages[memory], at(value.storage_offset()), at(value.shape), at(value.stride()))
 
     return at
-
-
-def _sizes(item: Any) -> tuple[Any, ...]:
-    return (*item.shape, *item.stride()) if isinstance(item, torch.Tensor) else (item,)
 
 
 def results(region: Region, at: Callable[[Any], Any]) -> dict[str, Any]:
@@ -213,7 +206,7 @@ def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Capture
     """Return a capture with the sizes and results of the call `given`; the graph stays that of the call for
     which it was made."""
     assert captured.open is not None
-    at = resolver(region.fakes, given)
+    at = resolver(region, given)
     sizes = tuple(map(at, captured.open))
     return replace(captured, sizes=sizes, **results(region, at))
 

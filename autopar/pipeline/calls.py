@@ -217,7 +217,7 @@ class Kept(OrderedDict[Hashable, Made]):
         if not others:
             return False
         assert self._region is not None
-        given = results.extents(self._region, results.resolver(self._region.fakes, args))
+        given = results.extents(self._region, results.resolver(self._region, args))
         own, rows = program.captured.extents, sum(rows_of(label))
         return any(results.alike_in(own, other.captured.extents, given, rows) for other in others)
 
