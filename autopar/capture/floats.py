@@ -31,8 +31,19 @@ def numbered(module: fx.GraphModule) -> tuple[int, ...]:
     return tuple(found)
 
 
-def fixed(module: fx.GraphModule) -> bool:
-    """Let a graph of Dynamo's hold for these values of its floats alone, by guards; return whether it has any."""
+def open_or_fixed(capture: Callable[[], T], module: fx.GraphModule) -> T:
+    """Return what `capture` makes of a graph of Dynamo's: with its floats open if it can, else for these values."""
+    try:
+        return capture()
+    except Exception:
+        # Not all that torch can trace with a number it can trace with a symbol.
+        if not _fixed(module):
+            raise
+        return capture()
+
+
+def _fixed(module: fx.GraphModule) -> bool:
+    """Let a graph hold for these values of its floats alone, by guards; return whether it has any."""
     nodes = module.graph.find_nodes(op="placeholder")
     varying = [node for node in nodes if isinstance(node.meta.get("example_value"), torch.SymFloat)]
     for node in varying:

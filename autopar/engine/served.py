@@ -17,7 +17,7 @@ from ..capture.autocast import anywhere
 from ..capture.captured import settle
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, effects, outermost
-from ..capture.floats import fixed
+from ..capture.floats import open_or_fixed
 from ..capture.refusals import explain
 from ..capture.region import Region, in_eager, unprinted
 from ..errors import AutoparError, MemoryCapError, PlanError
@@ -61,13 +61,9 @@ class Served:
         """Twins by the `id` of the first state tensor of a call (`twin_of`)."""
         self.begin(None)
         try:
-            try:
-                region = timed("capture", Region, module, examples, backend.root, backend.parameters)
-            except Exception:
-                # Not all that can be computed from a number can be from a symbol.
-                if not fixed(module):
-                    raise
-                region = timed("capture", Region, module, examples, backend.root, backend.parameters)
+            region = open_or_fixed(
+                lambda: timed("capture", Region, module, examples, backend.root, backend.parameters), module
+            )
         except Exception as error:
             # Dynamo's own graph is a correct fallback, unless it is malformed: `lint` then raises, and Dynamo
             # runs the frame as the user wrote it.

@@ -15,7 +15,7 @@ from torch import fx, nn
 from ..capture import Captured
 from ..capture.ahead import ahead
 from ..capture.convert import captured_at
-from ..capture.floats import numbered, numbers, taking
+from ..capture.floats import numbered, numbers, open_or_fixed, taking
 from ..capture.refusals import Untraceable, explain, valued
 from ..capture.region import Region, in_eager
 from ..capture.torch_private import FakeTensorMode
@@ -158,7 +158,7 @@ class Signatures:
         """Return the region of a captured loss. Raises CaptureError if it cannot be differentiated."""
         self.require_known()
         the_loss(module, self.name)
-        region = Region(module, examples, self.loss, self.loss.arguments)
+        region = open_or_fixed(lambda: Region(module, examples, self.loss, self.loss.arguments), module)
         for place in region.places:
             if place.kind == "input" and place.fake.requires_grad:
                 raise CaptureError(

@@ -164,6 +164,26 @@ def test_what_torch_cannot_compute_from_a_symbol_is_captured_for_each_value():
     fast.close()
 
 
+def test_so_is_a_training_step():
+    model = nn.Linear(4, 4)
+    twin = copy.deepcopy(model)
+    made, plain = (torch.optim.SGD(each.parameters(), 0.01) for each in (model, twin))
+
+    def loss(model, x, t):
+        return torch.pow(abs(t) + 1, model(x)).mean()
+
+    step = autopar.train_step(model, None, made, ["cpu"], step_fn=loss)
+    for value in VALUES[:3]:
+        x = torch.randn(3, 4)
+        plain.zero_grad()
+        right = loss(twin, x, value)
+        right.backward()
+        plain.step()
+        assert torch.allclose(step(x, value), right)
+    assert torch.allclose(model.weight, twin.weight)
+    step.close()
+
+
 def test_floats_are_constants_if_no_size_is_open():
     class Finite(Scaled):
         def forward(self, x, t):
