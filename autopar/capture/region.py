@@ -18,19 +18,11 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
+from . import torch_private as private
 from .dynamo_private import source_of
 from .refusals import Untraceable, waiting
 from .source_locations import located, name_modules, origins, path_of
-from .torch_private import (
-    CONTEXT_FN,
-    OPEN,
-    enables_grad,
-    is_open,
-    memory,
-    pytree,
-    symbols_in,
-    tag_activation_checkpoint,
-)  # fmt: skip
+from .torch_private import OPEN, enables_grad, is_open, memory, pytree, symbols_in, tag_activation_checkpoint
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
@@ -129,7 +121,7 @@ class Region:
         names = [place.path for place in self.places]
         fakes = [place.fake for place in self.places]
         self.symbols = symbols_in(fakes)
-        """Where the arguments of a call tell its sizes."""
+        """Positions of the sizes of a call in its arguments."""
         self.traced = traced = trace(self.module, fakes, names, self.wanted, training)
         differentiable = [i for i, place in enumerate(self.wanted) if self.results[place].fake.requires_grad]
         if training and [index for index, _ in sorted(traced.tangents)] != differentiable:
@@ -399,6 +391,6 @@ def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:
     """Run a region of a graph under a checkpoint with the user's options. As always under `torch.compile`,
     the checkpoint is not reentrant and draws the same random numbers again."""
     options.update(use_reentrant=False, preserve_rng_state=True)
-    if CONTEXT_FN in body.meta:
-        options["context_fn"] = body.meta[CONTEXT_FN]
+    if private.CONTEXT_FN in body.meta:
+        options["context_fn"] = body.meta[private.CONTEXT_FN]
     return checkpoint(unprinted(body), *args, **options)

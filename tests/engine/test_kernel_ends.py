@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from compilers import Folding, alone, chosen, compiled, mlp, using
+from compilers import Folding, Late, alone, chosen, compiled, mlp, using
 
 import autopar
 from autopar.pipeline import kernel_choice
-from autopar.runtime.kernels import Compilation
 
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with alone(tmp_path, monkeypatch):
         yield
-
-
-class Late(Folding):
-    """Kernels that take their time, until they may come."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.begun, self.may = threading.Event(), threading.Event()
-
-    def load(self, work: Compilation) -> Callable[..., Any]:
-        self.begun.set()
-        assert self.may.wait(60)
-        return super().load(work)
 
 
 def test_what_is_closed_before_its_turn_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

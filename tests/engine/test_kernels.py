@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from compilers import Folding, alone, chosen, compiled, mlp, using
+from compilers import Folding, Late, alone, chosen, compiled, mlp, using
 from torch import nn
 
 import autopar
@@ -165,19 +165,6 @@ def test_eager_serves_until_then_and_where_it_is_faster(monkeypatch: pytest.Monk
     assert chosen(fast) == "eager"
     assert torch.equal(fast(x), model(x))
     assert "kernels: eager" in fast.explain()
-
-
-class Late(Folding):
-    """Kernels that take their time, until they may come."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.begun, self.may = threading.Event(), threading.Event()
-
-    def load(self, work: Compilation) -> Callable[..., Any]:
-        self.begun.set()
-        assert self.may.wait(60)
-        return super().load(work)
 
 
 @pytest.mark.parametrize("fastest", ["first", "late"])

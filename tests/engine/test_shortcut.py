@@ -20,6 +20,8 @@ import autopar
 from autopar.bench import stacks
 from autopar.engine.compiled import Compiled
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -33,8 +35,8 @@ def kernels(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-# Where a test is of the model or of its surroundings, both sorts of kernels take the same way.
 mostly_auto = pytest.mark.parametrize("kernels", ["auto", pytest.param("eager", marks=pytest.mark.release)])
+"""For tests of the model or of its surroundings, for which both sorts of kernels take the same way."""
 
 
 def warm(kernels: str, model: nn.Module, *args: Any) -> Compiled:
@@ -49,8 +51,7 @@ def warm(kernels: str, model: nn.Module, *args: Any) -> Compiled:
 
 def long_calls(fast: Compiled, *args: Any, **kwargs: Any) -> int:
     """How many of two calls, which must be right, go by way of Dynamo."""
-    placement, found = fast._placement, []
-    run = placement.call
+    placement, run, found = fast._placement, fast._placement.call, []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         found.append(1)
@@ -138,7 +139,6 @@ class Marked(nn.Module):
         return self.layer(x).relu()
 
 
-@pytest.mark.slow
 @mostly_auto
 def test_an_attribute_that_is_set_already_is_no_reason_to_go_the_long_way(kernels: str) -> None:
     class Other:
@@ -222,7 +222,6 @@ def changes() -> dict[str, Callable[[Any, pytest.MonkeyPatch], None]]:
     )}  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernels", "change"),
     [
@@ -247,7 +246,6 @@ def test_what_changes_is_seen(
             pytest.handle.remove()
 
 
-@pytest.mark.slow
 @mostly_auto
 def test_other_calls_go_the_long_way(kernels: str) -> None:
     model, x, y = Many(lambda a, b: a + b), torch.randn(3, 8), torch.randn(3, 8)
@@ -284,7 +282,6 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.slow
 @mostly_auto
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=list(CONTEXTS))
 def test_what_is_active_is_seen(kernels: str, context: Callable[[], Any]) -> None:
@@ -313,7 +310,6 @@ def test_a_call_under_a_dispatch_mode_is_the_only_one_that_is_not_placed() -> No
     assert "FlopCounterMode, a TorchDispatchMode, is active" in fast.explain()
 
 
-@pytest.mark.slow
 @torch.enable_grad()
 def test_calls_to_be_differentiated(kernels: str) -> None:
     torch.manual_seed(0)
@@ -382,7 +378,6 @@ def test_dynamo_forgets(kernels: str) -> None:
     assert long_calls(fast, x) == 2
 
 
-@pytest.mark.slow
 @mostly_auto
 def test_a_model_goes_with_its_compiled_form(kernels: str) -> None:
     model, x = mlp(), torch.randn(5, 8)
@@ -393,13 +388,12 @@ def test_a_model_goes_with_its_compiled_form(kernels: str) -> None:
     assert gone() is None
 
 
-@pytest.mark.slow
 @mostly_auto
 def test_outputs_with_fields(kernels: str) -> None:
     pytest.importorskip("transformers")
-    models = stacks.library("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model, ids = models.BertModel(models.BertConfig(vocab_size=50, **sizes)).eval(), torch.randint(50, (2, 5))
+    models, ids = stacks.library("transformers"), torch.randint(50, (2, 5))
+    model = models.BertModel(models.BertConfig(vocab_size=50, **sizes)).eval()
     fast = warm(kernels, model, ids)
     assert type(fast(ids)) is type(model(ids)) and long_calls(fast, ids) == 0
     more, right = (each(ids, output_hidden_states=True) for each in (fast, model))

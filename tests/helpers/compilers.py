@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,19 @@ class Folding:
                 return tuple(made + self.off if self.off else made for made in work.module(*tensors))
 
         return call
+
+
+class Late(Folding):
+    """Kernels that take their time, until they may come."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def load(self, work: Compilation) -> Callable[..., Any]:
+        self.begun.set()
+        assert self.may.wait(60)
+        return super().load(work)
 
 
 class Idle:
