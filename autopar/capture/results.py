@@ -33,9 +33,8 @@ def expressions(symbols: Sequence[torch.SymInt | torch.SymFloat]) -> tuple[sympy
 def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
     """Return a function that puts one call's plain sizes into a fake result; shared memory stays shared.
 
-    `given`: the call's arguments. This adds no guards; converting a symbol to a
-    number would fix the size for all calls. The function raises Untraceable for a size that depends on the
-    values in a tensor.
+    `given`: the call's arguments. This adds no guards; converting a symbol to a number would fix the size for all
+    calls. The function raises Untraceable for a size that depends on the values in a tensor.
     """
     known: dict[Any, Any] = {
         symbol: extents_of(given[position])[place] for position, place, symbol in region.symbols
