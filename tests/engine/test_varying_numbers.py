@@ -141,6 +141,7 @@ def test_numbers_that_a_module_changes_are_captured_once_more(training):
     fast.close()
 
 
+@pytest.mark.release
 def test_what_torch_cannot_compute_from_a_symbol_is_captured_for_each_value():
     class Power(nn.Module):
         """Its derivative takes the logarithm of the float."""
@@ -164,6 +165,7 @@ def test_what_torch_cannot_compute_from_a_symbol_is_captured_for_each_value():
     fast.close()
 
 
+@pytest.mark.release
 def test_so_is_a_training_step():
     model = nn.Linear(4, 4)
     twin = copy.deepcopy(model)
