@@ -17,7 +17,6 @@ from ..errors import CaptureError
 from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
-from .recaptures import LIMIT, recaptured
 from .source_locations import foreign, short
 from .torch_private import compiling, instance_norm_by_parts, overridden, quiet
 
@@ -25,7 +24,7 @@ try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import eval_frame as _eval_frame
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+    from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
@@ -74,7 +73,7 @@ _SETTINGS: dict[str, Any] = {
     # A collection would visit all objects that capture has made, and most of them stay alive.
     "run_gc_after_compile": False,
     # Past this limit, a model runs eagerly for ever. Each change of a constant that a forward reads counts.
-    "recompile_limit": LIMIT,
+    "recompile_limit": 64,
     # Otherwise, DistributedDataParallel splits graphs at its gradient buckets, and no plan sees the whole.
     "optimize_ddp": False,
 }
@@ -122,12 +121,8 @@ class _Entry:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known, before = dict(counters["graph_break"]), len(graph_break_reasons)
-        ended, place = recaptured(frame)
         with torch._dynamo.config.patch(**self.settings), quiet, uncollected(), whole_layers():
-            try:
-                found = self.entry(frame, *args, **kwargs)
-            except FailOnRecompileLimitHit as error:
-                raise TorchDynamoException(f"{ended} at {place}") from error
+            found = self.entry(frame, *args, **kwargs)
         if frame.f_code is self.code:
             if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
@@ -140,8 +135,6 @@ class _Entry:
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
                 self.skipped(first_line(text), places.get(first_line(text)) or own)
-        if ended:
-            self.skipped(ended, place or own)
         return found
 
     def __getattr__(self, name: str) -> Any:

@@ -33,11 +33,6 @@ _ADVICE = (
         "give it a number, such as momentum=0.1",
     ),
     (
-        ("captured …times, since",),
-        "each value of a constant is a capture of its own",
-        "pass a tensor instead, or keep it out of what is compiled",
-    ),
-    (
         ("GuardOnDataDependent", "data-dependent", "Could not guard on", "unbacked"),
         "what runs depends on the values in a tensor",
         "use torch.where or torch.cond, or take the decision outside the model",

@@ -174,18 +174,6 @@ def autograd_keys(kinds: set[str]) -> list[Any]:
     return [key for key in found if key is not None]
 
 
-def failed_guards(frame: Any) -> list[str]:
-    """Return, for each capture of a frame's code, the first guard that fails for the frame, with the user's line; "" if
-    unknown."""
-    found = []
-    for entry in torch._C._dynamo.eval_frame._debug_get_cache_entry_list(frame.f_code):
-        found.append("")
-        # A release of torch with other internals.
-        with suppress(AttributeError, LookupError, TypeError, RuntimeError):
-            found[-1] = str(entry.guard_manager.check_verbose(frame.f_locals).verbose_code_parts[0])
-    return found
-
-
 def extents_of(item: Any) -> tuple[Any, ...]:
     """Return the shape and strides of a tensor; a number by itself."""
     return (*item.shape, *item.stride()) if isinstance(item, torch.Tensor) else (item,)
