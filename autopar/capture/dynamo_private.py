@@ -24,7 +24,7 @@ try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import eval_frame as _eval_frame
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     from torch._dynamo.guards import GuardManagerType
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
@@ -53,6 +53,13 @@ Hooks of modules are checked only after some hook has been registered."""
 Store: TypeAlias = tuple[str, Any, str, Any]
 """A side effect that sets an attribute to a constant: source of the object, the object, the attribute's name, value."""
 
+_CAPTURES = 64
+"""Limit on the captures of one function."""
+_RECAPTURED = (
+    f"it was captured {_CAPTURES} times, for other values of something that a graph holds fixed, such as a text; "
+    "TORCH_LOGS=recompiles names it; make it a tensor or a number"
+)
+
 _SETTINGS: dict[str, Any] = {
     # Otherwise, a recurrent layer is a graph break.
     "allow_rnn": True,
@@ -73,7 +80,7 @@ _SETTINGS: dict[str, Any] = {
     # A collection would visit all objects that capture has made, and most of them stay alive.
     "run_gc_after_compile": False,
     # Past this limit, a model runs eagerly for ever. Each change of a constant that a forward reads counts.
-    "recompile_limit": 64,
+    "recompile_limit": _CAPTURES,
     # Otherwise, DistributedDataParallel splits graphs at its gradient buckets, and no plan sees the whole.
     "optimize_ddp": False,
 }
@@ -104,11 +111,13 @@ class _Entry:
         skipped: Callable[[str, str], None],
         settings: dict[str, Any],
         code: CodeType,
+        name: str,
     ) -> None:
-        self.entry, self.skipped, self.settings, self.code = entry, skipped, settings, code
+        self.entry, self.skipped, self.settings, self.code, self.name = entry, skipped, settings, code, name
         self._torchdynamo_orig_backend = entry
         self.failures = self.resting = 0
         """Number of captures without a graph since the last graph, and of calls until the next attempt."""
+        self.captures = 0
 
     def resume(self) -> None:
         """Let Dynamo capture `code` again, after a number of calls that doubles with each failure."""
@@ -122,12 +131,19 @@ class _Entry:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known, before = dict(counters["graph_break"]), len(graph_break_reasons)
         with torch._dynamo.config.patch(**self.settings), quiet, uncollected(), whole_layers():
-            found = self.entry(frame, *args, **kwargs)
+            try:
+                found = self.entry(frame, *args, **kwargs)
+            except FailOnRecompileLimitHit:
+                raise CaptureError(f"{self.name}: {_RECAPTURED}") from None
         if frame.f_code is self.code:
             if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
                 found = ConvertFrameReturn()
             given_up = found.guarded_code is None
+            if not given_up:
+                self.captures += 1
+            elif self.captures >= _CAPTURES:
+                self.skipped(_RECAPTURED, self.name)
             self.failures = self.failures + 1 if given_up else 0
             self.resting = 1 << (self.failures - 1) if given_up else 0
         places = {first_line(each.reason): _place(each) for each in graph_break_reasons[before:]}
@@ -231,7 +247,8 @@ def compiled(
     if callback is not None:
         # Do not refuse a call because it logs; if graphs may break, the line is logged.
         settings = {**_SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else _SETTINGS
-        vars(context)["callback"] = entry = _Entry(callback, skipped, settings, call.__code__)
+        name = getattr(function, "__name__", type(function).__name__)
+        vars(context)["callback"] = entry = _Entry(callback, skipped, settings, call.__code__, name)
     made, code = context(call), call.__code__
 
     def called(*args: Any, **kwargs: Any) -> Any:
