@@ -147,8 +147,10 @@ class Region:
 
     def _sort_places(self) -> None:
         """Determine the positions of sizes, inputs and state in the arguments of a call."""
-        self._sizes = [at for at, place in enumerate(self.places) if place.kind == "size"]
-        self._floats = [at for at in self._sizes if isinstance(self.places[at].fake, (float, torch.SymFloat))]
+        self.sizes_at = [at for at, place in enumerate(self.places) if place.kind == "size"]
+        """Positions of the sizes and floats of a call."""
+        fakes = [self.places[at].fake for at in self.sizes_at]
+        self._floats = [at for at, fake in enumerate(fakes) if isinstance(fake, (float, torch.SymFloat))]
         self.inputs_at = [at for at, place in enumerate(self.places) if place.kind == "input"]
         """Positions of the tensors that are not state."""
         self.state_at = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
@@ -192,20 +194,23 @@ class Region:
 
     def sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the sizes and floats of a call, which select its program."""
-        sizes = tuple([args[at] for at in self._sizes])
+        return self.key([args[at] for at in self.sizes_at])
+
+    def key(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the key of a call's program from its sizes and floats alone."""
         if not self._floats:
-            return sizes
+            return (*sizes,)
         # Zeros of both signs are equal, but not all results for them.
-        return *sizes, *[math.copysign(1, args[at]) for at in self._floats]
+        return *sizes, *[math.copysign(1, sizes[at]) for at in self._floats]
 
     def inputs(self, args: Sequence[Any]) -> list[Any]:
         """Return the tensors of a call that are not state."""
         return [args[at] for at in self.inputs_at]
 
-    def filled(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the arguments of a call without sizes, with these inputs and the region's state."""
-        given = iter(inputs)
-        return [place.owner[place.key] if place.kind == "state" else next(given) for place in self.places]
+    def filled(self, inputs: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
+        """Return the arguments of a call with these inputs, sizes and floats, and the region's state."""
+        given = {"input": iter(inputs), "size": iter(sizes)}
+        return [p.owner[p.key] if p.kind == "state" else next(given[p.kind]) for p in self.places]
 
     def lent(self, args: Sequence[Any]) -> bool:
         """Return True if a tensor changed in place shares memory with an argument that the graph takes as a separate

@@ -1,36 +1,25 @@
-"""A shortcut from the user's arguments to the program, once Dynamo's guards hold; and the choice between the
-placed model and the plain model, by speed."""
+"""The way of a call to a placed model: by a shortcut or through Dynamo, or to the plain model where that is faster."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
-import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..capture.dynamo_private import Arguments, Check, Guard
-from ..capture.torch_private import pytree, transformed
+from ..capture.dynamo_private import Guard
 from ..costs.detect import present
-from ..pipeline.stages import Prepared
 from ..runtime import trial
-from ..runtime.inline_call import chosen
 from ..runtime.tuned import TunedExecutor
-from .backend import Backend, Planned
-from .served import Served
+from .backend import Backend
+from .shortcut import Shortcut
 
 log = logging.getLogger("autopar")
 
-_ARGUMENT = re.compile(r"L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\]")
-"""Dynamo's name of an argument."""
-_KINDS = (torch.Tensor, type(None), bool, int, float, str)
-"""Types of the arguments of a shortcut; the guards compare constants."""
 FIRST, MORE = 3, 10
 """The first call in which a shortcut is sought, and the factor by which that number grows each time. Earlier
 calls are not typical: the first is compared with eager, the second makes the short path of its graph."""
@@ -54,8 +43,8 @@ class Direct:
         self._model, self._guard, self._backend = model, guard, backend
         self._searches = {False: _Search(), True: _Search()}
         """The shortcuts of calls without and with gradients."""
-        self._ahead: _Shortcut | None = None
-        """The shortcut of calls without gradients, if it serves them without further checks."""
+        self._ahead: Shortcut | None = None
+        """The shortcut of calls without gradients, if it serves calls of one set of sizes."""
         self._known: dict[Hashable, _Sizes] = {}
         self._unseen = 0
         options, machine = backend.options, backend.machine
@@ -94,7 +83,8 @@ class Direct:
         if not known.trial.on:
             if known.placed:
                 made = self._by_plan(placed, args, kwargs)
-                self._ahead = self._searches[False].shortcut
+                shortcut = self._searches[False].shortcut
+                self._ahead = None if shortcut is None or shortcut.resized else shortcut
                 return made
             self._unseen = UNSEEN if len(self._known) == 1 else 0
             if known.trial.due(1 + self._unseen):
@@ -171,7 +161,7 @@ class Direct:
         backend.returned = []
         try:
             made = placed(*args, **kwargs)
-            search.shortcut = _Shortcut.of(backend, self._guard, (args, kwargs), made) or shortcut
+            search.shortcut = Shortcut.of(backend, self._guard, (args, kwargs), made) or shortcut
         finally:
             backend.returned = None
         return made
@@ -199,7 +189,7 @@ class _Search:
     """The shortcut of calls in one grad mode, the number of calls without it, and that of the next search."""
 
     def __init__(self) -> None:
-        self.shortcut: _Shortcut | None = None
+        self.shortcut: Shortcut | None = None
         self.long, self.next = 0, FIRST
 
 
@@ -234,109 +224,3 @@ def _sizes(values: Iterable[Any]) -> tuple[Any, ...] | None:
         else:
             return None
     return tuple(found)
-
-
-class _Shortcut:
-    """A call path that skips Dynamo's frame entry, generated code and program look-up, which are most of
-    autopar's cost in a short call.
-
-    It serves calls of one program whose arguments are tensors and constants, and whose output is a tensor, or
-    a tuple, list or dict of tensors. The program has compiled kernels, one lane in the caller's thread, or a
-    backward. A call may have one side effect: it sets attributes to constants that they already have.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        served: Served,
-        prepared: Planned,
-        holds: Check,
-        names: tuple[str, ...],
-        inputs: Sequence[int],
-        results: Callable[[Sequence[Any]], list[Any] | None],
-        answer: Callable[[list[Any]], Any],
-    ) -> None:
-        self._backend, self._programs, self._prepared, self._holds = backend, served.programs, prepared, holds
-        self._latest, self._stores = (served, prepared), served.stores or ()
-        self._names, self._inputs, self._results, self._answer = names, chosen(inputs), results, answer
-
-    @classmethod
-    def of(cls, backend: Backend, guard: Guard, arguments: Arguments, output: Any) -> _Shortcut | None:
-        """Return the shortcut for calls like the one that has just returned `output`; None if there is none."""
-        returned, (args, kwargs) = backend.returned or (), arguments
-        if len(returned) != 1 or not all(isinstance(item, _KINDS) for item in (*args, *kwargs.values())):
-            return None
-        ((served, found),) = returned
-        prepared, answer = served.programs.get(()), _answer(found, output)
-        if prepared is None or answer is None or served.stores is None or backend.root is None:
-            return None
-        results = served.results(prepared)
-        if results is None:
-            return None
-        pinned, inputs, names = {}, [], (*kwargs,)
-        for place in served.region.places:
-            given = _ARGUMENT.fullmatch(place.source)
-            if place.kind == "state" and place.key in place.owner:
-                pinned[place.source] = place.owner[place.key]
-            elif place.kind == "input" and given is not None:
-                inputs.append(int(given[1]) if given[1] else len(args) + names.index(given[2]))
-            else:
-                return None
-        # Executors with kernels check the weights themselves.
-        tuned = isinstance(prepared, Prepared) and isinstance(prepared.executor, TunedExecutor)
-        watched = (*pinned,) if tuned else ()
-        pinned |= {source: item for source, item, _, _ in served.stores}
-        holds = guard(arguments, pinned, watched)
-        if holds is None:
-            return None
-        backend.direct.add(served)
-        return cls(backend, served, prepared, holds, names, inputs, results, answer)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the output; None if the call does not match."""
-        backend = self._backend
-        if (
-            backend.recording is not None
-            or self._programs.get(()) is not self._prepared
-            or (*kwargs,) != self._names
-            or transformed()
-            or not self._holds(args, kwargs)
-        ):
-            return None
-        for _, item, name, value in self._stores:
-            if getattr(item, name, self) is not value:
-                return None
-        found = self._results(self._inputs((*args, *kwargs.values()) if kwargs else args))
-        if found is None:
-            return None
-        backend.calls += 1
-        backend.latest = self._latest
-        return self._answer(found)
-
-
-def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:
-    """Return the function from the results of a graph to the model's output; None if it needs anything else."""
-    place = {id(item): at for at, item in enumerate(found)}
-    if len(place) < len(found) or any(not isinstance(item, torch.Tensor) for item in found):
-        return None
-    kind, keyed = type(output), isinstance(output, dict)
-    # Classes with fields, such as the outputs of transformers, are made from the fields that are not None.
-    made = keyed and dataclasses.is_dataclass(output) and kind in pytree.SUPPORTED_NODES
-    if made and vars(output).keys() != {field.name for field in dataclasses.fields(output)}:
-        return None
-    if isinstance(output, torch.Tensor):
-        items = [output]
-    else:
-        items = list(output.values() if keyed else output) if made or kind in (tuple, list, dict) else []
-    # The model may have set attributes of an output, which a new result would lack.
-    if not items or any(id(item) not in place or vars(item) for item in items):
-        return None
-    if isinstance(output, torch.Tensor):
-        return itemgetter(place[id(output)])
-    pick = chosen([place[id(item)] for item in items])
-    if not keyed:
-        return lambda results: kind(pick(results))
-    names = [*output]
-    if kind is dict:
-        return lambda results: dict(zip(names, pick(results)))
-    return lambda results: kind(**dict(zip(names, pick(results))))

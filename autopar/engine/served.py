@@ -168,19 +168,25 @@ class Served:
                 self._shorts.clear()
             self._shorts[key] = Short(self.region, prepared, args, own)
 
-    def results(self, prepared: Planned) -> Callable[[Sequence[Any]], list[Any] | None] | None:
-        """Return a function from the inputs of a program to the results of the graph; None if a call has more
-        to do. The function returns None if the program's kernels do not serve a call.
+    def results(
+        self, prepared: Planned, inputs: Sequence[Any], sizes: Sequence[Any]
+    ) -> Callable[[Sequence[Any]], list[Any] | None] | None:
+        """Return a function from the inputs of a program to the results of the graph, for calls like that with these
+        `inputs` and `sizes`; None if they have more to do. The function returns None if the program's kernels do not
+        serve a call.
 
         The caller ensures that the state is the region's, and that only the values of arguments have changed.
         """
-        options, captured = self.backend.options, prepared.captured
+        options, captured, key = self.backend.options, prepared.captured, self.region.key(sizes)
+        if key in self._unchecked:
+            return None
         if isinstance(prepared, Training):
             more = captured.stateful or captured.same or self.region.moved
             if more or options.check == "always" or options.verify_replicas:
                 return None
-            return lambda inputs: self.run(prepared, self.region.filled(inputs))
-        short = self._shorts.get(())
+            return lambda inputs: self.run(prepared, self.region.filled(inputs, sizes))
+        self._shorten(key, prepared, self.region.filled(inputs, sizes))
+        short = self._shorts.get(key)
         if short is None or short.prepared is not prepared:
             return None
         executor = prepared.executor

@@ -178,10 +178,23 @@ class Kept(OrderedDict[Hashable, Made]):
         for made in tuple(self.values()):
             made.close()
 
+    def current(self, sizes: Hashable) -> Made | None:
+        """Return the program that serves these sizes without counting the call; None if there is none, or if it is to
+        be counted."""
+        own = self.get(sizes)
+        if own is not None:
+            return own
+        found = self._resized.get(sizes)
+        return None if found is None or self._counted(found) else found
+
+    def _counted(self, found: Made) -> bool:
+        """Return True if calls by a program made for other sizes are counted."""
+        return self._compiled and not found.open and len(self) < SIZES
+
     def resized(self, sizes: Hashable) -> Made | None:
         """Return the program for other sizes that serves these; None if none, or if they should have their own."""
         found = self._resized.get(sizes)
-        if found is None or not self._compiled or found.open or len(self) >= SIZES:
+        if found is None or not self._counted(found):
             return found
         self._calls[sizes] = calls = self._calls.get(sizes, 0) + 1
         return found if calls < RECURRING else None

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from compilers import Folding, alone, compiled, mlp, using
+from shortcuts import long_calls, warm
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils.flop_counter import FlopCounterMode
 
 import autopar
 from autopar.bench import stacks
-from autopar.engine.compiled import Compiled
 
 pytestmark = pytest.mark.slow
 
@@ -37,33 +37,6 @@ def kernels(request: pytest.FixtureRequest) -> str:
 
 mostly_auto = pytest.mark.parametrize("kernels", ["auto", pytest.param("eager", marks=pytest.mark.release)])
 """For tests of the model or of its surroundings, for which both sorts of kernels take the same way."""
-
-
-def warm(kernels: str, model: nn.Module, *args: Any) -> Compiled:
-    """A compiled model after a few calls."""
-    fast = autopar.compile(model, ["cpu"], kernels=kernels)  # type: ignore[arg-type]
-    fast(*args)
-    fast.wait()
-    for _ in range(6):
-        torch.testing.assert_close(fast(*args), model(*args))
-    return fast
-
-
-def long_calls(fast: Compiled, *args: Any, **kwargs: Any) -> int:
-    """How many of two calls, which must be right, go by way of Dynamo."""
-    placement, run, found = fast._placement, fast._placement.call, []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        found.append(1)
-        return run(*args, **kwargs)
-
-    placement.call = counted  # type: ignore[assignment]
-    try:
-        for _ in range(2):
-            torch.testing.assert_close(fast(*args, **kwargs), fast.module(*args, **kwargs))
-    finally:
-        placement.call = run
-    return len(found)
 
 
 class Many(nn.Module):
@@ -264,7 +237,7 @@ def test_other_calls_go_the_long_way(kernels: str) -> None:
 
 @mostly_auto
 def test_a_last_batch_of_fewer_rows_takes_no_shortcut_away(kernels: str) -> None:
-    """It is captured for all sizes, by a graph that no shortcut leads to."""
+    """It is captured for all sizes, by another graph."""
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(6, 8)
     fast = warm(kernels, model, x)
     with torch.no_grad():
