@@ -175,13 +175,13 @@ class Served:
         `inputs` and `sizes`; None if they have more to do. The function returns None if the program's kernels do not
         serve a call.
 
-        The caller ensures that the state is the region's, and that only the values of arguments have changed.
+        The caller ensures that the state is that of the region now, and that only the values of arguments have changed.
         """
         options, captured, key = self.backend.options, prepared.captured, self.region.key(sizes)
-        if key in self._unchecked:
+        if key in self._unchecked or self.region.moved:
             return None
         if isinstance(prepared, Training):
-            more = captured.stateful or captured.same or self.region.moved
+            more = captured.stateful or captured.same
             if more or options.check == "always" or options.verify_replicas:
                 return None
             return lambda inputs: self.run(prepared, self.region.filled(inputs, sizes))

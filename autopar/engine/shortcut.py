@@ -45,7 +45,8 @@ class Shortcut:
         sizes: Sequence[tuple[int, Callable[[Any], Any] | None]],
         answer: Callable[[list[Any]], Any],
     ) -> None:
-        self._backend, self._served, self._programs = backend, served, served.programs
+        self._backend, self._served = backend, served
+        self._region, self._programs = served.region, served.programs
         self._stores, self._names, self._answer = served.stores or (), names, answer
         self._inputs, self._sizes, self.resized = chosen(inputs), sizes, bool(sizes)
         self._ways: dict[Hashable, _Way] = {}
@@ -99,6 +100,8 @@ class Shortcut:
         backend = self._backend
         if (
             backend.recording is not None
+            # Then the region may hold the state of another call.
+            or self._region.moved
             or (*kwargs,) != self._names
             or transformed()
             or not self._holds(args, kwargs)
@@ -123,7 +126,7 @@ class Shortcut:
         served, sizes, key = self._served, list[Any](), tuple[Any, ...]()
         if self.resized:
             sizes = [values[at] if read is None else read(values[at]) for at, read in self._sizes]
-            key = served.region.key(sizes)
+            key = self._region.key(sizes)
         way, prepared = self._ways.get(key), self._programs.current(key)
         if way is not None and way.prepared is prepared:
             return way

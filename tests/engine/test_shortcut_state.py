@@ -1,0 +1,58 @@
+"""Calls straight to the program, after changes of what belongs to no module or requires grad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compilers import Folding, alone, using
+from torch import Tensor, nn
+
+import autopar
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with alone(tmp_path, monkeypatch):
+        using(monkeypatch, Folding(), fastest="folding")
+        yield
+
+
+def short(model: nn.Module, kernels: str, *args: Any) -> Any:
+    """A compiled model that has a shortcut for calls in this grad mode."""
+    fast: Any = autopar.compile(model, ["cpu"], kernels=kernels)  # type: ignore[arg-type]
+    for _ in range(6):
+        fast(*args)
+        fast.wait()
+    assert fast._placement.direct._searches[torch.is_grad_enabled()].shortcut is not None
+    return fast
+
+
+class Headed(nn.Module):
+    """A trunk; the weight of the head is an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, head: Tensor) -> Tensor:
+        return (self.trunk(x) @ head).tanh()
+
+
+@torch.enable_grad()
+def test_parameters_given_as_arguments_take_turns():
+    model, x = Headed(), torch.randn(3, 8)
+    one, two = (nn.Parameter(torch.randn(8, 2)) for _ in range(2))
+    fast = short(model, "eager", x, one)
+    for head in (two, one, two, one):
+        found, right = fast(x, head), model(x, head)
+        assert torch.equal(found, right)
+        for made in (found, right):
+            made.sum().backward()
+        assert torch.equal(head.grad / 2, torch.autograd.grad(model(x, head).sum(), head)[0])
+        one.grad = two.grad = None
