@@ -86,7 +86,8 @@ class Shortcut:
         if way is None:
             return None
         made._tuned = _tuned(way.prepared)
-        watched = (*pinned,) if made._tuned else ()
+        # Kernels check the weights themselves, but not whether these require grad.
+        watched = (*pinned,) if made._tuned and not torch.is_grad_enabled() else ()
         pinned |= {source: item for source, item, _, _ in served.stores}
         holds = guard(arguments, pinned, watched)
         if holds is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from compilers import Folding, alone, using
+from compilers import Folding, alone, mlp, using
 from torch import Tensor, nn
 
 import autopar
@@ -56,3 +57,17 @@ def test_parameters_given_as_arguments_take_turns():
             made.sum().backward()
         assert torch.equal(head.grad / 2, torch.autograd.grad(model(x, head).sum(), head)[0])
         one.grad = two.grad = None
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("kernels", ["eager", "auto"])
+def test_frozen_weights_are_trained_later(kernels: str):
+    model, x = mlp().requires_grad_(False), torch.randn(5, 8)
+    fast = short(model, kernels, x)
+    model[0].weight.requires_grad_(True)
+    twin = copy.deepcopy(model)
+    fast(x).sum().backward()
+    twin(x).sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
+    model.requires_grad_(False)
+    assert not fast(x).requires_grad
