@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import re
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType
@@ -49,7 +50,7 @@ Guard: TypeAlias = Callable[[Arguments, Mapping[str, Any], Collection[str]], Che
 """`guard(arguments, pinned, watched)` returns a check that is true for arguments if the code that serves
 `arguments` serves them too; None if unknown. The check runs Dynamo's own guards, with two exceptions.
 `pinned` objects, by source, must be these very objects, and nothing below a source in `watched` is guarded.
-Hooks of modules are checked only after some hook has been registered."""
+Hooks of the compiled module and of those in it are checked only after some hook has been registered."""
 Store: TypeAlias = tuple[str, Any, str, Any]
 """A side effect that sets an attribute to a constant: source of the object, the object, the attribute's name, value."""
 
@@ -93,6 +94,8 @@ if versions.release(torch.__version__) < (2, 13):
 _HOOKS = tuple(
     f"_{way}_{kind}" for way in ("forward", "forward_pre") for kind in ("hooks", "hooks_with_kwargs")
 ) + ("_backward_hooks", "_backward_pre_hooks")
+_OWN_HOOKS = re.compile(rf"""L\['function'\](\._modules\[('[^']*'|"[^"]*")\])*\.({"|".join(_HOOKS)})""")
+"""Sources of the hooks that `_hooked` looks for, not those of a module in a plain list or of an argument."""
 _CONSTANTS = (type(None), bool, int, float, str)
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()
@@ -278,11 +281,11 @@ def _check(
     whole = next((entry.guard_manager for entry in entries if entry.guard_manager.root.check(call)), None)
     if whole is None:
         return None
-    hooks = () if _hooked(function) else _HOOKS
+    looked = not _hooked(function)
 
     def kept(node: Any) -> bool:
         source = node.get_source()
-        return source not in watched and source.rpartition(".")[2] not in hooks
+        return source not in watched and not (looked and _OWN_HOOKS.fullmatch(source))
 
     root = whole.root.clone_manager(kept)
     nodes = {node.get_source(): node for node in _managers(root)}
@@ -296,7 +299,7 @@ def _check(
 
     def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         nonlocal registered
-        if hooks and registered != (now := RemovableHandle.next_id):
+        if looked and registered != (now := RemovableHandle.next_id):
             if _hooked(function):
                 return False
             registered = now

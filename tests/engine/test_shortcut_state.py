@@ -71,3 +71,25 @@ def test_frozen_weights_are_trained_later(kernels: str):
     torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
     model.requires_grad_(False)
     assert not fast(x).requires_grad
+
+
+class Listed(nn.Module):
+    """A layer in a plain list, which is none of the model's modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.others = nn.Linear(8, 8), [nn.Linear(8, 8)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.others[0](self.first(x))
+
+
+@pytest.mark.parametrize("kernels", ["eager", "auto"])
+def test_hooks_of_a_layer_in_a_plain_list_are_called(kernels: str):
+    model, x = Listed(), torch.randn(3, 8)
+    fast = short(model, kernels, x)
+    for layer in (model.others[0], model.first):
+        handle = layer.register_forward_hook(lambda module, args, made: made * 2)
+        torch.testing.assert_close(fast(x), model(x))
+        handle.remove()
+        torch.testing.assert_close(fast(x), model(x))
