@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, Untraceable
-from ..capture.autocast import anywhere
+from ..capture import autocast as casting
 from ..capture.captured import settle
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, effects, outermost
@@ -322,13 +322,18 @@ class Served:
     def _written(self, prepared: Training, args: Sequence[Any]) -> Written | None:
         """Return the call in eager, to be run again for a second derivative; None if that would not give the same
         result."""
-        if not prepared.repeatable or anywhere():
+        if not prepared.repeatable or casting.anywhere():
             return None
-        unplaced = self.backend.unplaced
+        unplaced, before = self.backend.unplaced, _versions(args)
 
-        def written() -> list[torch.Tensor]:
+        def written(others: Mapping[int, torch.Tensor]) -> list[torch.Tensor] | None:
+            if _versions(args) != before:
+                return None
             unplaced[TWICE] = unplaced.get(TWICE, 0) + 1
-            return [item for item in unprinted(self.module)(*args) if isinstance(item, torch.Tensor)]
+            given = [others.get(id(item), item) for item in args]
+            with casting.off({item.device.type for item in given if isinstance(item, torch.Tensor)}):
+                made = unprinted(self.module)(*given)
+            return [item for item in made if isinstance(item, torch.Tensor)]
 
         return written
 
@@ -377,6 +382,11 @@ class Served:
             eager = Eager(captured, self.module, args, weights, machine=self.backend.machine)
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
+
+
+def _versions(args: Sequence[Any]) -> list[int]:
+    """Return the versions of the tensors among the arguments of a call; those of inference mode have none."""
+    return [-1 if item.is_inference() else item._version for item in args if isinstance(item, torch.Tensor)]
 
 
 def _whole(prepared: Planned) -> Plan:

@@ -9,7 +9,7 @@ runs the call again in eager for its gradients or, if that is impossible, makes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -17,8 +17,9 @@ import torch._dynamo
 
 from ..capture.torch_private import memory, raising
 
-Written: TypeAlias = Callable[[], Sequence[torch.Tensor]]
-"""The same call in eager; returns its outputs."""
+Written: TypeAlias = Callable[[Mapping[int, torch.Tensor]], Sequence[torch.Tensor] | None]
+"""The same call in eager, with other tensors in the place of those with these ids; returns its outputs, None if a
+tensor that the call takes has changed since."""
 
 
 class _Bridge(torch.autograd.Function):
@@ -50,7 +51,9 @@ class _Bridge(torch.autograd.Function):
             return (None, None, None, *(None for _ in ctx.leaves))
         saved = ctx.saved_tensors[: ctx.saved]
         if torch.is_grad_enabled() and ctx.written is not None:
-            return None, None, None, *_as_written(ctx, tangents)
+            found = _as_written(ctx, tangents)
+            if found is not None:
+                return None, None, None, *found
         with torch.no_grad():
             gradients = ctx.halved.back(saved, ctx.watched, tangents)
         if torch.is_grad_enabled():
@@ -63,10 +66,15 @@ bridge = _Bridge.apply
 `halved` is a `training.dropin.Training`."""
 
 
-def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Return differentiable gradients."""
-    outputs, given = zip(*ctx.halved.paired(ctx.written(), tangents))
-    return torch.autograd.grad(outputs, ctx.leaves, given, create_graph=True, allow_unused=True)
+def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None] | None:
+    """Return differentiable gradients; None if there are none any more."""
+    # Not the leaves: autograd calls their hooks for the gradients that this function returns.
+    copies = [leaf.view_as(leaf) for leaf in ctx.leaves]
+    made = ctx.written({id(leaf): view for leaf, view in zip(ctx.leaves, copies)})
+    if made is None:
+        return None
+    outputs, given = zip(*ctx.halved.paired(made, tangents))
+    return torch.autograd.grad(outputs, copies, given, create_graph=True, allow_unused=True)
 
 
 def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
@@ -112,7 +120,8 @@ def _not_twice(
     behind = [source for source in sources if source is not None and source.requires_grad]
     text = (
         "there is no second derivative of a compiled model that draws random numbers, changes buffers or runs under "
-        "autocast: differentiate twice through the plain model, fast.module"
+        "autocast, or whose weights or inputs have changed since: differentiate twice through the plain model, "
+        "fast.module"
     )
     tensors = (*made, *behind)
     found = iter(raising(text, tensors))

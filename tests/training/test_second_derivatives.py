@@ -1,0 +1,79 @@
+"""Second derivatives of calls: hooks run as often as in eager, and a call that is not the same any more has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import grad
+
+import autopar
+
+pytestmark = pytest.mark.slow
+
+
+class Wave(nn.Module):
+    """Its backward needs neither the input nor the weight, but the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.tensor([0.1, -0.3, 0.7, 0.2]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.shift).exp()
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Any, Any]:
+    """A compiled model and its equal."""
+    return autopar.compile(Wave(), ["cpu"]), Wave()
+
+
+@pytest.mark.parametrize("kind", ["weight", "input", "made input"])
+def test_hooks_of_what_is_differentiated_run_once(models, kind: str):
+    found = []
+    for model in models:
+        x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+        given = x * 1 if kind == "made input" else x
+        ran: list[torch.Tensor] = []
+
+        def double(gradient: torch.Tensor, ran: list[torch.Tensor] = ran) -> torch.Tensor:
+            ran.append(gradient)
+            return gradient * 2
+
+        handle = (model.shift if kind == "weight" else given).register_hook(double)
+        first = grad(model(given).sum(), (model.shift, x), create_graph=True)
+        second = grad(sum(each.square().sum() for each in first), (model.shift, x))
+        handle.remove()
+        found.append((len(ran), *first, *second))
+    ours, right = found
+    assert ours[0] == right[0]
+    torch.testing.assert_close(ours[1:], right[1:])
+
+
+@pytest.mark.parametrize("what", ["input", "weight"])
+def test_a_change_after_the_forward_leaves_the_gradient_right(models, what: str):
+    fast, plain = models
+    x = torch.randn(3, 4)
+    made = fast(x)
+    with torch.no_grad():
+        (x if what == "input" else fast.shift).add_(1.0)
+    (first,) = grad(made.sum(), fast.shift, create_graph=True)
+    torch.testing.assert_close(first, made.sum(0))
+    with pytest.raises(RuntimeError, match="weights or inputs have changed since"):
+        grad(first.sum(), fast.shift)
+    with torch.no_grad():
+        fast.shift.copy_(plain.shift)
+
+
+def test_autocast_around_the_backward_alone():
+    """The forward that is run again is the one of before, without autocast."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    fast, x = autopar.compile(model, ["cpu"]), torch.randn(3, 4)
+    found = []
+    for made in (fast(x), model(x)):
+        with torch.autocast("cpu", torch.bfloat16):
+            found += grad(made.sum(), model[0].weight, create_graph=True)
+    torch.testing.assert_close(*found)
