@@ -131,12 +131,8 @@ class Region:
         # Read them before a conversion puts the sizes of a call into the graph.
         values = ((node, node.meta.get("val")) for node in traced.graph.nodes)
         self.open = {node: value for node, value in values if is_open(value)}
-        leaves = chain.from_iterable(map(pytree.tree_leaves, self.open.values()))
-        shapes = [
-            tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,)
-            for leaf in leaves
-            if is_open(leaf)
-        ]
+        leaves = filter(is_open, chain.from_iterable(map(pytree.tree_leaves, self.open.values())))
+        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
         self.shapes = tuple({str(shape): shape for shape in shapes}.values())
         """The distinct shapes of values that depend on the sizes of a call, and such numbers."""
         self.forward = live(traced.graph, [*traced.outputs, *(node for _, node in traced.updates)])
