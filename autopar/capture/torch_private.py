@@ -60,11 +60,17 @@ _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch
 _TIMED = _guards.profile_guard_manager
 
 
+class _Undefined(ArithmeticError, ValueError):
+    """Python's `math` cannot compute a number; as its error is a ValueError."""
+
+
 def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
     """Return the value of a symbolic number as Python computes it, to the sign of a zero; as sympy does, whose zeros
-    have none, if torch knows no other way."""
+    have none, if torch knows no other way. Raises ArithmeticError where Python raises an error."""
     try:
         return sympy_interp(PythonReferenceAnalysis, dict(numbers), expression)
+    except ValueError as error:
+        raise _Undefined(str(error)) from error
     except (AttributeError, NotImplementedError):
         return expression.xreplace(
             {symbol: sympy.sympify(numbers[symbol]) for symbol in expression.free_symbols}

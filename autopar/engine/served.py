@@ -236,6 +236,10 @@ class Served:
                 return None
             except AutoparError:
                 raise
+            except ArithmeticError as error:
+                # Python cannot compute a number of this call either, such as a quotient, and raises the user's error.
+                log.info("%s: a call runs as written: %s", self.name, error)
+                return None
             except Exception as error:
                 self.as_written(f"{type(error).__name__}: {error}; a fault of autopar, please report it")
                 return None

@@ -267,8 +267,9 @@ class Kept(OrderedDict[Hashable, Made]):
 
 def _holds(plan: Plan, known: Sequence[Any], sizes: Sequence[Any]) -> bool:
     """Return True if a plan made for the sizes `known` keeps the memory caps for `sizes`, assuming that no
-    tensor grows faster than the square of the sizes."""
-    growth = max((size / own for size, own in zip(sizes, known) if own), default=1.0)
+    tensor grows faster than the square of the sizes. Floats among these are no sizes of tensors."""
+    pairs = ((size, own) for size, own in zip(sizes, known) if own and isinstance(size, int))
+    growth = max((size / own for size, own in pairs), default=1.0)
     device = plan.costed.machine.device
     caps = ((count, device[name].memory_bytes) for name, count in plan.peaks.items())
     return growth <= 1 or all(cap is None or count * growth**2 <= cap for count, cap in caps)

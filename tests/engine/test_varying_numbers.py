@@ -231,3 +231,46 @@ def test_a_float_that_varies_in_a_plain_torch_compile():
         for value in VALUES[:4]:
             x = torch.randn(3, 4)
             alike(fast(x, value), model(x, value))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_number_that_is_not_defined_is_an_error_of_its_call_alone(training):
+    class Quotient(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, t, n):
+            return self.linear(x) * (t / n) * math.sqrt(t)
+
+    model = Quotient()
+    fast = autopar.compile(model, ["cpu"])
+    x = torch.randn(3, 4)
+    with torch.set_grad_enabled(training):
+        for t, n in ((0.1, 1), (0.2, 2), (0.3, 3)):
+            assert torch.equal(fast(x, t, n), model(x, t, n))
+        with pytest.raises(ZeroDivisionError):
+            fast(x, 0.4, 0)
+        with pytest.raises(ValueError, match=r"domain|nonnegative"):
+            fast(x, -1.0, 5)
+        assert torch.equal(fast(x, 0.6, 6), model(x, 0.6, 6))
+    assert captures(fast) == 2
+    fast.close()
+
+
+def test_a_float_of_any_magnitude_is_no_size():
+    """It lets no tensor grow."""
+
+    class Times(Scaled):
+        def forward(self, x, t):
+            return (self.linear(x) * t,)
+
+    model = Times()
+    fast = autopar.compile(model, ["cpu"], memory={"cpu": "1MiB"})
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for value in (1e-3, 1e-5, 1e5, 1e300, 5e-324):
+            alike(fast(x, value), model(x, value))
+    assert captures(fast) == 2
+    assert [len(served.programs) for served in fast._placement.backend.served] == [0, 1]
+    fast.close()
