@@ -20,6 +20,7 @@ from ..system import versions
 
 try:
     from torch._dynamo import guards as _guards
+    from torch._dynamo.variables.builder import VariableBuilder as _VariableBuilder
     from torch._export.utils import _is_preservable_cia_op
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
     from torch._subclasses import fake_impls as _fakes
@@ -77,36 +78,85 @@ def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
         )
 
 
-class _Quiet:
-    """Within the block, suppress torch's logs of failed captures (the call continues) unless asked for, and
-    do not time guards, which empties caches (30 ms a graph). Ends when the last thread leaves the block."""
+class _Shared:
+    """A block of which the first thread that enters it calls `begin`, and the last one that leaves it `end`."""
 
     def __init__(self) -> None:
         self._lock, self._entered = threading.Lock(), 0
-        self._levels: list[tuple[logging.Logger, int]] = []
 
     def __enter__(self) -> None:
         with self._lock:
             self._entered += 1
-            if self._entered > 1:
-                return
-            names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
-            self._levels = [(logger, logger.level) for logger in map(logging.getLogger, names)]
-            for logger, _ in self._levels:
-                logger.setLevel(logging.CRITICAL + 1)
-            _guards.profile_guard_manager = lambda *_: 0.0
+            if self._entered == 1:
+                self.begin()
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._entered -= 1
-            if self._entered:
-                return
-            _guards.profile_guard_manager = _TIMED
-            for logger, level in self._levels:
-                logger.setLevel(level)
+            if not self._entered:
+                self.end()
+
+    def begin(self) -> None:
+        """Change what holds for the process within the block."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Undo `begin`."""
+        raise NotImplementedError
+
+
+class _Quiet(_Shared):
+    """Within the block, suppress torch's logs of failed captures (the call continues) unless asked for, and
+    do not time guards, which empties caches (30 ms a graph)."""
+
+    _levels: Sequence[tuple[logging.Logger, int]] = ()
+
+    def begin(self) -> None:
+        """Silence the loggers."""
+        names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
+        self._levels = [(logger, logger.level) for logger in map(logging.getLogger, names)]
+        for logger, _ in self._levels:
+            logger.setLevel(logging.CRITICAL + 1)
+        _guards.profile_guard_manager = lambda *_: 0.0
+
+    def end(self) -> None:
+        """Give the loggers their levels back."""
+        _guards.profile_guard_manager = _TIMED
+        for logger, level in self._levels:
+            logger.setLevel(level)
+
+
+class _FloatsOutermost(_Shared):
+    """Within the block, Dynamo takes the number of a float that varies in the outermost graph.
+
+    It would take it where the code reads it first. If that is in the body of a checkpoint or of an
+    `autograd.Function`, the body gets a tensor, whose number depends on values, and code after the body cannot use it.
+    """
+
+    _kind: Any = _VariableBuilder
+    _wrapped: Any = None
+
+    def begin(self) -> None:
+        """Wrap Dynamo's method that takes the number."""
+        wrapped = self._wrapped = self._kind.wrap_symfloat
+
+        def wrap_symfloat(builder: Any, value: float) -> Any:
+            output = builder.tx.output
+            tracers, output.tracers = output.tracers, output.tracers[:1]
+            try:
+                return wrapped(builder, value)
+            finally:
+                output.tracers = tracers
+
+        self._kind.wrap_symfloat = wrap_symfloat
+
+    def end(self) -> None:
+        """Put the method back."""
+        self._kind.wrap_symfloat = self._wrapped
 
 
 quiet = _Quiet()
+floats_outermost = _FloatsOutermost()
 
 
 def memory(item: Any) -> int | None:

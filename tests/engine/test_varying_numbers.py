@@ -12,6 +12,7 @@ import torch
 from compilers import alone, using
 from sized_kernels import Open
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import autopar
 
@@ -109,6 +110,74 @@ def test_a_training_step_takes_a_float_that_varies():
         assert torch.allclose(step(x, value), loss)
     assert torch.allclose(model.linear.weight, twin.linear.weight, atol=1e-6)
     # Their programs are few: the first value's, and that of all.
+    assert sum(map(len, step._signatures.kept)) <= 2
+    step.close()
+
+
+class Turned(torch.autograd.Function):
+    """Gradient reversal: the backward reads a float."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, t: float) -> torch.Tensor:
+        ctx.t = t
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return -ctx.t * gradient, None
+
+
+def _checkpointed(model: Any, x: torch.Tensor, t: float) -> torch.Tensor:
+    return checkpoint(lambda x: model.linear(x) * t, x, use_reentrant=False) + t
+
+
+def _turned(model: Any, x: torch.Tensor, t: float) -> torch.Tensor:
+    return Turned.apply(model.linear(x), t) * t
+
+
+def _both(model: Any, x: torch.Tensor, t: float) -> torch.Tensor:
+    return checkpoint(lambda x: Turned.apply(model.linear(x), t), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("inner", [_checkpointed, _turned, _both])
+def test_a_float_that_is_first_read_in_a_part_of_the_graph(inner):
+    class Inner(Scaled):
+        def forward(self, x, t):
+            return inner(self, x, t)
+
+    model = Inner()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, ["cpu"])
+    for value in VALUES:
+        x = torch.randn(3, 4)
+        ours, right = fast(x, value), twin(x, value)
+        for output, parameters in ((ours, model), (right, twin)):
+            parameters.zero_grad()
+            output.square().sum().backward()
+        assert torch.equal(ours, right)
+        assert torch.allclose(model.linear.weight.grad, twin.linear.weight.grad, atol=1e-6)
+    assert captures(fast) <= 2
+    assert not fast._placement.backend.unplaced
+    fast.close()
+
+
+def test_a_training_step_with_such_a_float():
+    model = nn.Linear(4, 4)
+    twin = copy.deepcopy(model)
+    made, plain = (torch.optim.SGD(each.parameters(), 0.01) for each in (model, twin))
+
+    def loss(model, x, t):
+        return (Turned.apply(model(x), t) * t).square().mean()
+
+    step = autopar.train_step(model, None, made, ["cpu"], step_fn=loss)
+    for value in VALUES:
+        x = torch.randn(3, 4)
+        plain.zero_grad()
+        right = loss(twin, x, value)
+        right.backward()
+        plain.step()
+        assert torch.allclose(step(x, value), right)
+    assert torch.allclose(model.weight, twin.weight, atol=1e-6)
     assert sum(map(len, step._signatures.kept)) <= 2
     step.close()
 
