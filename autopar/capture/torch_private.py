@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, grad_mode
 
 from ..errors import CaptureError
 from ..system import versions
@@ -53,6 +53,10 @@ OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Types of symbolic sizes."""
 CONTEXT_FN = "_checkpoint_context_fn"
 """The key under which Dynamo keeps the `context_fn` of a checkpoint in the `meta` of its region."""
+
+
+INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
+"""The functions by which a graph of Dynamo's enters inference mode and leaves it."""
 
 
 _KERNELS: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Any]] = {}

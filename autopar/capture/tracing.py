@@ -27,7 +27,7 @@ from .functional_trace import record
 from .operators import draws
 from .refusals import Untraceable
 from .source_locations import located
-from .torch_private import autograd_keys, differentiates, left_after_errors
+from .torch_private import INFERENCE_MODE, autograd_keys, differentiates, left_after_errors
 
 _aten = torch.ops.aten
 log = logging.getLogger("autopar")
@@ -149,15 +149,22 @@ class _Run(nn.Module):
     def forward(self, *tensors: Any) -> Any:
         weights = [tensor for tensor, once in zip(tensors, self.weights) if once]
         with _Autocast(weights if self.differentiated else None) as casts:
-            made = _Nodes(self.captured[0], casts, self.enter).run(*tensors)
+            made = _Nodes(self.captured[0], casts, self.enter, self.differentiated).run(*tensors)
         found = [made[place] for place in self.wanted]
         return tuple(item.clone() for item in found) if self.differentiated else tuple(found)
 
 
 class _Nodes(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, casts: _Autocast, enter: Callable[[fx.Node], None]) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        casts: _Autocast,
+        enter: Callable[[fx.Node], None],
+        differentiated: bool,
+    ) -> None:
         super().__init__(module)
         self.casts, self.enter, self.extra_traceback = casts, enter, False
+        self.differentiated = differentiated
 
     def run_node(self, node: fx.Node) -> Any:
         self.enter(node)
@@ -168,6 +175,9 @@ class _Nodes(fx.Interpreter):
             raise type(error)(f"{error}{f' (at {where}: `{code}`)' if where else ''}") from error
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in INFERENCE_MODE and not self.differentiated:
+            # Nothing has a gradient here, and torch cannot trace changes in place within inference mode.
+            return None
         made = super().call_function(FUNCTIONS.get(target, target), args, kwargs)
         if getattr(target, "__name__", "") == "_exit_autocast":
             self.casts.forget()

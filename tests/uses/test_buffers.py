@@ -206,3 +206,24 @@ def test_buffers_of_a_model_that_is_moved_to_another_dtype():
     fast.double(), plain.double()
     assert alike(fast(x.double()), plain(x.double()))
     assert alike(dict(fast.named_buffers()), dict(plain.named_buffers()))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_cache_filled_by_a_forward_that_is_decorated(mode):
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.cache = nn.Linear(6, 6), torch.zeros(4, 5, 6)
+
+        @mode()
+        def forward(self, x: torch.Tensor, position: int) -> torch.Tensor:
+            self.cache[:, position : position + 1] = self.inner(x)[:, None]
+            return self.cache[:, : position + 1].sum(1)
+
+    plain, fast = twins(Cached)
+    for position in range(5):
+        x = torch.randn(4, 6)
+        assert alike(fast(x, position), plain(x, position))
+        assert alike(fast.cache, plain.cache)
+    assert fast.plan
+    assert not any(served.written for served in fast._placement.backend.served)
