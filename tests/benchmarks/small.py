@@ -145,7 +145,8 @@ def solve(graph: Data, effort: float) -> Data:
 
     start = time.process_time()
     costed = read(graph)
-    *_, found = proofs(Instance(costed), kept(place(costed, steps=STEPS)), effort)
+    plan = place(costed, steps=STEPS)
+    *_, found = proofs(Instance(costed), kept(plan), effort, bound=plan.lower_bound)
     return {
         "exact": found.best.makespan,
         "proven_bound": found.bound,

@@ -23,9 +23,9 @@ pytest.importorskip("ortools")
 from autopar.planner.exact.proof import FIRST, TOLERANCE, narrowed, proofs
 
 
-def exact(instance, start, *more, **given):
+def exact(instance, start, effort=6.0):
     """What is known at the end."""
-    *_, last = proofs(instance, start, *more, **given)
+    *_, last = proofs(instance, start, effort)
     return last
 
 

@@ -94,5 +94,5 @@ def test_a_transfer_that_is_not_made_takes_no_time():
     }
     instance = Instance(read(graph))
     assert instance.tight
-    *_, found = proofs(instance, Schedule("one lane", {"a/0": instance.names}))
+    *_, found = proofs(instance, Schedule("one lane", {"a/0": instance.names}), 6.0)
     assert (found.best.makespan, found.optimal) == (pytest.approx(3.0), True)

@@ -74,7 +74,7 @@ def _above(makespan: float, bound: float) -> float:
 
 
 def left(until: float) -> float | None:
-    """Return the seconds until a time of the monotonic clock; None for None."""
+    """Return the seconds until a time of the monotonic clock; None if that is infinite."""
     return None if until == math.inf else max(0.0, until - time.monotonic())
 
 

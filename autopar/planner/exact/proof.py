@@ -19,7 +19,6 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from ...ir.plan_check import sound
-from ..bounds import lower_bound
 from ..bounds.critical_path import Ways, ways
 from ..bounds.load import load
 from ..model.instance import Instance
@@ -28,8 +27,6 @@ from ..model.timing import fits
 from .model import Model, TimeUnits, solver
 from .transfers import cap, transfer
 
-EFFORT = 6.0
-"""Default budget of a proof in the solver's deterministic time, each unit about 10 s of a core."""
 FIRST = 0.05
 """Share of the budget for the first call on the whole graph, which proves most small ones."""
 NARROWING = 0.4
@@ -46,7 +43,7 @@ TOLERANCE = 2e-4
 def proofs(
     instance: Instance,
     start: Schedule,
-    effort: float = EFFORT,
+    effort: float,
     *,
     budget_s: float | None = None,
     bound: float = 0.0,
@@ -54,9 +51,12 @@ def proofs(
     """Improve `start`, which must fit, until it is proven optimal or the effort is spent; yield the state after each
     step.
 
-    Steps: a short call, one for heads and tails, then longer calls. `bound`: known lower bound in seconds. `budget_s`:
-    limit in seconds. The model has a variable for each (cluster, device) and (value, device), which suits up
-    to some hundreds of clusters.
+    Steps: a short call, one for heads and tails, then longer calls. The model has a variable for each (cluster, device)
+    and (value, device), which suits up to some hundreds of clusters.
+
+    effort: budget in the solver's deterministic time; a unit is about 10 s of a core.
+    budget_s: limit in seconds.
+    bound: known lower bound in seconds.
     """
     proof = _Proof(instance, start, bound, effort, budget_s)
     proof.solve(FIRST)
@@ -82,10 +82,10 @@ class _Proof:
         self.instance, self.best = instance, Play(instance, start)
         self.ways = ways(instance, once=True)
         self.bound = 0.0
-        self._raise(max(bound, lower_bound(instance), self.ways.length, load(instance, self.ways)[0]))
+        self._raise(max(bound, self.ways.length, load(instance, self.ways)[0]))
         self.effort, self.spent = effort, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
-        # Building a model cannot be cut short; it takes less time than this constructor.
+        # Building a model cannot be cut short, and takes about as long as this constructor, or some times longer.
         self._last = self._until - (time.monotonic() - began)
         self._stages = list(STAGES)
 
