@@ -19,6 +19,7 @@ from ..system.text import percent, seconds
 from ..transform.batch_axis import batch_of
 from ..transform.buckets import bucketed
 from ..transform.feature_split import Price, feature_cuts
+from ..transform.rematerialize import recomputed
 from ..transform.rewrites import own
 from ..transform.row_sums import single_valued, summed
 from ..transform.shares import fitting
@@ -69,8 +70,6 @@ def best_plan(graph: Graph, price: Price, options: Options) -> Plan:
 
     if options.recompute is None:
         return planned(graph)
-    from ..transform.rematerialize import recomputed
-
     if options.recompute != "auto":
         return planned(recomputed(graph, float(options.recompute)))
     try:

@@ -37,7 +37,7 @@ from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..system.text import seconds, ticking
 from ..transform.buckets import grouped
-from ..transform.rewrites import local
+from ..transform.rewrites import local, reassociated
 from .batch_split import best_plan, passed_over
 from .compare import present
 from .given_plan import as_given
@@ -209,8 +209,6 @@ def rewritten(captured: Captured, options: Options) -> Captured:
     """Return the captured graph, with chains of additions as trees if the options ask for it."""
     if not options.reassociate:
         return captured
-    from ..transform.rewrites import reassociated
-
     return replace(captured, graph=reassociated(captured.graph))
 
 
