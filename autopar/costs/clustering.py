@@ -52,11 +52,12 @@ def as_clustered(costed: CostedGraph, clusters: Sequence[Cluster]) -> CostedGrap
     tasks, costs = costed.graph.tasks, costed.cost
     found = _clusters(costed.graph, costed.machine, costs, lambda position: number[tasks[position].name])
     if len(found) < len(clusters):
-        left = next(run for run in clusters if not any({*run.tasks} & {*other.tasks} for other in found))
+        left = next(own for own in clusters if not any({*own.tasks} & {*other.tasks} for other in found))
         raise PlanError(f"cluster {left.name!r} waits for itself in {costed.graph.name!r}: plan again")
     name = {cluster.name: clusters[number[cluster.tasks[0]]].name for cluster in found}
     named = (
-        replace(run, name=name[run.name], after=tuple(name[other] for other in run.after)) for run in found
+        replace(cluster, name=name[cluster.name], after=tuple(name[other] for other in cluster.after))
+        for cluster in found
     )
     return replace(costed, clusters=tuple(named))
 

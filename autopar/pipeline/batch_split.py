@@ -239,8 +239,8 @@ def _alone(costed: CostedGraph, device: str) -> float:
     """Return the sequential seconds of all clusters on a device; one that cannot run there counts at its fastest."""
     at = costed.index[device]
     return sum(
-        run.seconds[at] or min((time for time in run.seconds if time is not None), default=0.0)
-        for run in costed.clusters
+        cluster.seconds[at] or min((time for time in cluster.seconds if time is not None), default=0.0)
+        for cluster in costed.clusters
     )
 
 

@@ -100,17 +100,15 @@ def again(options: Options, plan: Plan) -> Options:
     if plan.costed.graph.streamed and options.home == "auto":
         # Which weights are streamed depends on the room that other values leave.
         return options
-    devices = {placed.cluster: placed.device for placed in plan.placed}
-    homes = {
-        task: devices[run.name] for run in plan.costed.clusters if run.name in devices for task in run.tasks
-    }
+    homes = {task: plan.place[cluster].device for task, cluster in plan.costed.cluster_of.items()}
     label = plan.costed.graph.split
     if label.startswith(LABEL):
         # With other sizes the batch may be splittable.
         return dataclasses.replace(options, measure=False)
 
     def placed(costed: CostedGraph) -> dict[str, str]:
-        return {run.name: homes[run.tasks[0]] for run in costed.clusters if run.tasks[0] in homes}
+        tasks = {cluster.name: cluster.tasks[0] for cluster in costed.clusters}
+        return {name: homes[task] for name, task in tasks.items() if task in homes}
 
     split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
     policy: Policy = "single" if plan.costed.machine.serial else placed

@@ -86,7 +86,7 @@ class _Propagation:
         costed = plan.costed
         self.graph, self.captured, self.kinds = costed.graph, captured, kinds
         self.machine, self.home = costed.machine, captured.home.type
-        self.where = {task: plan.place[run].device for task, run in costed.cluster_of.items()}
+        self.where = {task: plan.place[cluster].device for task, cluster in costed.cluster_of.items()}
         self.at = {
             name: costed.home.get(name, self.machine.host) for name in (*self.graph.inputs, *self.graph.state)
         }

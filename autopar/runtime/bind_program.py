@@ -171,7 +171,7 @@ class Assembly:
     def _durations(self) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds of each task, and of each cluster's dispatch by the cluster's first task."""
         slow_down = self.machine.slow_down
-        starts = {run.tasks[0]: run.dispatch_s * slow_down for run in self.plan.costed.clusters}
+        starts = {c.tasks[0]: c.dispatch_s * slow_down for c in self.plan.costed.clusters}
         return task_seconds(self.plan), starts
 
     def paced(self, step: Step) -> tuple[Sequence[str], Sequence[str]]:

@@ -217,17 +217,18 @@ class CallRecord:
                 )  # fmt: skip
                 continue
             task = graph.task[tasks_of(step)[0]]
-            run, where = costed.cluster_of[task.name], (task.module, task.source)
+            cluster, where = costed.cluster_of[task.name], (task.module, task.source)
             if isinstance(step, Piece):
                 called = title(step, graph)
-                spans.append(compute(run, start, end, "", *where, called=called, phase=task.phase))
+                spans.append(compute(cluster, start, end, "", *where, called=called, phase=task.phase))
                 continue
             called, phase = words.task(task), words.phase_of_task[task.name]
-            spans.append(compute(task.name, start, end, run, *where, called=called, phase=phase))
-            whole = clusters.get((lane.name, run)) or compute(
-                run, start, end, "", *where, called=words.cluster(run), phase=words.phase(run)
+            spans.append(compute(task.name, start, end, cluster, *where, called=called, phase=phase))
+            whole = clusters.get((lane.name, cluster)) or compute(
+                cluster, start, end, "", *where, called=words.cluster(cluster), phase=words.phase(cluster)
             )
-            clusters[lane.name, run] = replace(whole, start=min(whole.start, start), end=max(whole.end, end))
+            first, last = min(whole.start, start), max(whole.end, end)
+            clusters[lane.name, cluster] = replace(whole, start=first, end=last)
         # A cluster comes before the tasks nested in it.
         return sorted(
             [*clusters.values(), *spans],

@@ -123,12 +123,12 @@ def task_seconds(plan: Plan) -> dict[str, float]:
     """
     costed = plan.costed
     found: dict[str, float] = {}
-    for run in costed.clusters:
-        place = costed.index[plan.place[run.name].device]
-        whole = (run.seconds[place] or 0.0) * costed.machine.slow_down
-        shares = [costed.cost[task].seconds[place] or 0.0 for task in run.tasks]
+    for cluster in costed.clusters:
+        place = costed.index[plan.place[cluster.name].device]
+        whole = (cluster.seconds[place] or 0.0) * costed.machine.slow_down
+        shares = [costed.cost[task].seconds[place] or 0.0 for task in cluster.tasks]
         total = sum(shares)
-        for position, (task, share) in enumerate(zip(run.tasks, shares)):
-            alone = whole if position == len(run.tasks) - 1 else 0.0
+        for position, (task, share) in enumerate(zip(cluster.tasks, shares)):
+            alone = whole if position == len(cluster.tasks) - 1 else 0.0
             found[task] = whole * share / total if total > 0 else alone
     return found
