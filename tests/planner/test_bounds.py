@@ -13,7 +13,7 @@ from autopar.errors import TooLongError
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.ancestors import local
-from autopar.planner.bounds.critical_path import ways
+from autopar.planner.bounds.critical_path import paths
 from autopar.planner.formats import read
 from autopar.planner.formats.read import stg
 from autopar.planner.model.instance import Instance
@@ -65,13 +65,13 @@ def test_a_search_that_ends_early_loses_a_thousandth(monkeypatch):
 
     for seed in range(4):
         instance = Instance(read(small(seed, tasks=40)))
-        way = ways(instance)
+        path = paths(instance)
         with monkeypatch.context() as patch:
             patch.setattr(load, "NEAR", -1.0)
-            whole, _ = load.load(instance, way)
+            whole, _ = load.load(instance, path)
         with monkeypatch.context() as patch:
             patch.setattr(load, "_Mean", Counted)
-            early, _ = load.load(instance, way)
+            early, _ = load.load(instance, path)
         most += load.ROUNDS
         assert early >= whole * (1 - 1.5 * load.NEAR)
     assert len(taken) < 0.8 * most
@@ -136,7 +136,7 @@ def test_no_copy_of_a_run_starts_before_its_head(seed, tasks, ratio):
     draw = random.Random(seed)
     graph = small(seed, tasks=tasks, ratio=ratio)
     whole = Instance(read(graph))
-    head = local(whole, ways(whole)).head
+    head = local(whole, paths(whole)).head
     for _ in range(5):
         instance = Instance(read(copied(graph, draw)))
         play = Play(instance, random_schedule(instance, draw))

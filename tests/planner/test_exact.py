@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_bounds import random_schedule
 
 from autopar.planner.bounds import lower_bound
-from autopar.planner.bounds.critical_path import ways
+from autopar.planner.bounds.critical_path import paths
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
@@ -72,7 +72,7 @@ def test_no_shorter_schedule_has_less_around_a_run_than_parts_prove(seed, tasks,
     plays = [Play(instance, random_schedule(instance, random.Random(number))) for number in range(10)]
     best = Play(instance, exact(instance, heft(instance), FIRST).best.schedule)
     start = max(plays, key=lambda play: play.makespan)
-    around = ways(instance, once=True)
+    around = paths(instance, once=True)
     found = narrowed(instance, start, around, start.makespan, effort=0.02)[0]
     for play in (best, *plays):
         ends = play.makespan * (1 + 1e-9)
@@ -108,7 +108,7 @@ def test_where_all_passes_through_one_run_the_parts_add_up():
     # Nine tasks on two devices take five seconds, and the join one.
     instance = Instance(read(forks(2)))
     start = Play(instance, heft(instance))
-    around = ways(instance, once=True)
+    around = paths(instance, once=True)
     assert around.length < 12.0
     found = narrowed(instance, start, around, start.makespan, effort=0.2)[0]
     assert found.length == pytest.approx(13.0, rel=TOLERANCE)

@@ -12,7 +12,7 @@ from test_bounds import random_schedule
 
 from autopar.errors import PlanError
 from autopar.planner import schedule
-from autopar.planner.bounds.critical_path import ways
+from autopar.planner.bounds.critical_path import paths
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
@@ -33,7 +33,7 @@ def fits(play):
 
 def solution(instance, best, play):
     """The solver's verdict on a simulated schedule, all of which is given, where no more than `best` is asked for."""
-    units, around = TimeUnits(best.makespan, UNITS), ways(instance, once=True)
+    units, around = TimeUnits(best.makespan, UNITS), paths(instance, once=True)
     model = Model(instance, units, best, around, units.floor(best.makespan))
     transfer(model)
     model.limit()

@@ -83,14 +83,14 @@ def test_no_effort_is_begun_that_would_end_late(takes, monkeypatch):
     is for efforts only if it is more than that took."""
     pytest.importorskip("ortools")
     proof = importlib.import_module("autopar.planner.exact.proof")
-    now, asked, around = [0.0], [], proof.ways
+    now, asked, around = [0.0], [], proof.paths
 
-    def ways(instance, once):
+    def paths(instance, once):
         now[0] += takes
         return around(instance, once=once)
 
     monkeypatch.setattr(proof.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(proof, "ways", ways)
+    monkeypatch.setattr(proof, "paths", paths)
     monkeypatch.setattr(
         proof._Proof, "_solved", lambda self, units, effort: asked.append(self._until) or True
     )

@@ -7,7 +7,7 @@ from benchmarks.feasible import varied
 from benchmarks.instances import small
 
 from autopar.planner.bounds import lower_bound
-from autopar.planner.bounds.critical_path import ways
+from autopar.planner.bounds.critical_path import paths
 from autopar.planner.bounds.load import load
 from autopar.planner.bounds.traffic import traffic
 from autopar.planner.formats import read
@@ -60,16 +60,16 @@ def test_the_bound_is_near_the_linear_program(ratio):
     for seed in range(12):
         tasks = random.Random(seed).randint(5, 40)
         instance = Instance(read(small(seed, tasks=tasks, ratio=ratio)))
-        way = ways(instance)
-        shared = load(instance, way)
-        found, best = traffic(instance, way, shared, 0.0), program(instance, way)
+        path = paths(instance)
+        shared = load(instance, path)
+        found, best = traffic(instance, path, shared, 0.0), program(instance, path)
         assert found <= best * (1 + 1e-6)
         if found:
             shares.append(found / best)
     assert len(shares) >= 5 and sum(shares) / len(shares) >= 0.85
 
 
-def program(instance, way):
+def program(instance, path):
     """The optimum of the linear program: parts of runs on devices, parts of values over links."""
     from ortools.linear_solver import pywraplp
 
@@ -78,7 +78,7 @@ def program(instance, way):
     at = [{d: solver.NumVar(0, 1, "") for d in able} for able in instance.able]
     for own in at:
         solver.Add(sum(own.values()) >= 1)
-    idle = (way.head.min(axis=0) + way.tail.min(axis=0)).clip(max=way.length)
+    idle = (path.head.min(axis=0) + path.tail.min(axis=0)).clip(max=path.length)
     for d, names in enumerate(instance.lane_names):
         work = sum(own[d] * instance.seconds[r][d] for r, own in enumerate(at) if d in own)
         solver.Add(work + len(names) * float(idle[d]) <= len(names) * longest)

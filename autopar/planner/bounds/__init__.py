@@ -9,7 +9,7 @@ import numpy as np
 
 from ..model.instance import Instance
 from .ancestors import LARGEST, crowded, local
-from .critical_path import Floats, Ways, ways
+from .critical_path import Floats, Paths, paths
 from .load import evenly, load
 from .traffic import traffic
 
@@ -25,28 +25,28 @@ _LOADS: weakref.WeakKeyDictionary[Instance, tuple[float, Floats, float]] = weakr
 def lower_bound(instance: Instance, enough: float = math.inf) -> float:
     """Return the largest of several lower bounds, in seconds, valid with duplicated clusters; inf if nothing fits.
 
-    These are: the critical path without contention (`ways`), up to 2,000 clusters raised by the ancestors
+    These are: the critical path without contention (`paths`), up to 2,000 clusters raised by the ancestors
     that a cluster needs on its device to start early (`local`); the optimal fractional load of devices, buses
     and memories (`load`), with the transfers between clusters if they crowd buses (`traffic`); up to 1,000
     clusters, the work before and after each (`crowded`); all work over all lanes (`evenly`); the host's
     dispatch of every cluster. Near linear in reads × devices², except `local` and `crowded`. A bound of
     `enough` seconds ends the search.
     """
-    way = ways(instance)
-    if not instance.clusters or way.length == math.inf:
-        return way.length
-    simple = max(way.length, evenly(instance), sum(instance.dispatch))
+    path = paths(instance)
+    if not instance.clusters or path.length == math.inf:
+        return path.length
+    simple = max(path.length, evenly(instance), sum(instance.dispatch))
     if not instance.tight and (simple >= enough or sum(instance.widths) == 1):
         return simple
-    shared, price = load(instance, way, math.inf if instance.tight else enough)
-    _LOADS[instance] = shared, price, way.length
+    shared, price = load(instance, path, math.inf if instance.tight else enough)
+    _LOADS[instance] = shared, price, path.length
     if shared == math.inf or shared >= enough:
         return shared
-    if way.length * MORE > shared:
-        way = local(instance, way)
+    if path.length * MORE > shared:
+        path = local(instance, path)
     unit = _unit(instance)
-    bound = traffic(instance, way, (shared, price), max(way.length, shared, simple))
-    bound = max(bound, _crowded(instance, way, price, unit))
+    bound = traffic(instance, path, (shared, price), max(path.length, shared, simple))
+    bound = max(bound, _crowded(instance, path, price, unit))
     # Every makespan is a whole number of units.
     return max(bound, unit * math.ceil(bound / unit * (1 - 1e-9))) if unit else bound
 
@@ -64,18 +64,18 @@ def worth(instance: Instance) -> tuple[list[float], float]:
     return price.tolist(), shared / length if length > 0 else math.inf
 
 
-def _crowded(instance: Instance, way: Ways, price: Floats, unit: float) -> float:
+def _crowded(instance: Instance, path: Paths, price: Floats, unit: float) -> float:
     """Return the critical path in seconds, with the work that shares the machine before and after each cluster."""
     lanes = np.array(instance.widths, dtype=float)
     whole = float(price @ lanes)
     if instance.clusters > LARGEST or not whole > 0:
         return 0.0
-    able = np.isfinite(way.seconds)
-    share = np.where(able, np.where(able, way.seconds, 0.0) * price, np.inf).min(axis=1) / whole
-    quickest = way.seconds.min(axis=1)
-    head = crowded(instance.before, quickest, share, way.head.min(axis=1), unit)
-    tail = crowded(instance.after, quickest, share, way.tail.min(axis=1), unit)
-    with_all = np.maximum(way.head, head[:, None]) + way.seconds + np.maximum(way.tail, tail[:, None])
+    able = np.isfinite(path.seconds)
+    share = np.where(able, np.where(able, path.seconds, 0.0) * price, np.inf).min(axis=1) / whole
+    quickest = path.seconds.min(axis=1)
+    head = crowded(instance.before, quickest, share, path.head.min(axis=1), unit)
+    tail = crowded(instance.after, quickest, share, path.tail.min(axis=1), unit)
+    with_all = np.maximum(path.head, head[:, None]) + path.seconds + np.maximum(path.tail, tail[:, None])
     return float(with_all.min(axis=1).max())
 
 

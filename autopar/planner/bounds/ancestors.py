@@ -12,7 +12,7 @@ import numpy as np
 
 from ..model.instance import Instance
 from ..model.toposort import inverse
-from .critical_path import Floats, Ints, Ways, levels, nearest
+from .critical_path import Floats, Ints, Paths, levels, nearest
 from .load import areas
 
 LARGEST_LOCAL = 2_000
@@ -23,34 +23,34 @@ LARGEST = 1_000
 """Limit on clusters for `crowded`: time and memory grow with their square."""
 
 
-def local(instance: Instance, ways: Ways) -> Ways:
-    """Raise heads by the ancestors that a cluster must have on its own device to start early; return the ways.
+def local(instance: Instance, paths: Paths) -> Paths:
+    """Raise heads by the ancestors that a cluster must have on its own device to start early; return the result.
 
     A cluster that starts before an input can have come from another device has the producer on its own
     device, and so on for the producer's inputs. All these share the lanes (Papadimitriou and Yannakakis, SIAM
     Journal on Computing 19(2), 1990). Valid with duplicates: only one copy of each ancestor is assumed.
     """
-    clusters, devices = ways.seconds.shape
+    clusters, devices = paths.seconds.shape
     if devices < 2 or not 0 < clusters <= LARGEST_LOCAL:
-        return ways
+        return paths
     deepest = math.isqrt(2 * STEPS // (clusters * devices))
-    cones = _Cones(instance, ways, deepest)
+    cones = _Cones(instance, paths, deepest)
     for r in levels(instance.before)[0]:
         cones.add(r)
     head = np.array(cones.head)
-    length = float((head + ways.seconds + ways.tail).min(axis=1).max())
-    return replace(ways, head=head, length=max(ways.length, length))
+    length = float((head + paths.seconds + paths.tail).min(axis=1).max())
+    return replace(paths, head=head, length=max(paths.length, length))
 
 
 class _Cones:
     """Raised `head`s of the clusters added so far, and the resulting arrival times."""
 
-    def __init__(self, instance: Instance, ways: Ways, deepest: int) -> None:
-        self.instance, self.ways, self.deepest = instance, ways, deepest
+    def __init__(self, instance: Instance, paths: Paths, deepest: int) -> None:
+        self.instance, self.deepest = instance, deepest
         latency, self.s_per_byte = nearest(instance)
         self.latency = latency + np.diag([math.inf] * len(latency))
-        self.seconds, self.areas = ways.seconds.tolist(), areas(instance, ways).tolist()
-        self.head: list[list[float]] = ways.head.tolist()
+        self.seconds, self.areas = paths.seconds.tolist(), areas(instance, paths).tolist()
+        self.head: list[list[float]] = paths.head.tolist()
         self.end: list[list[float]] = [[]] * instance.clusters
         self.comes: list[list[float]] = [[]] * len(instance.values)
         """Least seconds until each value can arrive at each device from another one."""

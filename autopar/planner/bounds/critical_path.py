@@ -21,7 +21,7 @@ LARGE = 20_000
 
 
 @dataclass(frozen=True)
-class Ways:
+class Paths:
     """Head and tail of each cluster r on device d, in seconds.
 
     head[r, d]: least time before it can start.
@@ -36,7 +36,7 @@ class Ways:
     length: float
 
 
-def ways(instance: Instance, *, once: bool = False) -> Ways:
+def paths(instance: Instance, *, once: bool = False) -> Paths:
     """Compute heads and tails with transfers, each cluster on its best device.
 
     The optimistic tables of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), in both directions. O(E D²) for E
@@ -46,16 +46,16 @@ def ways(instance: Instance, *, once: bool = False) -> Ways:
     net, seconds = _Network(instance), durations(instance)
     head, delivered = _heads(instance, net, seconds)
     if not instance.clusters:
-        return Ways(seconds, seconds, seconds, delivered)
+        return Paths(seconds, seconds, seconds, delivered)
     tail = np.where(np.isfinite(seconds), 0.0, np.inf)
     if instance.clusters <= LARGE:
         tail = _tails(instance, net, seconds, once)
     with_all = (head + seconds + tail).min(axis=1)
-    return Ways(head, tail, seconds, max(delivered, float(with_all.max())))
+    return Paths(head, tail, seconds, max(delivered, float(with_all.max())))
 
 
 def tails(instance: Instance) -> Floats:
-    """Return the `tail` of `ways` without duplicates, for any number of clusters."""
+    """Return the `tail` of `paths` without duplicates, for any number of clusters."""
     return _tails(instance, _Network(instance), durations(instance), once=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..model.instance import Instance
-from .critical_path import Floats, Ints, Ways, repeats
+from .critical_path import Floats, Ints, Paths, repeats
 
 ROUNDS = 200
 """Rounds of the search for prices, fewer on large graphs: any prices give a valid bound."""
@@ -23,7 +23,7 @@ HOPELESS = 1_000.0
 of memory grows until it overflows."""
 
 
-def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[float, Floats]:
+def load(instance: Instance, paths: Paths, enough: float = math.inf) -> tuple[float, Floats]:
     """Solve the dual of the load balancing linear program with divisible clusters (Lenstra, Shmoys and Tardos,
     Mathematical Programming 46, 1990), buses and memories included.
 
@@ -33,10 +33,10 @@ def load(instance: Instance, ways: Ways, enough: float = math.inf) -> tuple[floa
     Tardos, Mathematics of Operations Research 20(2), 1995), until the bound is `enough` or `NEAR` the load of
     the mean division, which no bound exceeds.
     """
-    work = areas(instance, ways)
+    work = areas(instance, paths)
     clusters, devices = work.shape
     lanes = np.array(instance.widths, dtype=float)
-    idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
+    idle = np.minimum(paths.head.min(axis=0) + paths.tail.min(axis=0), paths.length)
     wires = crossings(instance)
     held = _state(instance)
     room = np.array(instance.room, dtype=float)
@@ -126,9 +126,9 @@ class _Mean:
         return self.total / self.weight
 
 
-def areas(instance: Instance, ways: Ways) -> Floats:
+def areas(instance: Instance, paths: Paths) -> Floats:
     """Return the least lanes × seconds of each cluster on each device."""
-    found = ways.seconds
+    found = paths.seconds
     if instance.modes:
         found = found.copy()
         for (r, d), modes in instance.modes.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..model.instance import Instance
-from .critical_path import Floats, Ways
+from .critical_path import Floats, Paths
 from .load import Crossings, areas, crossings
 
 ROUNDS = 100
@@ -18,7 +18,7 @@ ROUNDING = 1e-12
 """Relative rounding error allowed between what readers pay and makers receive."""
 
 
-def traffic(instance: Instance, ways: Ways, load: tuple[float, Floats], bound: float) -> float:
+def traffic(instance: Instance, paths: Paths, load: tuple[float, Floats], bound: float) -> float:
     """Return a lower bound in seconds, at least the valid bound `bound`.
 
     Returns `bound` if buses have enough time for the load of `load`, or if dividing each cluster over all its
@@ -36,7 +36,7 @@ def traffic(instance: Instance, ways: Ways, load: tuple[float, Floats], bound: f
     rounds = min(ROUNDS, CELLS // max(1, cells))
     if trips.devices < 2 or rounds < FEWEST or not trips.reader.size:
         return bound
-    market = _Market(instance, ways, wires, trips)
+    market = _Market(instance, paths, wires, trips)
     if market.spread() > bound and market.crowded(*load):
         bound = max(bound, *(market.turn(step / rounds) for step in range(rounds)))
     return bound
@@ -91,13 +91,13 @@ class _Market:
     """Prices of lanes and buses, which sum to 1, the share of each reader in the cost of its values, and the
     devices of clusters."""
 
-    def __init__(self, instance: Instance, ways: Ways, wires: Crossings, trips: _Trips) -> None:
+    def __init__(self, instance: Instance, paths: Paths, wires: Crossings, trips: _Trips) -> None:
         self.wires, self.trips = wires, trips
-        work = areas(instance, ways)
+        work = areas(instance, paths)
         self.able = np.isfinite(work)
         self.work = np.where(self.able, work, 0.0)
         self.lanes = np.array(instance.widths, dtype=float)
-        self.idle = np.minimum(ways.head.min(axis=0) + ways.tail.min(axis=0), ways.length)
+        self.idle = np.minimum(paths.head.min(axis=0) + paths.tail.min(axis=0), paths.length)
         self.of = np.concatenate([self.lanes, np.ones(len(wires.fixed))])
         self.price = np.concatenate(
             [np.where(self.able.any(axis=0), 1.0, 0.0), np.full(len(wires.fixed), 0.1)]

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from itertools import permutations, product
 
 from ...errors import PlanError
-from ..bounds.critical_path import ways
+from ..bounds.critical_path import paths
 from ..candidates import SHORTER, Entry, Race
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule, in_order
@@ -102,9 +102,9 @@ def every(race: Race) -> None:
     """
     instance, bound, leader = race.instance, race.bound, race.leading()
     longest = leader.makespan * (1 - SHORTER) if leader and not leader.over else math.inf
-    way = ways(instance, once=True)
-    head, tail = way.head.tolist(), way.tail.tolist()
-    placements = _placements(instance, (way.head + way.seconds + way.tail).tolist(), longest)
+    path = paths(instance, once=True)
+    head, tail = path.head.tolist(), path.tail.tolist()
+    placements = _placements(instance, (path.head + path.seconds + path.tail).tolist(), longest)
     best: Schedule | None = None
     left = STEPS
     # Lazily, since `longest` falls with each shorter schedule.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from ..bounds.critical_path import Ways
+from ..bounds.critical_path import Paths
 from ..model.instance import Instance
 from ..model.simulator import Play
 
@@ -105,7 +105,7 @@ class Model:
 
     on[r][d]: cluster r is on device d.
     start[r], end[r]: times of cluster r.
-    modes[r, d]: (lanes, units, literal) of the ways to run it there.
+    modes[r, d]: (lanes, units, literal) of its modes there.
     uses: uses of each resource.
     sent[v, d]: start of the last hop of value v to device d, if there is one (`transfer`).
     brings[v, d]: (literal, source of the hop or -1, copy queue, units) of its options, one of which holds.
@@ -116,7 +116,7 @@ class Model:
         instance: Instance,
         units: TimeUnits,
         best: Play,
-        ways: Ways,
+        paths: Paths,
         aim: int,
         offered: Sequence[Sequence[int]] | None = None,
     ) -> None:
@@ -128,10 +128,10 @@ class Model:
         """
         self.offered = instance.allowed if offered is None else offered
         self.whole = all(self.offered)
-        self.instance, self.units, self.best, self.ways = instance, units, best, ways
+        self.instance, self.units, self.best, self.paths = instance, units, best, paths
         self.cp = cp_model.CpModel()
         self.literals = _Literals(self.cp)
-        self.floor = units.floor(ways.length)
+        self.floor = units.floor(paths.length)
         self.horizon, self.aim = units.horizon, aim
         self.makespan = self.cp.new_int_var(min(self.floor, aim), aim, "makespan")
         self.cp.minimize(self.makespan)
@@ -176,18 +176,18 @@ class Model:
 
     def _may(self, r: int, d: int) -> bool:
         """Return True if a cluster can be on a device in a schedule no longer than the best known."""
-        total = self.ways.head[r][d] + self.instance.seconds[r][d] + self.ways.tail[r][d]
+        total = self.paths.head[r][d] + self.instance.seconds[r][d] + self.paths.tail[r][d]
         return total < math.inf and self.units.floor(total) <= self.aim
 
     def _time(self, r: int) -> None:
         instance, units, row = self.instance, self.units, self.on[r]
-        head = {d: units.floor(self.ways.head[r][d]) for d in row}
-        tail = {d: units.floor(self.ways.tail[r][d]) for d in row}
+        head = {d: units.floor(self.paths.head[r][d]) for d in row}
+        tail = {d: units.floor(self.paths.tail[r][d]) for d in row}
         start = self.cp.new_int_var(min(head.values()), self.horizon, f"start {r}")
         self.cp.add_hint(start, units.floor(self.best.start[r]))
         sizes = []
         for d, here in row.items():
-            self.modes[r, d] = self._ways_of(r, d, here)
+            self.modes[r, d] = self._modes_of(r, d, here)
             for lanes, size, when in self.modes[r, d]:
                 sizes.append((size, when))
                 self.use(("device", d), start, size, when, lanes, head[d], tail[d])
@@ -199,15 +199,15 @@ class Model:
             size = units.floor(instance.dispatch[r])
             self.use(("host", 0), start, size, True, 1, min(head.values()), min(tail.values()))
 
-    def _ways_of(self, r: int, d: int, here: Literal) -> list[tuple[int, int, Literal]]:
-        """Return (lanes, units, when) for each way of a cluster on a device."""
-        ways = self.instance.modes.get((r, d), ())
-        if len(ways) < 2:
-            lanes = ways[0][0] if ways else 1
+    def _modes_of(self, r: int, d: int, here: Literal) -> list[tuple[int, int, Literal]]:
+        """Return (lanes, units, when) for each mode of a cluster on a device."""
+        modes = self.instance.modes.get((r, d), ())
+        if len(modes) < 2:
+            lanes = modes[0][0] if modes else 1
             return [(lanes, self.units.floor(self.instance.seconds[r][d]), here)]
         taken = 1 + len(self.best.more.get(r, ())) if self.best.device[r] == d else 0
         found = []
-        for lanes, seconds in ways:
+        for lanes, seconds in modes:
             when = self.literals.new(f"{r} on {lanes} of {d}", lanes == taken)
             found.append((lanes, self.units.floor(seconds), when))
         self.cp.add(sum(when for _, _, when in found) == here)

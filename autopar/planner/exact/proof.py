@@ -19,7 +19,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from ...ir.plan_check import sound
-from ..bounds.critical_path import Ways, ways
+from ..bounds.critical_path import Paths, paths
 from ..bounds.load import load
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule, in_order
@@ -80,9 +80,9 @@ class _Proof:
     ) -> None:
         began = time.monotonic()
         self.instance, self.best = instance, Play(instance, start)
-        self.ways = ways(instance, once=True)
+        self.paths = paths(instance, once=True)
         self.bound = 0.0
-        self._raise(max(bound, self.ways.length, load(instance, self.ways)[0]))
+        self._raise(max(bound, self.paths.length, load(instance, self.paths)[0]))
         self.effort, self.spent = effort, 0.0
         self._until = math.inf if budget_s is None else began + budget_s
         # Building a model cannot be cut short, and takes about as long as this constructor, or some times longer.
@@ -117,15 +117,15 @@ class _Proof:
     def narrow(self, effort: float) -> None:
         """Lengthen heads and tails, with at most this effort."""
         effort = min(effort, self.effort - self.spent)
-        self.ways, spent = narrowed(self.instance, self.best, self.ways, self._below, effort, self._last)
+        self.paths, spent = narrowed(self.instance, self.best, self.paths, self._below, effort, self._last)
         self.spent += spent
-        self._raise(self.ways.length)
+        self._raise(self.paths.length)
 
     def _solved(self, units: TimeUnits, effort: float) -> bool:
         """Return True if one call of the solver completes the proof in this resolution. Deterministic except for the
         time limit."""
         instance, aim = self.instance, units.floor(self._below)
-        model = Model(instance, units, self.best, replace(self.ways, length=self.bound), aim)
+        model = Model(instance, units, self.best, replace(self.paths, length=self.bound), aim)
         transfer(model)
         model.limit()
         if instance.tight:
@@ -192,8 +192,8 @@ EACH = 0.03
 
 
 def narrowed(
-    instance: Instance, best: Play, ways: Ways, below: float, effort: float, until: float = math.inf
-) -> tuple[Ways, float]:
+    instance: Instance, best: Play, paths: Paths, below: float, effort: float, until: float = math.inf
+) -> tuple[Paths, float]:
     """Lengthen heads and tails for schedules without duplicates of at most `below` seconds; return them and the effort
     spent.
 
@@ -201,22 +201,22 @@ def narrowed(
     is reached.
     """
     units = TimeUnits(best.makespan, UNITS)
-    search = _Windows(instance, best, units, units.floor(below), until, ways, effort)
+    search = _Windows(instance, best, units, units.floor(below), until, paths, effort)
     search.sweep(forward=True, least=effort / 2)
     search.sweep(forward=False, least=0.0)
-    return search.ways, effort - search.left
+    return search.paths, effort - search.left
 
 
 @dataclass
 class _Windows:
-    """`ways` as known so far, for schedules of at most `aim` units, and `left` of the effort."""
+    """`paths` as known so far, for schedules of at most `aim` units, and `left` of the effort."""
 
     instance: Instance
     best: Play
     units: TimeUnits
     aim: int
     until: float
-    ways: Ways
+    paths: Paths
     left: float
 
     def sweep(self, forward: bool, least: float) -> None:
@@ -226,8 +226,8 @@ class _Windows:
         near = instance.before if forward else instance.after
         order = range(instance.clusters)
         related = _related(near, order if forward else order[::-1])
-        ways = self.ways = replace(self.ways, head=self.ways.head.copy(), tail=self.ways.tail.copy())
-        own, other = (ways.head, ways.tail) if forward else (ways.tail, ways.head)
+        paths = self.paths = replace(self.paths, head=self.paths.head.copy(), tail=self.paths.tail.copy())
+        own, other = (paths.head, paths.tail) if forward else (paths.tail, paths.head)
         for r in order if forward else order[::-1]:
             part = _part(related, r, forward) if len(near[r]) > 1 else []
             for d in instance.allowed[r] if len(part) > 2 else ():
@@ -235,19 +235,19 @@ class _Windows:
                     break
                 if np.isfinite(own[r, d] + other[r, d]):
                     limit = self.aim - self.units.floor(other[r, d])
-                    own[r, d] = max(own[r, d], self._length(part, r, d, limit, forward) - ways.seconds[r, d])
-        length = max(ways.length, float((ways.head + ways.seconds + ways.tail).min(axis=1).max()))
-        self.ways = replace(ways, length=min(length, self.units.seconds(self.aim + 1)))
+                    own[r, d] = max(own[r, d], self._length(part, r, d, limit, forward) - paths.seconds[r, d])
+        length = max(paths.length, float((paths.head + paths.seconds + paths.tail).min(axis=1).max()))
+        self.paths = replace(paths, length=min(length, self.units.seconds(self.aim + 1)))
 
     def _length(self, part: Sequence[int], r: int, d: int, limit: int, forward: bool) -> float:
         """Return a lower bound in seconds on the part next to cluster r together with r on device d; more
         than `limit` units if no schedule is that short."""
-        instance, ways, units = self.instance, self.ways, self.units
-        none = np.where(np.isfinite(ways.seconds), 0.0, np.inf)
-        least = (ways.head if forward else ways.tail)[r, d] + ways.seconds[r, d]
+        instance, paths, units = self.instance, self.paths, self.units
+        none = np.where(np.isfinite(paths.seconds), 0.0, np.inf)
+        least = (paths.head if forward else paths.tail)[r, d] + paths.seconds[r, d]
         if units.floor(least) > limit:
             return float(least)
-        around = Ways(ways.head if forward else none, none if forward else ways.tail, ways.seconds, least)
+        around = Paths(paths.head if forward else none, none if forward else paths.tail, paths.seconds, least)
         offered: list[Sequence[int]] = [()] * instance.clusters
         for q in part:
             offered[q] = instance.allowed[q]

@@ -46,14 +46,14 @@ def _value(model: Model, v: int, played: Mapping[tuple[int, int], int]) -> None:
             for hop in route:
                 via = -1 if hop.src == source else hop.src
                 size = model.units.floor(hop.seconds(instance.bytes[v]))
-                ways = hops.setdefault(hop.dst, {})
-                ways.setdefault((size, hop.lane, hop.wire, via), []).append((source, target))
-    for target, ways in hops.items():
+                options = hops.setdefault(hop.dst, {})
+                options.setdefault((size, hop.lane, hop.wire, via), []).append((source, target))
+    for target, options in hops.items():
         _start(model, v, target, played)
         readers = [r for r in instance.readers[v] if target in model.on[r]]
         last = target in deliver or bool(carry)
         head, tail = _around(model, v, target, sources, readers, last)
-        for (size, lane, wire, via), pairs in ways.items():
+        for (size, lane, wire, via), pairs in options.items():
             when = _when(model, pairs, sources, wanted)
             model.brings[v, target].append((when, via, lane, size))
             start = model.sent[v, target]
@@ -104,13 +104,13 @@ def _around(
     model: Model, v: int, target: int, sources: Collection[int], readers: Sequence[int], last: bool
 ) -> tuple[int, int]:
     """Return the least units before and after a transfer, over all its sources and readers."""
-    instance, ways, maker = model.instance, model.ways, model.instance.maker[v]
+    instance, paths, maker = model.instance, model.paths, model.instance.maker[v]
     head = 0.0
     if maker >= 0:
-        head = min(ways.head[maker][e] + instance.seconds[maker][e] for e in sources if e != target)
+        head = min(paths.head[maker][e] + instance.seconds[maker][e] for e in sources if e != target)
     tail = 0.0
     if readers and not last:
-        tail = min(instance.seconds[r][target] + ways.tail[r][target] for r in readers)
+        tail = min(instance.seconds[r][target] + paths.tail[r][target] for r in readers)
     passes = any(hop.src == target for hop in instance.hops.values())
     indirect = any(len(hops or ()) > 1 for row in instance.route for hops in row)
     return model.units.floor(head), 0 if passes and indirect else model.units.floor(tail)

@@ -15,7 +15,7 @@ from ...ir.costed import Cluster, CostedGraph
 from ...ir.plan import Plan, Reason
 from ...ir.timeline import Placed
 from ...system.text import seconds
-from ..bounds.critical_path import Ways, durations
+from ..bounds.critical_path import Paths, durations
 from ..bounds.load import evenly, load
 from ..bounds.traffic import traffic
 from ..exact import left
@@ -224,11 +224,11 @@ def _narrow(cluster: Cluster, quick: bool) -> Cluster:
     calls fill the lanes; or, if `quick`, the fastest, in case that one takes longer than all else."""
     if not cluster.modes:
         return cluster
-    ways: dict[int, tuple[float, int, float]] = {}
+    best: dict[int, tuple[float, int, float]] = {}
     for d, lanes, took in cluster.modes:
-        ways[d] = min(ways.get(d, (math.inf, 0, 0.0)), (took if quick else lanes * took, lanes, took))
-    seconds = tuple(ways[d][2] if d in ways else s for d, s in enumerate(cluster.seconds))
-    modes = tuple((d, lanes, took) for d, (_, lanes, took) in sorted(ways.items()))
+        best[d] = min(best.get(d, (math.inf, 0, 0.0)), (took if quick else lanes * took, lanes, took))
+    seconds = tuple(best[d][2] if d in best else s for d, s in enumerate(cluster.seconds))
+    modes = tuple((d, lanes, took) for d, (_, lanes, took) in sorted(best.items()))
     return replace(cluster, seconds=seconds, modes=modes)
 
 
@@ -245,9 +245,9 @@ def shared(instance: Instance) -> float:
         return 0.0
     lasting = durations(instance)
     none = np.zeros_like(lasting)
-    ways = Ways(none, none, lasting, 0.0)
-    shared = load(instance, ways)
-    return traffic(instance, ways, shared, shared[0])
+    paths = Paths(none, none, lasting, 0.0)
+    shared = load(instance, paths)
+    return traffic(instance, paths, shared, shared[0])
 
 
 def apart(plan: Plan, least: float) -> float:
