@@ -184,12 +184,12 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
         )
     if instance.costed.machine.queued:
         caps = ", ".join(f"{device!r}: {peak}" for device, peak, _ in entry.over)
-        way = f"memory={{{caps}}} would fit; a split of the batch or another device may too"
+        advice = f"memory={{{caps}}} would fit; a split of the batch or another device may too"
     else:
         caps = " and ".join(f"{peak} for {device!r}" for device, peak, _ in entry.over)
-        way = f"set memory_bytes to {caps}, or let more devices run these tasks"
+        advice = f"set memory_bytes to {caps}, or let more devices run these tasks"
     return MemoryCapError(
-        f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}", way
+        f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}", advice
     )
 
 

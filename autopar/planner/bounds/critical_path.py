@@ -22,7 +22,7 @@ LARGE = 20_000
 
 @dataclass(frozen=True)
 class Paths:
-    """Head and tail of each cluster r on device d, in seconds.
+    """The longest paths of a graph: head and tail of each cluster r on device d, in seconds.
 
     head[r, d]: least time before it can start.
     tail[r, d]: least time from its end to the end of the schedule.

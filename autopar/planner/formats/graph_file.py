@@ -107,9 +107,9 @@ def _task(entry: JsonObject, position: Mapping[str, int], lanes: Sequence[int]) 
             continue
         d = known(device, position, "device", f"a device in 'seconds' of task {name!r}")
         if isinstance(cost, dict):
-            ways = _ways(cost, name, device, lanes[d])
-            times[d] = min((s for _, s in ways), default=None)
-            modes += [(d, taken, s) for taken, s in ways]
+            own = _modes(cost, name, device, lanes[d])
+            times[d] = min((s for _, s in own), default=None)
+            modes += [(d, taken, s) for taken, s in own]
         else:
             times[d] = seconds(cost, f"the time of task {name!r} on {device!r}")
     if entry.data.get("pin") is not None:
@@ -131,18 +131,18 @@ def _task(entry: JsonObject, position: Mapping[str, int], lanes: Sequence[int]) 
     return _Row(name, tuple(times), tuple(modes), group, state, workspace)
 
 
-def _ways(cost: Mapping[str, Any], name: str, device: str, lanes: int) -> list[tuple[int, float]]:
-    """Return (lanes, seconds) of each way to run on the device, sorted by lanes."""
-    ways: dict[int, float] = {}
+def _modes(cost: Mapping[str, Any], name: str, device: str, lanes: int) -> list[tuple[int, float]]:
+    """Return (lanes, seconds) of each mode of a task on the device, sorted by lanes."""
+    modes: dict[int, float] = {}
     for key, value in cost.items():
         if not (str(key).isdecimal() and len(str(key)) < 10 and int(key)):
             raise PlanError(
                 f"task {name!r} has seconds for {key!r} lanes of {device!r}; write a number from 1 on"
             )
-        if int(key) in ways:
+        if int(key) in modes:
             raise PlanError(f"task {name!r} has two times on {int(key)} lanes of {device!r}; leave one out")
-        ways[int(key)] = seconds(value, f"the time of task {name!r} on {int(key)} lanes of {device!r}")
-    return sorted(way for way in ways.items() if way[0] <= lanes)
+        modes[int(key)] = seconds(value, f"the time of task {name!r} on {int(key)} lanes of {device!r}")
+    return sorted(mode for mode in modes.items() if mode[0] <= lanes)
 
 
 def _values(

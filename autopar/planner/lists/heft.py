@@ -181,11 +181,11 @@ class _Work:
         if ready == math.inf:
             return (0,), math.inf, length
         if (r, d) in self.instance.modes:
-            ways = [
+            modes = [
                 (count, s, *together(self.queues[d], count, s, ready))
                 for count, s in self.instance.modes[r, d]
             ]
-            _, length, start, lanes = min(ways, key=lambda way: (way[2] + way[1], way[0]))
+            _, length, start, lanes = min(modes, key=lambda mode: (mode[2] + mode[1], mode[0]))
             return lanes, start, length
         first, found = math.inf, 0
         for lane, queue in enumerate(self.queues[d]):

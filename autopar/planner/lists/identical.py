@@ -35,7 +35,7 @@ CLOSE = 1e-9
 """Gap to the lower bound, as a share, at which the search ends."""
 
 
-class _Way:
+class _Direction:
     """The graph in one direction of time: forward, with clusters in graph order, or `back` from the end."""
 
     def __init__(
@@ -104,8 +104,8 @@ def identical(race: Race) -> Schedule:
     instance, lanes = race.instance, race.instance.alike
     seconds = [row[lanes[0][0]] for row in instance.seconds]
     before = _reduced(instance.before) if instance.clusters <= LARGE else instance.before
-    forth = _Way(seconds, before, len(lanes))
-    back = _Way(seconds, forth.after, len(lanes), back=True)
+    forth = _Direction(seconds, before, len(lanes))
+    back = _Direction(seconds, forth.after, len(lanes), back=True)
     enough, left = race.bound * (1 + CLOSE), LISTED
     best: list[float] = []
     for ends in _lists(forth, back):
@@ -117,25 +117,27 @@ def identical(race: Race) -> Schedule:
     return _schedule(instance, forth, lanes, best)
 
 
-def _lists(forth: _Way, back: _Way) -> Iterator[list[float]]:
+def _lists(forth: _Direction, back: _Direction) -> Iterator[list[float]]:
     """Yield the finish of each cluster in lists ranked by tails, and by a schedule from the end, each then
     justified; then in both again with `crowds`."""
     for crowds in (False, True) if len(forth.seconds) <= LARGEST else (False,):
-        for way in (forth, back):
-            rank = way.levels(crowds)
-            ends = forth.listed(rank if way is forth else back.listed(rank))
+        for direction in (forth, back):
+            rank = direction.levels(crowds)
+            ends = forth.listed(rank if direction is forth else back.listed(rank))
             yield ends
             for _ in range(JUSTIFIED):
                 ends = forth.listed(back.listed(ends))
                 yield ends
 
 
-def _schedule(instance: Instance, way: _Way, lanes: Sequence[tuple[int, int]], ends: list[float]) -> Schedule:
+def _schedule(
+    instance: Instance, forth: _Direction, lanes: Sequence[tuple[int, int]], ends: list[float]
+) -> Schedule:
     """Place each cluster on the lane that has been free for the shortest time."""
     # Rounding may put a start before the end of a predecessor.
     starts = (
         max(end - own, *(ends[p] for p in earlier), 0.0)
-        for end, own, earlier in zip(ends, way.seconds, way.before)
+        for end, own, earlier in zip(ends, forth.seconds, forth.before)
     )
     free = [0.0] * len(lanes)
     placed = []

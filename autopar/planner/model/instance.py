@@ -232,7 +232,7 @@ class Instance:
     @cached_property
     def hops(self) -> dict[tuple[int, int], Hop]:
         """Return all links that routes use, by their ends. Each link is itself a route."""
-        return {(hop.src, hop.dst): hop for row in self.route for way in row for hop in way or ()}
+        return {(hop.src, hop.dst): hop for row in self.route for hops in row for hop in hops or ()}
 
     @property
     def room(self) -> list[float]:

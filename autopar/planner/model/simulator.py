@@ -267,14 +267,14 @@ class Play:
         found = [seconds[d] for seconds, d in zip(instance.seconds, self.device)]
         for r, d in enumerate(self.device) if instance.modes else ():
             if (r, d) in instance.modes:
-                ways = dict(instance.modes[r, d])
+                modes = dict(instance.modes[r, d])
                 lanes = 1 + len(self.more.get(r, ()))
-                if lanes not in ways:
+                if lanes not in modes:
                     raise PlanError(
                         f"the plan gives cluster {instance.names[r]!r} {lanes} lanes of {instance.devices[d]}; "
-                        f"it can take {' or '.join(map(str, ways))}"
+                        f"it can take {' or '.join(map(str, modes))}"
                     )
-                found[r] = ways[lanes]
+                found[r] = modes[lanes]
         return found + [hop.latency_s + instance.bytes[v] * hop.s_per_byte for v, hop in self.moves]
 
     def _resources(self) -> list[tuple[int, ...]]:

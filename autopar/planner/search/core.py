@@ -92,16 +92,16 @@ def arrays(instance: Instance) -> _Arrays:
 def _arrays(instance: Instance) -> _Arrays:
     none = instance.wires + len(instance.copy_lanes)
     # Bus, copy queue, next device, latency in seconds and seconds per byte of each hop of each route.
-    ways: list[list[tuple[int, int, int, float, float]]] = []
+    routes: list[list[tuple[int, int, int, float, float]]] = []
     for row in instance.route:
-        for target, way in enumerate(row):
-            hops = [] if way is not None else [(none, none, target, math.inf, 0.0)]
-            for hop in way or ():
+        for target, route in enumerate(row):
+            hops = [] if route is not None else [(none, none, target, math.inf, 0.0)]
+            for hop in route or ():
                 queue = instance.wires + hop.lane if hop.lane >= 0 else none
                 wire, queue = (hop.wire, queue) if hop.wire >= 0 else (queue, none)
                 hops.append((wire, queue, hop.dst, hop.latency_s, hop.s_per_byte))
-            ways.append(hops)
-    wires, queues, stops, latency, s_per_byte = [*zip(*chain(*ways))] or [()] * 5
+            routes.append(hops)
+    wires, queues, stops, latency, s_per_byte = [*zip(*chain(*routes))] or [()] * 5
     storages = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in chain(*instance.kept)))}
     stored = np.zeros((len(storages), len(instance.devices)))
     for name, nbytes in chain(*instance.kept):
@@ -120,7 +120,7 @@ def _arrays(instance: Instance) -> _Arrays:
         given_up=instance.costed.consumed,
         lane_at=[0, *accumulate(instance.widths)],
         to_go=cost_to_go(instance),
-        hop_at=[0, *accumulate(map(len, ways))],
+        hop_at=[0, *accumulate(map(len, routes))],
         hop_wire=wires,
         hop_queue=queues,
         hop_stop=stops,

@@ -64,8 +64,8 @@ def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
     devices."""
     found = {} if crowded(instance) else _lists(instance)
     if plain(instance) and (not found or worth(instance)[1] > FILLED):
-        for policy, way in _ways(instance).items():
-            found[policy] = partial(quickest, until=math.inf, ways={policy: way})
+        for policy, make in _non_delay(instance).items():
+            found[policy] = partial(quickest, until=math.inf, lists={policy: make})
     return found
 
 
@@ -101,14 +101,14 @@ def quickest(
     instance: Instance,
     until: float,
     room: float = 1.0,
-    ways: Mapping[str, Callable[[], Listed]] | None = None,
+    lists: Mapping[str, Callable[[], Listed]] | None = None,
 ) -> Schedule:
-    """Return the shortest of all variants with FIFO buses, or of `ways`; after `until` of the monotonic clock
+    """Return the shortest of all variants with FIFO buses, or of `lists`; after `until` of the monotonic clock
     no other is tried. Caps, and `room`, are ignored."""
     best: Listed | None = None
     name = ""
-    for policy, way in (_ways(instance) if ways is None else ways).items():
-        listed = way()
+    for policy, make in (_non_delay(instance) if lists is None else lists).items():
+        listed = make()
         if listed.makespan < (best.makespan * (1 - SHORTER) if best else math.inf):
             best, name = listed, policy
         if time.monotonic() > until:
@@ -117,7 +117,7 @@ def quickest(
     return best.schedule(name) if best else heft(instance)
 
 
-def _ways(instance: Instance) -> dict[str, Callable[[], Listed]]:
+def _non_delay(instance: Instance) -> dict[str, Callable[[], Listed]]:
     """Return functions that make non-delay lists, in which no lane idles while a cluster of its device is ready (Baker,
     "Introduction to Sequencing and Scheduling", Wiley, 1974); none without the native search, which times them."""
     if not searches():
