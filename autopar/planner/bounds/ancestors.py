@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..model.instance import Instance
-from ..model.toposort import inverse
+from ..model.toposort import ancestors, inverse
 from .critical_path import Floats, Ints, Paths, levels, nearest
 from .load import areas
 
@@ -167,16 +167,13 @@ def crowded(
 
 
 def _above(before: Sequence[Sequence[int]]) -> list[Ints]:
-    """Return all predecessors of each cluster."""
+    """Return the numbers of all predecessors of each cluster."""
     size = -(-len(before) // 8)
+    order = range(len(before))
     forward = all(p < r for r, own in enumerate(before) for p in own)
-    reached = [0] * len(before)
-    for r in range(len(before)) if forward else reversed(range(len(before))):
-        for p in before[r]:
-            reached[r] |= reached[p] | 1 << p
     return [
         np.flatnonzero(
             np.unpackbits(np.frombuffer(bits.to_bytes(size, "little"), dtype=np.uint8), bitorder="little")
         )
-        for bits in reached
+        for bits in ancestors(before, order if forward else order[::-1])
     ]

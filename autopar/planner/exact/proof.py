@@ -24,6 +24,7 @@ from ..bounds.load import load
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule, in_order
 from ..model.timing import fits
+from ..model.toposort import ancestors
 from .model import Model, TimeUnits, solver
 from .transfers import cap, transfer
 
@@ -225,7 +226,7 @@ class _Windows:
         instance = self.instance
         near = instance.before if forward else instance.after
         order = range(instance.clusters)
-        related = _related(near, order if forward else order[::-1])
+        related = ancestors(near, order if forward else order[::-1])
         paths = self.paths = replace(self.paths, head=self.paths.head.copy(), tail=self.paths.tail.copy())
         own, other = (paths.head, paths.tail) if forward else (paths.tail, paths.head)
         for r in order if forward else order[::-1]:
@@ -264,15 +265,6 @@ class _Windows:
         if status == cp_model.INFEASIBLE:
             return units.seconds(limit + 1)
         return float(max(least, units.seconds(round(own.best_objective_bound))))
-
-
-def _related(near: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
-    """Return the set of all clusters before each, or after it, as a bit mask."""
-    found = [0] * len(near)
-    for r in order:
-        for q in near[r]:
-            found[r] |= found[q] | 1 << q
-    return found
 
 
 def _part(related: Sequence[int], r: int, forward: bool) -> list[int]:
