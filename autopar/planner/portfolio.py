@@ -26,7 +26,7 @@ from .policies import Policy, asked, enter_fitting
 from .reasons import reasons
 from .search.anneal import POLICY, anneal, pack, polish
 from .search.climb import climb
-from .search.large import LARGE, crowded, quickest, variants
+from .search.large import LARGE, contended, quickest, variants
 
 ALONE = 0.25
 """Share of the time limit after which no further single device is tried."""
@@ -65,8 +65,8 @@ def _lists(race: Race, *policies: Callable[..., Schedule]) -> None:
 
 
 def _weighted(race: Race, _: int) -> None:
-    """Enter list schedules under several weights; if buses are crowded, simulate only the best."""
-    if crowded(race.instance):
+    """Enter list schedules under several weights; if they contend for buses, simulate only the best."""
+    if contended(race.instance):
         race.enter(quickest(race.instance, race.until))
     else:
         _lists(race, *variants(race.instance).values())
@@ -79,7 +79,9 @@ def _uncapped(race: Race, _: int) -> None:
     freed by then.
     """
     instance = race.instance
-    loose = race.enter(quickest(instance, race.until) if crowded(instance) else heft(instance, room=math.inf))
+    loose = race.enter(
+        quickest(instance, race.until) if contended(instance) else heft(instance, room=math.inf)
+    )
     if loose and not loose.over:
         race.enter(lookahead(instance, room=math.inf))
     else:

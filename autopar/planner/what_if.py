@@ -28,11 +28,11 @@ from .policies import enter_fitting
 from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
 from .search.climb import climb
-from .search.large import LARGE, crowded, quickest, variants
+from .search.large import LARGE, contended, quickest, variants
 from .throughput.balance import balance
 from .throughput.loads import Standing, loads_of
 from .throughput.objective import POLICY as THROUGHPUT
-from .throughput.objective import shared
+from .throughput.objective import load_bound
 
 MOST = 16
 """Limit on the changes tried, by their share of the critical path."""
@@ -145,7 +145,7 @@ def _throughput(plan: Plan) -> Iterator[_Change]:
         loads = loads_of(instance)
         where = [instance.costed.index[at[instance.names[members[0]]]] for members in loads.members]
         found = min(plan.period or math.inf, Standing(loads, where).period)
-        hoped.append((shared(instance), option, loads, where, found))
+        hoped.append((load_bound(instance), option, loads, where, found))
     hoped.sort(key=lambda each: each[0])
     for rank, (least, option, loads, where, found) in enumerate(hoped):
         if rank < FINAL and least < found:
@@ -164,7 +164,7 @@ def _raced(plan: Plan, option: _Option) -> Race:
     policies: list[Callable[..., Schedule]] = [heft, lookahead]
     if instance.clusters > LARGE:
         # There is time for only one: the one that was best.
-        quick = partial(quickest, until=math.inf) if crowded(instance) else heft
+        quick = partial(quickest, until=math.inf) if contended(instance) else heft
         policies = [variants(instance).get(plan.policy, quick)]
     for policy in (*policies, *((fill, follow) if instance.tight else ())):
         enter_fitting(race, policy)

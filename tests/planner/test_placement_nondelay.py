@@ -15,7 +15,7 @@ from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search.anneal import LARGE
 from autopar.planner.search.core import evaluate
-from autopar.planner.search.large import crowded
+from autopar.planner.search.large import contended
 
 
 def served(instance: Instance) -> Play:
@@ -47,8 +47,8 @@ def test_crowded_wires_cost_less_where_lanes_are_kept_busy() -> None:
 
 def test_it_is_for_machines_that_have_wires() -> None:
     graph = instances.small(3)
-    assert crowded(Instance(read(by_direction(graph))))
-    assert not crowded(Instance(read(unwired(graph))))
+    assert contended(Instance(read(by_direction(graph))))
+    assert not contended(Instance(read(unwired(graph))))
 
 
 @pytest.mark.slow

@@ -10,18 +10,18 @@ from benchmarks.judging import by_direction, unwired
 from benchmarks.varied import varied
 
 from autopar.errors import PlanError
-from autopar.planner.bounds import lower_bound, worth
+from autopar.planner.bounds import device_prices, lower_bound
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
 from autopar.planner.search import large as variants
-from autopar.planner.search.large import crowded, last_first, priced
+from autopar.planner.search.large import contended, last_first, priced
 
 
 def plannable(seed: int) -> bool:
     """Whether a random graph has a placement at all, and wires."""
     try:
-        return crowded(Instance(read(varied(seed))))
+        return contended(Instance(read(varied(seed))))
     except PlanError:
         return False
 
@@ -51,7 +51,7 @@ def moves(instance: Instance, device: list[int]) -> int:
 @pytest.mark.parametrize("seed", CROWDED)
 def test_runs_are_where_they_may_be_and_groups_together(seed: int) -> None:
     instance = Instance(read(varied(seed)))
-    device = priced(instance, worth(instance)[0], 0.03, 0.1)
+    device = priced(instance, device_prices(instance)[0], 0.03, 0.1)
     assert all(d in instance.allowed[r] for r, d in enumerate(device))
     assert all(len({device[r] for r in members}) == 1 for members in instance.members)
 
@@ -59,7 +59,7 @@ def test_runs_are_where_they_may_be_and_groups_together(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_loads_come_near_the_best(seed: int) -> None:
     instance = apart(seed)
-    device = priced(instance, worth(instance)[0], 0.1, 0.1)
+    device = priced(instance, device_prices(instance)[0], 0.1, 0.1)
     assert longest(instance, device) <= 1.15 * lower_bound(instance)
     quickest = [min(instance.allowed[r], key=row.__getitem__) for r, row in enumerate(instance.seconds)]
     assert longest(instance, device) < longest(instance, quickest)
@@ -67,7 +67,9 @@ def test_loads_come_near_the_best(seed: int) -> None:
 
 def test_fewer_values_move_where_copies_cost_more() -> None:
     instance = Instance(read(by_direction(instances.planted(0, 300, 4, 1.0)[0])))
-    free, dear = (moves(instance, priced(instance, worth(instance)[0], 0.03, toll)) for toll in (0.0, 0.3))
+    free, dear = (
+        moves(instance, priced(instance, device_prices(instance)[0], 0.03, toll)) for toll in (0.0, 0.3)
+    )
     assert dear < free
 
 
@@ -83,7 +85,7 @@ def test_a_full_wire_is_spared() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_what_follows_is_less_urgent(seed: int) -> None:
     instance = Instance(read(by_direction(instances.small(seed))))
-    urgency = last_first(instance, priced(instance, worth(instance)[0], 0.03, 0.1))
+    urgency = last_first(instance, priced(instance, device_prices(instance)[0], 0.03, 0.1))
     assert all(urgency[p] < urgency[r] for r, before in enumerate(instance.before) for p in before)
 
 
@@ -114,8 +116,8 @@ def test_what_is_tried_goes_by_what_is_scarce() -> None:
     values = [{"id": f"v{t}", "producer": str(t), "consumers": [str(t + 1)], "bytes": 1} for t in range(19)]
     graph = {"tasks": tasks, "values": values, "devices": devices, "links": links}
     chain, loose = Instance(read(graph)), Instance(read({**graph, "values": []}))
-    assert worth(chain) == ([1.0, 1.0], pytest.approx(0.5))
-    assert worth(loose) == ([1.0, 1.0], pytest.approx(10.0))
+    assert device_prices(chain) == ([1.0, 1.0], pytest.approx(0.5))
+    assert device_prices(loose) == ([1.0, 1.0], pytest.approx(10.0))
     assert [*variants.variants(chain)] != [*variants.variants(loose)]
 
 

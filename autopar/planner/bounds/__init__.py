@@ -8,12 +8,12 @@ import weakref
 import numpy as np
 
 from ..model.instance import Instance
-from .ancestors import LARGEST, crowded, local
+from .ancestors import LARGEST, fernandez_bussell, local
 from .critical_path import Floats, Paths, paths
 from .load import evenly, load
 from .traffic import traffic
 
-__all__ = ["lower_bound", "worth"]
+__all__ = ["device_prices", "lower_bound"]
 
 MORE = 2
 """Ratio of the load bound to the critical path below which `local` is tried."""
@@ -28,8 +28,8 @@ def lower_bound(instance: Instance, enough: float = math.inf) -> float:
     These are: the critical path without contention (`paths`), up to 2,000 clusters raised by the ancestors
     that a cluster needs on its device to start early (`local`); the optimal fractional load of devices, buses
     and memories (`load`), with the transfers between clusters if they crowd buses (`traffic`); up to 1,000
-    clusters, the work before and after each (`crowded`); all work over all lanes (`evenly`); the host's
-    dispatch of every cluster. Near linear in reads × devices², except `local` and `crowded`. A bound of
+    clusters, the work before and after each (`fernandez_bussell`); all work over all lanes (`evenly`); the host's
+    dispatch of every cluster. Near linear in reads × devices², except `local` and `fernandez_bussell`. A bound of
     `enough` seconds ends the search.
     """
     path = paths(instance)
@@ -46,12 +46,12 @@ def lower_bound(instance: Instance, enough: float = math.inf) -> float:
         path = local(instance, path)
     unit = _unit(instance)
     bound = traffic(instance, path, (shared, price), max(path.length, shared, simple))
-    bound = max(bound, _crowded(instance, path, price, unit))
+    bound = max(bound, _with_work_around(instance, path, price, unit))
     # Every makespan is a whole number of units.
     return max(bound, unit * math.ceil(bound / unit * (1 - 1e-9))) if unit else bound
 
 
-def worth(instance: Instance) -> tuple[list[float], float]:
+def device_prices(instance: Instance) -> tuple[list[float], float]:
     """Return the price of a second on each device for the optimal fractional load, normalised to 1 for a mean lane,
     and the ratio of that load to the critical path."""
     if instance not in _LOADS:
@@ -64,7 +64,7 @@ def worth(instance: Instance) -> tuple[list[float], float]:
     return price.tolist(), shared / length if length > 0 else math.inf
 
 
-def _crowded(instance: Instance, path: Paths, price: Floats, unit: float) -> float:
+def _with_work_around(instance: Instance, path: Paths, price: Floats, unit: float) -> float:
     """Return the critical path in seconds, with the work that shares the machine before and after each cluster."""
     lanes = np.array(instance.widths, dtype=float)
     whole = float(price @ lanes)
@@ -73,8 +73,8 @@ def _crowded(instance: Instance, path: Paths, price: Floats, unit: float) -> flo
     able = np.isfinite(path.seconds)
     share = np.where(able, np.where(able, path.seconds, 0.0) * price, np.inf).min(axis=1) / whole
     quickest = path.seconds.min(axis=1)
-    head = crowded(instance.before, quickest, share, path.head.min(axis=1), unit)
-    tail = crowded(instance.after, quickest, share, path.tail.min(axis=1), unit)
+    head = fernandez_bussell(instance.before, quickest, share, path.head.min(axis=1), unit)
+    tail = fernandez_bussell(instance.after, quickest, share, path.tail.min(axis=1), unit)
     with_all = np.maximum(path.head, head[:, None]) + path.seconds + np.maximum(path.tail, tail[:, None])
     return float(with_all.min(axis=1).max())
 

@@ -20,7 +20,7 @@ LARGEST_LOCAL = 2_000
 STEPS = 150_000
 """Limit on (cluster, ancestor) pairs, which limits the ancestors of each cluster."""
 LARGEST = 1_000
-"""Limit on clusters for `crowded`: time and memory grow with their square."""
+"""Limit on clusters for `fernandez_bussell`: time and memory grow with their square."""
 
 
 def local(instance: Instance, paths: Paths) -> Paths:
@@ -131,7 +131,7 @@ def _busy(jobs: Sequence[tuple[float, float, float, float]], lanes: int) -> floa
     return longest
 
 
-def crowded(
+def fernandez_bussell(
     after: Sequence[Sequence[int]], seconds: Floats, share: Floats, rest: Floats, unit: float = 0.0
 ) -> Floats:
     """Return lower bounds (R) in seconds from the end of each cluster to the end of the schedule, at least `rest` (R).

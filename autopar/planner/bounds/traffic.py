@@ -37,7 +37,7 @@ def traffic(instance: Instance, paths: Paths, load: tuple[float, Floats], bound:
     if trips.devices < 2 or rounds < FEWEST or not trips.reader.size:
         return bound
     market = _Market(instance, paths, wires, trips)
-    if market.spread() > bound and market.crowded(*load):
+    if market.spread() > bound and market.overloaded(*load):
         bound = max(bound, *(market.turn(step / rounds) for step in range(rounds)))
     return bound
 
@@ -112,7 +112,7 @@ class _Market:
         """Return the seconds if each cluster is divided evenly over its possible devices, so that nothing crosses."""
         return float((self.idle + (self.work * self.at).sum(axis=0) / self.lanes).max())
 
-    def crowded(self, seconds: float, price: Floats) -> bool:
+    def overloaded(self, seconds: float, price: Floats) -> bool:
         """Return True if buses are busy for longer than this with each cluster where it is cheapest."""
         at = np.where(self.able, self.work * price, np.inf).argmin(axis=1)
         there = np.zeros_like(self.work)

@@ -18,7 +18,7 @@ from ...ir.costed import CostedGraph
 from ...ir.device import Device, Link
 from ...ir.graph import Graph
 from ...ir.machine import Machine
-from ..bounds.ancestors import LARGEST, crowded
+from ..bounds.ancestors import LARGEST, fernandez_bussell
 from ..candidates import Race
 from ..model.instance import Instance
 from ..model.simulator import Schedule, in_order
@@ -55,7 +55,7 @@ class _Direction:
         own = np.array(self.seconds)
         unit = float(all(seconds.is_integer() for seconds in self.seconds))
         made: list[float] = (
-            own + crowded(self.after, own, own / self.lanes, np.array(found) - own, unit)
+            own + fernandez_bussell(self.after, own, own / self.lanes, np.array(found) - own, unit)
         ).tolist()
         return made
 

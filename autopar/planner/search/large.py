@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from ..bounds import worth
+from ..bounds import device_prices
 from ..candidates import SHORTER
 from ..lists.heft import cost_to_go, heft, list_schedule, mean_first, placed
 from ..model.instance import Instance
@@ -62,8 +62,8 @@ FIRST = 100
 def variants(instance: Instance) -> dict[str, Callable[..., Schedule]]:
     """Return functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer for more
     devices."""
-    found = {} if crowded(instance) else _lists(instance)
-    if plain(instance) and (not found or worth(instance)[1] > FILLED):
+    found = {} if contended(instance) else _lists(instance)
+    if plain(instance) and (not found or device_prices(instance)[1] > FILLED):
         for policy, make in _non_delay(instance).items():
             found[policy] = partial(quickest, until=math.inf, lists={policy: make})
     return found
@@ -74,7 +74,7 @@ def plain(instance: Instance) -> bool:
     return not instance.costed.machine.queued and not instance.modes
 
 
-def crowded(instance: Instance) -> bool:
+def contended(instance: Instance) -> bool:
     """Return True if the problem is `plain` and its transfers wait for buses."""
     return bool(instance.copy_lanes) and plain(instance)
 
@@ -122,7 +122,7 @@ def _non_delay(instance: Instance) -> dict[str, Callable[[], Listed]]:
     "Introduction to Sequencing and Scheduling", Wiley, 1974); none without the native search, which times them."""
     if not searches():
         return {}
-    price, filled = worth(instance)
+    price, filled = device_prices(instance)
     order, tail = mean_first(instance, 0.0), np.array(cost_to_go(instance))
     seconds = np.array(instance.seconds)
     spent = np.where(np.isfinite(seconds), seconds, 0.0) * price
@@ -149,17 +149,17 @@ def _non_delay(instance: Instance) -> dict[str, Callable[[], Listed]]:
     return found
 
 
-def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float) -> list[int]:
+def priced(instance: Instance, base: Sequence[float], steep: float, toll: float) -> list[int]:
     """Place each cluster, in graph order, on the cheapest device; return the devices.
 
-    A second on a device costs `worth`, times exp(`steep` × n) if it is n clusters of typical length ahead of the least
+    A second on a device costs `base`, times exp(`steep` × n) if it is n clusters of typical length ahead of the least
     loaded. A transfer costs at least `toll` times its seconds, and infinitely much without a route. Linear in
     clusters and reads times devices.
     """
-    least_of = (min(worth[d] * row[d] for d in own) for own, row in zip(instance.allowed, instance.seconds))
+    least_of = (min(base[d] * row[d] for d in own) for own, row in zip(instance.allowed, instance.seconds))
     usual = sum(least_of) / max(1, instance.clusters) or 1.0
     rise = steep / usual
-    load, price = [0.0] * len(instance.widths), worth
+    load, price = [0.0] * len(instance.widths), base
     carried, tolls = [0.0] * len(instance.copy_lanes), [toll] * (len(instance.copy_lanes) + 1)
     device = [-1] * instance.clusters
     chosen = [-1] * len(instance.members)
@@ -196,7 +196,7 @@ def priced(instance: Instance, worth: Sequence[float], steep: float, toll: float
             chosen[group] = d
         load[d] += seconds[d] / instance.widths[d]
         least = min(load)
-        price = [own * math.exp(min(50.0, rise * (at - least))) for own, at in zip(worth, load)]
+        price = [own * math.exp(min(50.0, rise * (at - least))) for own, at in zip(base, load)]
     return device
 
 

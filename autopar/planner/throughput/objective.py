@@ -64,7 +64,9 @@ def throughput(costed: CostedGraph, budget_s: float | None = None) -> Plan:
         del options[1]
     problems = [Instance(option) for option in options]
     weighed = [(instance, loads_of(instance)) for instance in problems]
-    proven = max(shared(problems[0]), evenly(problems[0]), _longest(problems[-1]), sum(problems[0].dispatch))
+    proven = max(
+        load_bound(problems[0]), evenly(problems[0]), _longest(problems[-1]), sum(problems[0].dispatch)
+    )
     cut = False
     shortest, best = math.inf, None
     for room in ROOM if not costed.graph.carried else ():
@@ -239,7 +241,7 @@ def _longest(instance: Instance) -> float:
     )
 
 
-def shared(instance: Instance) -> float:
+def load_bound(instance: Instance) -> float:
     """Return the lower bound in seconds from the load of devices, buses and memory, without precedence."""
     if not instance.clusters:
         return 0.0
