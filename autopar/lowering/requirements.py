@@ -194,10 +194,6 @@ class _Uses:
                 yield self.freed[view], freed, f"frees {name}, of which {view} is a view"
 
 
-# What the graph adds
-# -------------------------------------------------------------------------------------------------
-
-
 def matches(program: Program, graph: Graph) -> list[Demand]:
     """Return happens-before requirements for the program to compute `graph`. Raises ProgramError if it computes
     anything else."""

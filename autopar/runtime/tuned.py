@@ -26,7 +26,7 @@ PROVEN = 4
 
 
 class _Needed:
-    """Nothing but its own existence."""
+    """A token that the executors of one choice share: once it is collected, none of them is left."""
 
 
 def _unneeded(own: weakref.ref[Choice]) -> None:
@@ -57,7 +57,7 @@ class TunedExecutor:
         self._sizes: tuple[float, ...] | None = None
         """Sizes of its calls, if they are not those that the program was made for."""
         self._needed = _Needed()
-        """Exists as long as this executor or one that `resized` has made of it."""
+        """Shared with the executors that `resized` makes of this one."""
         weakref.finalize(self._needed, _unneeded, weakref.ref(choice)).atexit = False
         self._begin()
 
