@@ -38,9 +38,10 @@ RUNS = 4
 """Number of runs, by the roofline, that must fit in the budget for an operation to be timed."""
 EACH_S = 0.05
 """Limit in seconds for one operation on an accelerator."""
-TOGETHER_S = 5e-4
-BLOCKS = 5
+TOGETHER_S, BLOCKS = 5e-4, 5
+"""Seconds of a block of calls on an accelerator, and the number of blocks, of which the median counts."""
 MOST_KEPT = 50_000
+"""Limit on the stored operations; the oldest are dropped."""
 FAR = 3.0
 """Factor from the roofline beyond which an operation is measured again, up to `TIMES` times."""
 TIMES = 3
@@ -49,6 +50,7 @@ APART_S = 2e-5
 NEAR_BYTES = 8 << 20
 """Limit on the bytes of weights that may stay in a core's caches between calls."""
 _MOST_COPIES = 16
+"""Limit on the copies of an operation's inputs that its calls read in turn, so that no cache holds them."""
 
 
 def measure(

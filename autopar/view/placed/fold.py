@@ -20,8 +20,9 @@ from ..report.reasons import module_of
 BUDGET = 150
 """Limit on the boxes of a picture with fewer lanes than that."""
 _PLAIN = 60
-_EQUAL = 0.25
-_DENSE = 0.75
+"""Limit on the boxes of a picture in which each is one cluster."""
+_EQUAL, _DENSE = 0.25, 0.75
+"""Share by which the work of stacked blocks may differ from the median, and least share of their time that is work."""
 _SUFFIXES = {"reduction": ", sums", "update": ", update"}
 """Ends of titles of several clusters that are all of this phase."""
 

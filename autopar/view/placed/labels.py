@@ -14,15 +14,16 @@ from ..drawing.free_space import Label, Rect
 from ..report.reasons import module_of, sections
 from .layout import LEFT, Arrow, Box, Layout
 
-_STRIP = 10.0
-_PAD = 9.0
-_APART = 2.0
+_STRIP, _PAD, _APART = 10.0, 9.0, 2.0
+"""Pixels of the pattern at the edge of a box, from there to a label, and from a label to lines over the box."""
 _STEP, _MOST_STEPS = 6.0, 40
+"""Pixels between the heights that are tried for a label in a box, and their number in each direction."""
 _LEAD = 22.0
-_LINE = 13.0
-_CLOSE = 5.0
-_MOST_LINES = 4
+"""Pixels from a thin box to its label in the gap beside its column."""
+_LINE, _CLOSE, _MOST_LINES = 13.0, 5.0, 4
+"""Pixels of a line of captions, largest gap in pixels between boxes of one caption, and limit on its names."""
 _MOST = 60
+"""Limit on the thin boxes that may get a label beside them."""
 
 
 def box_labels(layout: Layout, box: Box) -> list[Label]:
