@@ -22,7 +22,7 @@ from ..capture.refusals import explain
 from ..capture.region import Region, in_eager, unprinted
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.plan import Plan
-from ..pipeline.calls import CHECKED, RESIZED, Done, Kept, Short, again
+from ..pipeline.calls import CHECKED, RESIZED, Done, ProgramCache, Short, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
@@ -75,7 +75,7 @@ class Served:
 
     def begin(self, region: Region | None) -> None:
         """Begin without programs; if `region` is None, without a graph to place."""
-        self.programs: Kept[Planned] = Kept(self.name, region, self.backend.options)
+        self.programs: ProgramCache[Planned] = ProgramCache(self.name, region, self.backend.options)
         if region is not None:
             self.region = region
         self.placed: Plan | None = None

@@ -125,7 +125,7 @@ RECURRING = 10
 """Calls of one set of sizes after which it has its own program, if kernels are compiled for each set."""
 
 
-class Kept(OrderedDict[Hashable, Made]):
+class ProgramCache(OrderedDict[Hashable, Made]):
     """LRU cache of the programs of a region by sizes, limited to `SIZES`; and programs `resized` from these, which
     serve other sizes. Programs have a `close`; `called` is their name in the log.
 

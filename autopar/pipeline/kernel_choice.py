@@ -38,7 +38,7 @@ SHOWN = 3
 """Limit on the number of inputs whose shapes are shown."""
 FIRST = 3
 """Rounds of the race between stacks. The fastest is then tried with other numbers of threads and lanes."""
-KEPT = 2
+FINALISTS = 2
 """Stacks that reach the final: in few rounds, other work may reverse the order of the two fastest."""
 WORTH = 0.03
 """Share of eager's seconds that a compiled form must save, and of one lane's seconds that several lanes must save."""
@@ -277,7 +277,7 @@ class _Race:
                 self.verdict.refused[stack.name] = "it folds the weights, which change from call to call"
             elif self.build(stack.name):
                 self._time(["eager", *self.made], FIRST)
-                fastest = sorted(self.made, key=self.verdict.seconds.__getitem__)[:KEPT]
+                fastest = sorted(self.made, key=self.verdict.seconds.__getitem__)[:FINALISTS]
                 self._close(keep=fastest)
                 best = fastest[0]
                 if self._worth(best):

@@ -26,7 +26,7 @@ from ..ops import resolve as bind
 from ..planner.bounds import lower_bound
 from ..planner.candidates import Race
 from ..planner.model.instance import Instance
-from ..planner.model.simulator import kept
+from ..planner.model.simulator import schedule_of
 from ..planner.model.timing import timing as timed
 
 log = logging.getLogger("autopar")
@@ -63,7 +63,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
     if all((v.bytes, v.storage) == (found[v.name].bytes, found[v.name].storage) for v in before):
         return replace(plan, costed=costed)
     instance = Instance(costed)
-    entry = Race(instance).trial(kept(plan))
+    entry = Race(instance).trial(schedule_of(plan))
     assert entry is not None
     timing = timed(entry.play)
     return replace(

@@ -19,7 +19,7 @@ from .batch_split import FINEST
 log = logging.getLogger("autopar")
 
 Planned: TypeAlias = Callable[[Graph], Plan]
-KEPT = (0.0, 0.25, 0.5)
+STAYING = (0.0, 0.25, 0.5)
 """Shares of an accelerator's memory for weights that stay there; each is planned."""
 LEAST = 0.05
 """Share of all state's bytes; if the weights that may be streamed are fewer, no plan is tried."""
@@ -88,7 +88,7 @@ def _sets(
     least = LEAST * sum(value[name].bytes for name in graph.state)
     if not host.traits.host or not rooms or None in rooms or total <= least:
         return
-    for share in KEPT:
+    for share in STAYING:
         kept = share * max(room or 0 for room in rooms) / total
         names, spare = [], 0.0
         for name, nbytes in size.items():

@@ -18,7 +18,7 @@ from .model.timing import memory
 
 SHORTER = 1e-9
 """Share by which a later schedule must be shorter than an earlier one to win."""
-KEPT = 1.02
+FIFO_LIMIT = 1.02
 """Limit on a schedule's makespan with FIFO buses, relative to that in its own order, to keep this order."""
 
 
@@ -110,7 +110,7 @@ class Race:
             # that. Of simultaneous requests, the one that the plan lists first goes first.
             freed = Play(self.instance, replace(schedule, first_come=True))
             served = freed.makespan
-            if not play.makespan * (1 + SHORTER) < served <= play.makespan * KEPT:
+            if not play.makespan * (1 + SHORTER) < served <= play.makespan * FIFO_LIMIT:
                 play = freed
         used = memory(play) if self.instance.tight else ()
         over = tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap)

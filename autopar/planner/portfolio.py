@@ -20,7 +20,7 @@ from .lists.heft import heft, lookahead
 from .lists.identical import identical, is_single, single
 from .lists.memory_first import fill, follow
 from .model.instance import Instance
-from .model.simulator import Schedule, kept
+from .model.simulator import Schedule, schedule_of
 from .model.timing import timing
 from .policies import Policy, asked, enter_fitting
 from .reasons import reasons
@@ -191,7 +191,7 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
                 f"the plan places cluster {step.cluster!r} on lane {step.lane!r} of {step.device}; "
                 f"its compute lanes are {', '.join(costed.machine.device[step.device].compute_lanes)}"
             )
-    given = kept(replace(edited, costed=costed, policy="the plan given"))
+    given = schedule_of(replace(edited, costed=costed, policy="the plan given"))
     as_it_was = race.trial(given)
     if as_it_was:
         race.admit(as_it_was)

@@ -23,7 +23,7 @@ from .duplication import once, repeated
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .model.instance import Instance
-from .model.simulator import Schedule, kept
+from .model.simulator import Schedule, schedule_of
 from .policies import enter_fitting
 from .search.anneal import POLICY as SEARCHED
 from .search.anneal import anneal, polish
@@ -160,7 +160,7 @@ def _raced(plan: Plan, option: _Option) -> Race:
     race = Race(Instance(option.apply(once(plan.costed))))
     instance = race.instance
     if not plan.costed.again:
-        race.enter(kept(plan))
+        race.enter(schedule_of(plan))
     policies: list[Callable[..., Schedule]] = [heft, lookahead]
     if instance.clusters > LARGE:
         # There is time for only one: the one that was best.
@@ -178,7 +178,7 @@ def _as_it_was(plan: Plan, option: _Option) -> float:
     """Return the seconds of a plan with duplicates on the changed machine, with the same placement and orders."""
     if not plan.costed.again:
         return math.inf
-    entry = Race(Instance(option.apply(plan.costed))).trial(kept(plan))
+    entry = Race(Instance(option.apply(plan.costed))).trial(schedule_of(plan))
     return math.inf if entry is None or entry.over else entry.makespan
 
 

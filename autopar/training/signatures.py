@@ -22,7 +22,7 @@ from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.calls import Kept
+from ..pipeline.calls import ProgramCache
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, rewritten, timed
 from ..runtime.replicas import Replicas
@@ -205,7 +205,7 @@ class Signatures:
         ]
 
     @property
-    def kept(self) -> list[Kept[Signature]]:
+    def kept(self) -> list[ProgramCache[Signature]]:
         """The programs of each captured graph of the loss and each form of the optimizer, by sizes."""
         return [kept for bound in self._bound for kept in bound.programs.values()]
 
@@ -238,7 +238,7 @@ class _Bound:
     def __init__(self, name: str, region: Region, args: Sequence[Any]) -> None:
         self.name, self.region = name, region
         self.plans: dict[Hashable, Plan] = {}
-        self.programs: dict[Hashable, Kept[Signature]] = {}
+        self.programs: dict[Hashable, ProgramCache[Signature]] = {}
         self._trained = [
             (at, args[at])
             for at, place in enumerate(region.places)
@@ -257,10 +257,10 @@ class _Bound:
         """Return True if the ids of all parameters of these programs are `known`."""
         return all(id(parameter) in known for _, parameter in self._trained)
 
-    def programs_of(self, groups: Hashable, options: Options) -> Kept[Signature]:
+    def programs_of(self, groups: Hashable, options: Options) -> ProgramCache[Signature]:
         """Return the programs for a form of the optimizer, by sizes."""
         if groups not in self.programs:
-            self.programs[groups] = Kept(f"the training step of {self.name}", self.region, options)
+            self.programs[groups] = ProgramCache(f"the training step of {self.name}", self.region, options)
         return self.programs[groups]
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from autopar.planner import place
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import kept
+from autopar.planner.model.simulator import schedule_of
 from autopar.planner.search.anneal import STEPS
 from autopar.system.text import table
 
@@ -146,7 +146,7 @@ def solve(graph: Data, effort: float) -> Data:
     start = time.process_time()
     costed = read(graph)
     plan = place(costed, steps=STEPS)
-    *_, found = proofs(Instance(costed), kept(plan), effort, bound=plan.lower_bound)
+    *_, found = proofs(Instance(costed), schedule_of(plan), effort, bound=plan.lower_bound)
     return {
         "exact": found.best.makespan,
         "proven_bound": found.bound,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.pipeline import calls
-from autopar.pipeline.calls import Kept
+from autopar.pipeline.calls import ProgramCache
 from autopar.pipeline.options import Options
 
 MOST = 8
@@ -24,8 +24,8 @@ class Made:
         self.closed += 1
 
 
-def filled(count: int) -> tuple[Kept[Made], list[Made]]:
-    kept, made = Kept[Made]("the model", None, Options()), [Made() for _ in range(count)]
+def filled(count: int) -> tuple[ProgramCache[Made], list[Made]]:
+    kept, made = ProgramCache[Made]("the model", None, Options()), [Made() for _ in range(count)]
     for key, each in enumerate(made):
         kept.add(key, each)
     return kept, made

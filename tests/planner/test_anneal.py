@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles import needs_native
 
 from autopar.planner.bounds import lower_bound
-from autopar.planner.candidates import KEPT, Race
+from autopar.planner.candidates import FIFO_LIMIT, Race
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
@@ -175,4 +175,4 @@ def test_a_plan_keeps_its_promise_where_wires_serve_first_come_first_served(seed
     for entry in race.entries:
         served = Play(made, replace(entry.play.schedule, first_come=True))
         assert entry.makespan <= served.makespan * (1 + 1e-9)
-        assert served.makespan <= entry.makespan * KEPT * (1 + 1e-9)
+        assert served.makespan <= entry.makespan * FIFO_LIMIT * (1 + 1e-9)

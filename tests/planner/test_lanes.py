@@ -15,7 +15,7 @@ from autopar.ir.plan import Plan
 from autopar.planner import replan, schedule
 from autopar.planner.formats import read, text
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play, Schedule, kept
+from autopar.planner.model.simulator import Play, Schedule, schedule_of
 
 
 def wide(**seconds: float):
@@ -88,7 +88,7 @@ def test_a_plan_is_what_its_orders_simulate_to(seed):
     plan = schedule(randomly(random.Random(seed), 10))
     again = replan(plan.costed, plan)
     assert again.makespan == pytest.approx(plan.makespan)
-    assert Play(Instance(plan.costed), kept(plan)).makespan == pytest.approx(plan.makespan)
+    assert Play(Instance(plan.costed), schedule_of(plan)).makespan == pytest.approx(plan.makespan)
     assert {step.cluster: step.lanes for step in again.placed} == {
         step.cluster: step.lanes for step in plan.placed
     }

@@ -64,7 +64,7 @@ def in_order(
     )
 
 
-def kept(plan: Plan) -> Schedule:
+def schedule_of(plan: Plan) -> Schedule:
     """Return the orders of a plan's lanes, copy queues and buses; omit transfers without a link."""
     machine = plan.costed.machine
     lanes: dict[str, list[str]] = {}
