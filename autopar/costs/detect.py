@@ -22,8 +22,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..system import cache
 from ..system.process import cores
-from . import calibrate as probe
-from . import scales
+from . import calibrate, scales
 from .measure import chip, measure
 from .roofline import CALL, main_dtype, touched
 
@@ -187,7 +186,7 @@ def _measured(names: Sequence[str]) -> Measured:
             return known
         try:
             for end in ends:
-                probe.warm(end)
+                calibrate.warm(end)
             start = time.perf_counter()
             figures = _better(known, measure(*args))
         except RuntimeError:
@@ -230,7 +229,7 @@ def stand_in(device: Device, alike: int, measured: Measured) -> Device:
 
 def accelerator(device: Device, _: int, measured: Measured) -> Device:
     """Return an accelerator of this machine."""
-    figures = measured(device.name, probe.rates, device.name, torch.get_num_threads())
+    figures = measured(device.name, calibrate.rates, device.name, torch.get_num_threads())
     rated = replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
     return replace(rated, scales=scales.kept(chip(rated)))
 
@@ -239,9 +238,9 @@ def _on_cores(device: Device, lanes: int, measured: Measured) -> Device:
     """Return a device as one of `lanes` on the cores: limited to its share of their joint rates."""
     total = torch.get_num_threads()
     count = max(1, total // lanes)
-    figures = measured(f"cpu, {count} threads", probe.rates, "cpu", count)
+    figures = measured(f"cpu, {count} threads", calibrate.rates, "cpu", count)
     if lanes > 1:
-        whole = measured(f"cpu, {total} threads", probe.rates, "cpu", total)
+        whole = measured(f"cpu, {total} threads", calibrate.rates, "cpu", total)
         shared = {name: min(rate, whole.get(name, rate) / lanes) for name, rate in figures.items()}
         figures = {**shared, "launch_s": figures["launch_s"]}
     rated = replace(_rated(device, figures), threads=count, chip=cache.processor())
@@ -307,10 +306,10 @@ def _link(src: Device, dst: Device, measured: Measured) -> Link:
     has an incoming and an outgoing bus."""
     real = [device.name for device in (src, dst) if device.torch_type != "cpu"]
     if not real:
-        figures, wire = measured("memcpy", probe.memcpy), "host memory"
+        figures, wire = measured("memcpy", calibrate.memcpy), "host memory"
     else:
         ends = [end.name if end.name in real else "cpu" for end in (src, dst)]
-        figures = measured(f"{ends[0]} to {ends[1]}", probe.link, *ends)
+        figures = measured(f"{ends[0]} to {ends[1]}", calibrate.link, *ends)
         wire = f"{src.name} out" if src.name in real else f"{dst.name} in"
     return Link(src.name, dst.name, figures["latency_s"] + 2 * HANDOFF_S, figures["bytes_per_s"], wire)
 

@@ -19,11 +19,10 @@ from ..ir.graph import Graph, Task
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from ..ops import resolve as bind
+from ..ops import resolve
 from ..system import cache
 from ..system.text import bar
-from . import calibrate as probe
-from . import scales
+from . import calibrate, scales
 from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
 from .roofline import CALL, Ratios, checks, estimate, signature, work
 
@@ -149,7 +148,7 @@ def measurable(graph: Graph, task: Task, calls: Calls) -> bool:
         return False
     if any(graph.value[name].dtype == "object" for name in (*task.inputs, *task.outputs)):
         return False
-    schema = getattr(bind.target(task.target, calls), "_schema", None)
+    schema = getattr(resolve.target(task.target, calls), "_schema", None)
     return schema is None or not schema.is_mutable
 
 
@@ -263,7 +262,7 @@ def _timed(
     on = torch.device(device.torch_device)
     if on.type == "cpu":
         here = {name: tensor for name, tensor in given.items() if _usable(book.graph, name, tensor, on)}
-        with probe.threads(device.threads):
+        with calibrate.threads(device.threads):
             found = replayed(book.graph, tasks, on, book.calls, here, budget_s)
         for each in alike.values():
             seconds = [took for task in each if (took := found[task.name]) is not None]
@@ -290,8 +289,8 @@ def _alone(book: _Book, task: Task, device: Device) -> float | None:
     nbytes = sum(graph.value[name].bytes for name in task.inputs)
     copies = max(1, min(_MOST_COPIES, 8 * NEAR_BYTES // max(1, nbytes))) if book.where == "far" else 1
     try:
-        with probe.as_tasks(on.type):
-            function, prepared = bind.target(task.target, book.calls), []
+        with calibrate.as_tasks(on.type):
+            function, prepared = resolve.target(task.target, book.calls), []
             for _ in range(copies):
                 made = {name: made_up(graph, graph.value[name], on) for name in task.inputs}
                 prepared.append(bound(task, function, made, on))
@@ -305,7 +304,7 @@ def _alone(book: _Book, task: Task, device: Device) -> float | None:
 def _blocks(call: Callable[[], Any], device: str) -> float:
     """Return the median seconds over a few blocks of calls, each between two clock readings, so that the
     queue fills and the clock's own cost vanishes."""
-    once = max(probe.best(call, device, 1), 1e-7)
+    once = max(calibrate.best(call, device, 1), 1e-7)
     together = max(1, min(100, int(TOGETHER_S / once)))
     start = time.perf_counter()
     samples: list[float] = []
@@ -313,6 +312,6 @@ def _blocks(call: Callable[[], Any], device: str) -> float:
         begin = time.perf_counter()
         for _ in range(together):
             call()
-        probe.synchronize(device)
+        calibrate.synchronize(device)
         samples.append((time.perf_counter() - begin) / together)
     return statistics.median(samples)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from ..ir.graph import Graph, Task, Value
-from ..ops import resolve as bind
+from ..ops import resolve
 from .calibrate import as_tasks
 from .roofline import ROWS
 
@@ -48,7 +48,7 @@ def replayed(
     """
     wanted = {task.name for task in tasks}
     order = [task for task in graph.tasks if task.name in wanted]
-    functions = [bind.target(task.target, calls) for task in order]
+    functions = [resolve.target(task.target, calls) for task in order]
     last = {name: at for at, task in enumerate(order) for name in (*task.inputs, *task.outputs)}
     dead = [
         [name for name in (*task.inputs, *task.outputs) if last[name] == at and name not in given]
@@ -120,8 +120,8 @@ def bound(
     task: Task, function: Callable[..., Any], values: Tensors, device: torch.device
 ) -> Callable[[], Any]:
     """Return the call of a task's `function` on a device with these values."""
-    args = [bind.argument(item, values.__getitem__, device) for item in task.args]
-    kwargs = {name: bind.argument(item, values.__getitem__, device) for name, item in task.kwargs}
+    args = [resolve.argument(item, values.__getitem__, device) for item in task.args]
+    kwargs = {name: resolve.argument(item, values.__getitem__, device) for name, item in task.kwargs}
     return partial(function, *args, **kwargs)
 
 

@@ -22,12 +22,12 @@ from ..capture.torch_private import FakeTensorMode
 from ..errors import PlanError
 from ..ir.graph import Task, Value
 from ..ir.plan import Plan
-from ..ops import resolve as bind
+from ..ops import resolve
 from ..planner.bounds import lower_bound
 from ..planner.candidates import Race
 from ..planner.model.instance import Instance
 from ..planner.model.simulator import schedule_of
-from ..planner.model.timing import timing as timed
+from ..planner.model.timing import timing
 
 log = logging.getLogger("autopar")
 
@@ -65,15 +65,15 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
     instance = Instance(costed)
     entry = Race(instance).trial(schedule_of(plan))
     assert entry is not None
-    timing = timed(entry.play)
+    again = timing(entry.play)
     return replace(
         plan,
         costed=costed,
-        placed=timing.placed,
-        transfers=timing.transfers,
-        resident=timing.resident,
-        memory=timing.memory,
-        makespan=timing.makespan,
+        placed=again.placed,
+        transfers=again.transfers,
+        resident=again.resident,
+        memory=again.memory,
+        makespan=again.makespan,
         lower_bound=lower_bound(instance),
         bound_once=0.0,
     )
@@ -261,11 +261,11 @@ def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) 
     ProgramError for an unknown target."""
     space, _, rest = target.partition(".")
     if space == "autopar" and "." in rest:
-        bind.target(target, calls)  # defines it
+        resolve.target(target, calls)  # defines it
         name, _, overload = rest.partition(".")
         found: Callable[..., Any] = getattr(getattr(torch.ops.autopar, name), overload)
         return found
-    return bind.target(target, calls)
+    return resolve.target(target, calls)
 
 
 def called(task: Task, kind: str, given: tuple[_Form | None, ...]) -> tuple[_Made, ...]:
@@ -282,7 +282,7 @@ def called(task: Task, kind: str, given: tuple[_Form | None, ...]) -> tuple[_Mad
             else torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=device)
             for form in given
         ]
-        made = bind.called(task, function, lambda name: tensors[int(name)], device)
+        made = resolve.called(task, function, lambda name: tensors[int(name)], device)
         owner: dict[int, int] = {}
         for index, tensor in enumerate(tensors):
             if tensor is not None:

@@ -25,7 +25,7 @@ from ..ir.graph import Argument, Const, Graph, Ref
 from ..ir.open_size import OPENED
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads
-from ..ops import resolve as bind
+from ..ops import resolve
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane, apart
@@ -165,7 +165,7 @@ class Assembly:
         if given and f"{task.target}_" in calls:
             return calls[f"{task.target}_"]
         alone = not any(self.graph.readers[name] or name in self.graph.results for name in task.outputs[1:])
-        return calls.get(task.target) or bind.fast(task, bind.target(task.target), alone)
+        return calls.get(task.target) or resolve.fast(task, resolve.target(task.target), alone)
 
     @cached_property
     def _durations(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -255,7 +255,9 @@ class _Writer:
         if isinstance(template, Ref):
             return self.read(values[template.value])
         if isinstance(template, Const):
-            return self.bind(("const", template.text), "k", bind.constant(template.text, self.backend.device))
+            return self.bind(
+                ("const", template.text), "k", resolve.constant(template.text, self.backend.device)
+            )
         if isinstance(template, tuple):
             items = [self.expression(item, values, plain) for item in template]
             return f"({_tuple(items)})" if plain else f"[{', '.join(items)}]"

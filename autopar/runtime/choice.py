@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from . import thread_state as ambient
-from . import trial
+from . import thread_state, trial
 from .executor import Executor
 from .kernels import Refusal
 from .lanes.host import clone
@@ -116,7 +115,7 @@ class Choice:
         vain. If `open`, they are kept as long as the weights may change, since no later call may have these
         sizes."""
         _alive.add(self)
-        ambient.reset_after_fork.add(self)
+        thread_state.reset_after_fork.add(self)
 
     def add(self, user: _User) -> None:
         """Register a user for as long as it exists."""

@@ -17,7 +17,7 @@ from ..errors import RunError
 from ..ir.plan import Plan
 from ..ir.program import Copy, Program
 from ..ir.timeline import Timeline
-from . import thread_state as ambient
+from . import thread_state
 from .bind_program import Assembly
 from .flat_transfer import pieces
 from .inline_call import InlineCall
@@ -69,7 +69,7 @@ class Executor:
         self._origin: Executor | None = None
         self._resized: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._assemble(plan)
-        ambient.reset_after_fork.add(self)
+        thread_state.reset_after_fork.add(self)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run one call. Raises RunError if a task fails."""
@@ -170,18 +170,18 @@ class Executor:
     def _enter(
         self, inputs: Sequence[Any], recording: CallRecord | None
     ) -> tuple[list[Any], Timeline | None]:
-        before = ambient.entered.stack
+        before = thread_state.entered.stack
         if id(self._crew) in before:
             raise RunError(
                 f"{self._graph.name!r} is called from inside its own call, which would never end; "
                 "call it after the first call has returned, or compile the inner model separately"
             )
         with self._lock:
-            ambient.entered.stack = (*before, id(self._crew))
+            thread_state.entered.stack = (*before, id(self._crew))
             try:
                 return self._call(inputs, recording)
             finally:
-                ambient.entered.stack = before
+                thread_state.entered.stack = before
 
     def _call(self, inputs: Sequence[Any], recording: CallRecord | None) -> tuple[list[Any], Timeline | None]:
         assembly, crew = self._assembly, self._crew

@@ -13,7 +13,7 @@ import torch
 
 from ..capture.autocast import anywhere
 from ..ir.program import Piece, Step, reads
-from . import thread_state as ambient
+from . import thread_state
 from .bind_program import Assembly, LaneFunction
 from .kernels import Kernel
 from .lane_threads import failure
@@ -66,7 +66,7 @@ class InlineCall:
             try:
                 if torch.is_grad_enabled() or anywhere():
                     with contextlib.ExitStack() as stack:
-                        ambient.enter(stack, False, self._assembly.types)
+                        thread_state.enter(stack, False, self._assembly.types)
                         self._function(slots, None)
                 else:
                     self._function(slots, None)

@@ -10,7 +10,7 @@ import torch
 from ..errors import RunError
 from ..ir.device import kind_of
 from ..ir.program import Compute, Copy, Lane, Piece, Wait, tasks_of
-from . import thread_state as ambient
+from . import thread_state
 from .bind_program import Assembly, LaneFunction
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
@@ -25,7 +25,7 @@ class _CallContext:
 
     def __init__(self, assembly: Assembly, clock: Clock | None, recording: CallRecord | None) -> None:
         self.assembly, self._clock, self.recording = assembly, clock, recording
-        self.inference, self.entered = torch.is_inference_mode_enabled(), ambient.entered.stack
+        self.inference, self.entered = torch.is_inference_mode_enabled(), thread_state.entered.stack
         self.arrived = accelerator.arrivals(assembly.devices) if assembly.streamed else []
         self.ended: list[torch.Event] = []
 
@@ -161,8 +161,8 @@ class Crew:
             try:
                 with contextlib.ExitStack() as stack:
                     if not own:
-                        ambient.entered.stack = call.entered
-                    ambient.enter(stack, call.inference, types)
+                        thread_state.entered.stack = call.entered
+                    thread_state.enter(stack, call.inference, types)
                     backend.enter(stack)
                     function(slots, call)
             except BaseException as error:

@@ -19,7 +19,7 @@ from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph
 from ...ir.machine import Machine
 from ...system import jsonfile
-from . import graph_file as own
+from . import graph_file
 from .fields import JsonObject, known
 from .graph_file import read_machine
 
@@ -41,7 +41,7 @@ def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
         on = _machine(machine)
         return _on(source, on) if on else source
     name, data = plain(source, machine)
-    return own.costed(data, name, machine if isinstance(machine, Machine) else None)
+    return graph_file.costed(data, name, machine if isinstance(machine, Machine) else None)
 
 
 def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, Any]:
