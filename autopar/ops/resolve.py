@@ -125,6 +125,16 @@ def _kept(share: float, dtype: torch.dtype) -> float:
     return torch.ones((), dtype=dtype).div_(share).item() if share else 0.0
 
 
+def _resolved(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator that reinterprets elements, for tensors that are conjugated or negated when they are read."""
+
+    def call(given: torch.Tensor, *others: Any) -> Any:
+        # In the trace it was conjugated twice, but one of the two is done by a copy to another device.
+        return operator(given.resolve_conj().resolve_neg(), *others)
+
+    return call
+
+
 _OWN: dict[str, Callable[..., Any]] = {
     JOIN: _join,
     PART: _part,
@@ -134,6 +144,8 @@ _OWN: dict[str, Callable[..., Any]] = {
         f"aten.{name}.input": states_contiguous(getattr(torch.ops.aten, name).input)
         for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
     },
+    "aten.view_as_real.default": _resolved(torch.ops.aten.view_as_real.default),
+    "aten.view.dtype": _resolved(torch.ops.aten.view.dtype),
     "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.native_dropout.default": _dropout,
     "aten.native_dropout_backward.default": _dropout_backward,
