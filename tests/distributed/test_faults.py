@@ -12,6 +12,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import faulty
 import pytest
@@ -121,6 +122,42 @@ def _refuses(rank: int) -> list[str]:
 def test_seconds_that_are_none_are_refused():
     ((*said,),) = ranks(1, _refuses)
     assert len(said) == 3 and all("seconds above 0" in text for text in said)
+
+
+def _numbered(rank: int) -> list[int | None]:
+    """Last steps of guards of some ranks and of all, by numbers of others than Python."""
+    import numpy
+    import torch
+    import torch.distributed as dist
+
+    from autopar.distributed.faults.heartbeat import guarded
+
+    some, found = dist.new_group([0, 1]), []
+    for group in (some, None) if rank < 2 else (None,):
+        with guarded(group, timeout_s=2) as guard:
+            for number in (numpy.int64(3), torch.tensor(4)):
+                guard.step(number)
+                # A beat is written meanwhile.
+                time.sleep(0.6)
+            found.append(guard.last_step)
+    return found
+
+
+def test_guards_of_some_ranks_and_of_all_beat_with_any_number():
+    assert ranks(3, _numbered, timeout_s=60) == [[4, 4], [4, 4], [4]]
+
+
+def test_lines_that_wait_for_other_ranks_are_known():
+    from autopar.distributed.faults.heartbeat import _position
+    from autopar.distributed.pipeline import reduction
+    from autopar.training import group
+
+    def waits(file: str) -> bool:
+        code = SimpleNamespace(co_filename=file, co_name="average")
+        return _position(SimpleNamespace(f_code=code, f_lineno=1, f_back=None))[1]
+
+    # A rank that waits there is not the one that is stuck.
+    assert waits(group.__file__) and waits(reduction.__file__) and not waits(__file__)
 
 
 def _outlasts(rank: int) -> bool:

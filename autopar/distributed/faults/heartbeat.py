@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn
@@ -44,12 +45,23 @@ _LOST = re.compile(
 )
 """Error texts by which a collective reports that another rank is gone."""
 
+_WAITING = tuple(
+    os.path.join(*parts)
+    for parts in (
+        ("autograd", "graph.py"),
+        ("autopar", "training", "group.py"),
+        ("autopar", "distributed", "pipeline", "reduction.py"),
+    )
+)
+"""Files whose lines wait for other ranks by calls that have no frame of their own."""
+
 SETTLE_S = 1.0
 """Most seconds that the end of a block waits for other threads of its process."""
 LOOK_S, LOOKS = 0.01, 3
 """Seconds between two looks at these threads, and the number of successive looks at which all must sleep."""
 
-_guards = 0
+_guards = Counter[str]()
+"""Number of guards of each group so far: ranks of one group may have been in others, apart."""
 _jobs = itertools.count()
 
 
@@ -57,7 +69,6 @@ class _Guard:
     """The watch over the ranks of a group: a context, see `guarded`."""
 
     def __init__(self, group: Group, timeout_s: float, step_timeout_s: float | None, grace_s: float) -> None:
-        global _guards
         self.rank, self.size = rank_of(group), size_of(group)
         self.timeout_s, self.step_timeout_s, self.grace_s = timeout_s, step_timeout_s, grace_s
         self.last_step: int | None = None
@@ -74,8 +85,8 @@ class _Guard:
         # A connection of its own, since another user of the store may block in a call. It opens no port.
         world: Any = group if group is not None else dist.group.WORLD
         self._store = world.get_group_store().clone()
-        self._at = f"autopar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_guards}"
-        _guards += 1
+        self._at = f"autopar/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_guards[world.group_name]}"
+        _guards[world.group_name] += 1
         self._threads = [
             threading.Thread(target=target, name=f"autopar {name}", daemon=True)
             for name, target in (("heartbeat", self._beats), ("watch", self._watches))
@@ -95,7 +106,8 @@ class _Guard:
             raise RunError(self.fault)
         if number is None:
             number = 0 if self.last_step is None else self.last_step + 1
-        self.last_step, self._stepped = number, self._awake
+        # A number of numpy or torch would be no JSON.
+        self.last_step, self._stepped = int(number), self._awake
 
     def __enter__(self) -> _Guard:
         """Wait for rank 0 to start, then begin to beat and to watch."""
@@ -323,9 +335,7 @@ def _position(frame: FrameType | None) -> tuple[str, bool]:
     if frame is None:
         return "its end", False
     file = frame.f_code.co_filename
-    waits = os.sep + os.path.join("torch", "distributed") in file or file.endswith(
-        os.path.join("autograd", "graph.py")
-    )
+    waits = os.sep + os.path.join("torch", "distributed") in file or file.endswith(_WAITING)
     libraries = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(dist.__file__)))
     own: FrameType | None = frame
     while own is not None and own.f_code.co_filename.startswith((*libraries, "<")):
