@@ -7,6 +7,7 @@ Parallel Training", VLDB 2020): in buckets in the order of the parameters, the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -180,7 +181,8 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
             with torch.no_grad():
                 for tensor, piece in zip(bucket, _pieces(flat, bucket)):
                     if not first:
-                        tensor.copy_(piece)
+                        with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                            tensor.copy_(piece)
 
     def __repr__(self) -> str:
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"

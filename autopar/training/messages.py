@@ -90,7 +90,8 @@ def share_weights(model: nn.Module, group: Group, device: torch.device) -> None:
     """Replace the parameters and buffers of a model by those of rank 0, sent from `device`."""
     for tensor in (*model.parameters(), *model.buffers()):
         sent = tensor.to(device).contiguous()
-        dist.broadcast(sent, group=group, group_src=0)
+        # As bytes: backends refuse some dtypes.
+        dist.broadcast(sent.reshape(-1).view(torch.uint8), group=group, group_src=0)
         tensor.copy_(sent)
 
 
