@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from torch import nn
 from ..ir.distribution import Distribution
 from ..ir.serialize import decode, encode
 from ..training.messages import Group, agree, made_by_first
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""The address in the text of an object that has no other: each process has its own."""
 
 
 def agreed(
@@ -71,7 +75,7 @@ def described(model: nn.Module) -> dict[str, str]:
         if kind not in code:
             code[kind] = _code(getattr(kind.forward, "__code__", None))
         words = (
-            f"{kind.__module__}.{kind.__qualname__}({module.extra_repr()})"
+            f"{kind.__module__}.{kind.__qualname__}({_ADDRESS.sub('', module.extra_repr())})"
             f" in {'training' if module.training else 'evaluation'} with the code {code[kind]}"
         )
         facts[f"module {path}" if path else "the model"] = words

@@ -50,6 +50,19 @@ class Other(nn.Sequential):
         return super().forward(x) + 1
 
 
+class Addressed(nn.Linear):
+    def extra_repr(self):
+        return f"init={object()!r}"
+
+
+def test_addresses_of_objects_are_no_difference():
+    kept = Addressed(2, 2)
+    assert (
+        described(kept) == described(Addressed(2, 2))
+        and "init=<object object>" in described(kept)["the model"]
+    )
+
+
 MODELS = {
     "width": lambda: net(width=5), "option": lambda: net(p=0.5), "mode": lambda: net().eval(),
     "code": lambda: Other(*net()), "frozen": lambda: _freeze(net()),
