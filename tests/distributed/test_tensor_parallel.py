@@ -19,6 +19,7 @@ from tensor_models import (
     SLOW,
     Attention,
     Averaged,
+    Functional,
     Gated,
     Learned,
     SharedDropout,
@@ -232,6 +233,11 @@ def odd_ones(rank: int) -> dict[str, Any]:
     with pytest.raises(RunError, match="one number on all ranks"):
         model(given)
     model.eval()(given)
+    model = Functional()
+    torch.manual_seed(rank)
+    found["functional"] = len(split(model, given).split)
+    model(given).square().mean().backward()
+    found["shared"] = model.norm.weight.grad.tolist()
     return found
 
 
@@ -248,6 +254,7 @@ def test_wrong_parts_are_undone_and_dropout_agrees_where_all_have_the_whole() ->
     assert within[0] != within[1] and after[0] == after[1]
     assert one["norm"] == pytest.approx(one["whole norm"], rel=1e-5) == other["norm"]
     assert one["clipped"] == pytest.approx(1e-3, rel=1e-2)
+    assert one["functional"] == 1 and one["shared"] == other["shared"]
 
 
 def planned(model: nn.Module, given: Tensor, parts: int = 2, **options: Any) -> TensorPlan:

@@ -141,6 +141,17 @@ class SharedDropout(nn.Module):
         return self.drop(self.down(self.drop(self.up(x))))
 
 
+class Functional(nn.Module):
+    """Dropout by a function, of what a learned norm makes for both ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(nn.functional.dropout(self.norm(x), 0.5, self.training)).relu())
+
+
 class Learned(nn.Module):
     """A learned factor that all ranks would read, each for a part of its gradient."""
 

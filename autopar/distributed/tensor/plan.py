@@ -82,6 +82,7 @@ class TensorPlan:
 
     whole_s: predicted seconds of a step on one rank (forward and backward if `training`), without the update.
     dispatch_s: seconds of the host for each split layer in the forward, and again in the backward.
+    draws: True if the model draws random numbers in training, by modules or functions.
     """
 
     model: str
@@ -91,6 +92,7 @@ class TensorPlan:
     training: bool
     whole_s: float
     groups: tuple[TensorGroup, ...]
+    draws: bool = False
 
     @property
     def split(self) -> tuple[TensorGroup, ...]:
@@ -171,7 +173,8 @@ def tensor_plan(
             group = replace(group, why=f"{group.why}; no pair: {groups.pop().why}")
         groups.append(group)
     whole_s = price.seconds(captured.graph.task)
-    return TensorPlan(type(model).__name__, ranks, link, dispatch_s, trains, whole_s, tuple(groups))
+    name, draws = type(model).__name__, any(_drawn(model, task) for task in captured.graph.tasks)
+    return TensorPlan(name, ranks, link, dispatch_s, trains, whole_s, tuple(groups), draws)
 
 
 @dataclass(frozen=True)
@@ -298,6 +301,12 @@ def _wrong_channels(model: nn.Module, captured: Captured, task: Task) -> str:
         other for other in captured.graph.tasks if (other.module, other.target) == (task.module, task.target)
     ]
     return f"{task.module} is called more than once" if len(alike) > 1 else ""
+
+
+def _drawn(model: nn.Module, task: Task) -> bool:
+    """Return True if a task draws random numbers, and is not a dropout of nothing."""
+    module = dict(model.named_modules()).get(task.module) if task.random else None
+    return task.random and not (isinstance(module, nn.modules.dropout._DropoutNd) and not module.p)
 
 
 def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:

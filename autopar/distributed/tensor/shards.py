@@ -33,7 +33,6 @@ from .plan import CONVOLUTIONS, TensorGroup
 
 _Role: TypeAlias = Literal["column", "joined", "inner", "row"]
 _SEEDS = 1 << 62
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
@@ -189,12 +188,7 @@ def restored(device: torch.device) -> AbstractContextManager[None]:
 
 
 def agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Broadcast the generators of rank 0, and check before each forward in training that they still agree.
-
-    Models without dropout are left unchanged.
-    """
-    if not any(isinstance(module, _DROPOUTS) and module.p for module in model.modules()):
-        return
+    """Broadcast the generators of rank 0, and check before each forward in training that they still agree."""
     states = _states(device)
     for state in states:
         sent = state.to(device)

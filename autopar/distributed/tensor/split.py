@@ -88,7 +88,8 @@ def tensor_parallel(
     plan = decode(TensorPlan, made_by_first(planned, mesh.get_group()), "the plan of rank 0")
     if plan.split:
         plan = _applied(model, mesh, plan, tuple(example_inputs), kwargs)
-    agree_on_random(model, mesh.get_group(), device)
+    if plan.draws:
+        agree_on_random(model, mesh.get_group(), device)
     log.info("%s", plan)
     return plan
 
