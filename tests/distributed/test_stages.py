@@ -69,6 +69,60 @@ def test_a_stage_may_write_what_it_receives():
     assert torch.equal(second.answer(found), model(x)) and torch.equal(sent, before)
 
 
+class Written(nn.Module):
+    """Writes into views of what is read later, into what only depends on sizes, into an input, and rotates by complex
+    numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.table = nn.Linear(8, 8), nn.Linear(8, 4), nn.Embedding(3, 8)
+        self.register_buffer("turn", torch.polar(torch.ones(4), torch.arange(4.0)).to(torch.complex128))
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(x.shape[0], 8, dtype=x.dtype)
+        mask[:, 0] = 5.0
+        h = torch.tanh(self.a(x))
+        turned = torch.view_as_real(torch.view_as_complex(h.view(-1, 4, 2)) * self.turn).flatten(1)
+        out = torch.empty_like(turned)
+        out[:, 0::2] = turned[:, 1::2]
+        out[:, 1::2] = -turned[:, 0::2]
+        tokens[tokens < 0] = 2
+        return self.b(torch.relu_(out + mask) + self.table(tokens)) + mask[:, :4]
+
+
+def test_no_cut_separates_a_write_from_what_shares_its_memory():
+    torch.manual_seed(0)
+    model = Written().double()
+    x, tokens = torch.randn(8, 8).double(), torch.tensor([-1, 0, 1, 2, -1, 0, 1, 2])
+    expected = model(x, tokens.clone())
+    expected.sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    chain = units(model, (x, tokens.clone()), {})
+    assert len(chain.nodes) > 8
+    for cut in range(1, len(chain.nodes)):
+        model.zero_grad()
+        found: tuple = ()
+        for first, stop in ((0, cut), (cut, len(chain.nodes))):
+            stage = StageModule(chain, first, stop, CPU)
+            # Each process has its own inputs, and what it receives is a copy.
+            found = stage(*(tensor.clone() for tensor in found), x=x, tokens=tokens.clone())
+        found[0].sum().backward()
+        assert torch.equal(found[0], expected), cut
+        assert all(torch.allclose(p.grad, g, rtol=1e-12) for p, g in zip(model.parameters(), gradients)), cut
+
+
+def test_units_that_write_are_timed_on_copies():
+    torch.manual_seed(0)
+    model, tokens = Written().double(), torch.tensor([-1, 0, 1, 2])
+    x = torch.randn(4, 8).double()
+    chain = units(model, (x, tokens.clone()), {})
+    times = profile(chain, [x, tokens.clone()], CPU, True)
+    assert len(times) == len(chain.nodes) and all(forward_s > 0 for forward_s, _, _ in times)
+    rectified = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 4)).double()
+    chain = units(rectified, (x,), {})
+    assert all(backward_s > 0 for _, backward_s, _ in profile(chain, [x], CPU, True)[:1])
+
+
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
 def test_what_crosses_a_cut_is_made_before_it_and_read_after_it(name):
     *_, chain = captured(name)

@@ -24,7 +24,7 @@ from ...ir.hosts import compute_devices
 from ...ir.machine import Machine
 from ..tensor.shards import restored
 from .stages import StageModule, located
-from .units import Units
+from .units import Units, writes
 
 log = logging.getLogger("autopar")
 
@@ -87,14 +87,13 @@ def _times(units: Units, inputs: Sequence[Any], device: torch.device, trained: b
             values[node] = units.tensor(node)
         elif node in units.anywhere:
             values[node] = _call(node, values, device)
-        elif node in units.unit and units.nodes[units.unit[node]][0] is node:
-            nodes = units.nodes[units.unit[node]]
-            forward, backward, saved = _unit(nodes, values, device, trained)
-            fresh = {_memory(tensor): tensor for tensor in saved if _memory(tensor) not in kept}
-            fresh = {key: tensor for key, tensor in fresh.items() if not isinstance(tensor, nn.Parameter)}
-            kept |= fresh
-            nbytes = sum(tensor.untyped_storage().nbytes() for tensor in fresh.values())
-            yield forward, max(0.0, backward - asked), nbytes
+    for nodes in units.nodes:
+        forward, backward, saved = _unit(nodes, values, device, trained)
+        fresh = {_memory(tensor): tensor for tensor in saved if _memory(tensor) not in kept}
+        fresh = {key: tensor for key, tensor in fresh.items() if not isinstance(tensor, nn.Parameter)}
+        kept |= fresh
+        nbytes = sum(tensor.untyped_storage().nbytes() for tensor in fresh.values())
+        yield forward, max(0.0, backward - asked), nbytes
 
 
 def _unit(
@@ -104,6 +103,7 @@ def _unit(
     the tensors that it saves."""
     sources = {source for node in nodes for source in node.all_input_nodes if source not in nodes}
     own = {source: _leaf(values[source], device) for source in sources}
+    writing = any(map(writes, nodes))
     turns, local, saved = [], dict(own), list[torch.Tensor]()
 
     def run() -> list[Any]:
@@ -119,7 +119,8 @@ def _unit(
         for _ in range(ROUNDS):
             # Memory is freed before the clock starts.
             saved.clear()
-            local = dict(own)
+            # Each run writes to tensors of its own; autograd refuses writes to leaves.
+            local = {source: _copied(value) if writing else value for source, value in own.items()}
             turns.append(_turn(run, own.values(), device, trained))
     forward, backward = zip(*turns)
     values.update({node: local[node] for node in nodes})
@@ -159,6 +160,11 @@ def _leaf(value: Any, device: torch.device) -> Any:
     if not isinstance(value, torch.Tensor) or (isinstance(value, nn.Parameter) and value.device == device):
         return value
     return value.detach().to(device).requires_grad_(value.requires_grad)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor through which gradients flow; parameters and other values as is."""
+    return value.clone() if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) else value
 
 
 def _memory(tensor: torch.Tensor) -> int:

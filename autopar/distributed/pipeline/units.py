@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,8 @@ from ...errors import CaptureError
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A captured model as a chain: unit i is `nodes[i]`, an operator and the nodes that select parts of its result.
+    """A captured model as a chain: unit i is `nodes[i]`, an operator and the nodes that select parts of its result, or
+    several operators where no cut may be between them.
 
     anywhere: nodes that every stage computes for itself: they depend only on inputs and buffers and need no gradient,
     such as masks and positions.
@@ -146,32 +148,87 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
         raise CaptureError(
             f"{name}: there is nothing to cut into stages: no operation of it needs its inputs"
         )
+    chain = _uncut(graph, chain)
+    at = {node: number for number, nodes in enumerate(chain) for node in nodes}
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
     return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, rows, spec, at)
 
 
+def _uncut(graph: fx.GraphModule, chain: Sequence[Sequence[fx.Node]]) -> list[list[fx.Node]]:
+    """Return a chain with units joined where no cut may be between them.
+
+    Each tensor is sent as a copy: a write to one that shares its memory with others would not be seen in these. And
+    torch sends no gradients of complex numbers.
+    """
+    place = {node: number for number, nodes in enumerate(chain) for node in nodes}
+    last = {
+        node: max((place.get(user, len(chain) - 1) for user in node.users), default=-1)
+        for node in graph.graph.nodes
+    }
+    roots, writes_at = _roots(graph), defaultdict[fx.Node, list[int]](list)
+    for node, number in place.items():
+        for source in written(node):
+            writes_at[roots[source]].append(number)
+
+    def complex_(node: fx.Node) -> bool:
+        val = node.meta.get("val")
+        return isinstance(val, torch.Tensor) and val.is_complex()
+
+    looked = [node for node in place if roots[node] in writes_at or complex_(node)]
+
+    def refused(cut: int) -> bool:
+        held = [node for node in looked if place[node] < cut <= last[node]]
+        shared = Counter(roots[node] for node in held)
+        # Inputs and state are not sent: each process has its own.
+        return any(map(complex_, held)) or any(
+            (max(numbers) >= cut and shared[root] > (root in place))
+            or (root.op == "placeholder" and min(numbers) < cut <= last[root])
+            for root, numbers in writes_at.items()
+        )
+
+    found: list[list[fx.Node]] = []
+    for number, nodes in enumerate(chain):
+        if found and refused(number):
+            found[-1] += nodes
+        else:
+            found.append([*nodes])
+    return found
+
+
+def _roots(graph: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    """Return, for each node, the one whose memory it shares by the schemas of operators: itself, or that of which it
+    is a view or the result of a write."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        source: Any = node.args[0] if node.target is operator.getitem else None
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and any(made.alias_info for made in schema.returns):
+            given = _arguments(node)
+            source = next((given.get(each.name) for each in schema.arguments if each.alias_info), None)
+        found[node] = found[source] if isinstance(source, fx.Node) else node
+    return found
+
+
 def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
     """Return operators that read only inputs, buffers and constants, are cheap to recompute and write nothing."""
     parameters = {name for name, _ in graph.named_parameters(remove_duplicate=False)}
-    written = {
-        source
-        for node in graph.graph.nodes
-        if node.op == "call_function" and writes(node)
-        for source in node.all_input_nodes
-    }
+    roots = _roots(graph)
+    touched = {roots[source] for node in graph.graph.nodes for source in written(node)}
+    # A stage that computed such a value again would lack what was written into it, or into a view of it.
+    changed = {node for node, root in roots.items() if root in touched}
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.op != "call_function" or writes(node) or _draws(node):
             continue
         sources = node.all_input_nodes
         plain = all(
-            (source.op == "placeholder" and not _floating(source))
-            or (source.op == "get_attr" and source.target not in parameters and source not in written)
+            (source.op == "placeholder" and not _floating(source) and source not in changed)
+            or (source.op == "get_attr" and source.target not in parameters and source not in changed)
             or source in found
             for source in sources
         )  # fmt: skip
-        if plain and node not in written:
+        if plain and node not in changed:
             found.add(node)
     return frozenset(found)
 
@@ -185,6 +242,23 @@ def writes(node: fx.Node) -> bool:
     """Return True if an operator writes to its inputs."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """Return the inputs that an operator writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = _arguments(node)
+    named = [each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write]
+    leaves = pytree.tree_leaves([given.get(name) for name in named])
+    return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operator by name."""
+    names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args)), **node.kwargs}
 
 
 def _draws(node: fx.Node) -> bool:
