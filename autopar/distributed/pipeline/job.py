@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
 from ...planner.pipelines.simulation import grid_of, predicted, waits
 from ...system.text import seconds, size, table
+from .entry import INPUT, Entry, TimedStage
 from .reduction import Sums
 from .stages import rows_as, staged
 from .units import Units
@@ -33,65 +33,6 @@ _SCHEDULES = {
 GATHERS = 3
 """Transfers of a sharded stage for each micro-batch: its parameters are gathered for the forward and for the
 backward, and its gradients are scattered."""
-
-
-class _InOnePiece(torch.autograd.Function):
-    """Identity whose gradient is contiguous, as sending requires."""
-
-    @staticmethod
-    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
-        return given.view_as(given)
-
-    @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return gradient.contiguous()
-
-
-class _Entry(nn.Module):
-    """A stage as called by `PipelineStage`.
-
-    `apart`: return a copy of the output that the backward does not keep, because torch detaches outputs in place when
-    it computes gradients of inputs and weights separately.
-    """
-
-    def __init__(self, stage: nn.Module, apart: bool) -> None:
-        super().__init__()
-        self.stage, self.apart = stage, apart
-
-    def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
-        found = self.stage(*map(_InOnePiece.apply, received), **inputs)
-        return pytree.tree_map(torch.clone, found) if self.apart else found
-
-
-class _Stage(pipelining.PipelineStage):
-    """A `PipelineStage` that records when it computes, and starts the sums of gradients that are final."""
-
-    spans: list[Span]
-    sums: Sums
-
-    def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        return self._noted("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
-
-    def backward_one_chunk(  # type: ignore[override]
-        self, chunk: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> Any:
-        call = partial(super().backward_one_chunk, chunk, loss, full_backward, last_backward)
-        with self.sums.backward(self.stage_index) if full_backward else nullcontext():
-            return self._noted("B", chunk, call)
-
-    def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        with self.sums.backward(self.stage_index):
-            return self._noted("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
-
-    def _noted(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        result = call()
-        device, phase = str(self.device), "forward" if what == "F" else "backward"
-        name = f"{self.stage_index}{what}{chunk}"
-        self.spans.append(
-            Span(f"{device}/0", device, "compute", name, began, time.perf_counter(), phase=phase)
-        )
-        return result
 
 
 class Distributed:
@@ -131,19 +72,21 @@ class Distributed:
         self._names = tuple(node.name for node in units.inputs)
         self._targets: tuple[Any, ...] = ()
         apart = plan.schedule == "zero-bubble"
-        self._entries = {n: _Entry(place(module), apart) for n, module in self.stages.items()}
+        self._entries = {n: Entry(place(module), module, apart, device) for n, module in self.stages.items()}
         self._spans: list[Span] = []
+        self._answers: list[tuple[int, Sequence[torch.Tensor]]] = []
         self._took = (0.0, 0.0)
         self._training = self._scheduled(self._scaled) if loss is not None and self.stages else None
         self._serving: Any = None
 
     def _scheduled(self, loss: Callable[..., torch.Tensor] | None) -> Any:
         built = [
-            _Stage(entry, n, len(self.plan.stages), self._device, group=self._chain)
+            TimedStage(entry, n, len(self.plan.stages), self._device, group=self._chain)
             for n, entry in self._entries.items()
         ]
         for stage in built:
-            stage.spans, stage.sums = self._spans, self._sums
+            stage.entry, stage.sums = self._entries[stage.stage_index], self._sums
+            stage.spans, stage.answers = self._spans, self._answers
         kind: Any = _SCHEDULES[self.plan.schedule]
         single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
         given = built[0] if single else built
@@ -169,7 +112,9 @@ class Distributed:
         began = time.perf_counter()
         with self._sums.step():
             if self._training is not None:
-                self._training.step(**inputs, target=marks if self._has_last else None, losses=losses)
+                self._training.step(
+                    **inputs, target=marks if self._has_last else None, losses=losses, return_outputs=False
+                )
         total = torch.stack(losses).sum().detach() if self._has_last else torch.zeros((), device=self._device)
         total = total.to(torch.float64)
         dist.all_reduce(total, group=self._group)
@@ -182,14 +127,38 @@ class Distributed:
         others."""
         if not self.stages:
             return None
+        inputs = self._inputs(args, kwargs)
         if self._serving is None:
             self._serving = self._scheduled(None)
         # In its first call, torch infers shapes and thereby clears the gradients of sharded parameters.
         waiting = [(parameter, parameter.grad) for parameter in self.parameters()]
-        found = self._serving.eval(**self._inputs(args, kwargs))
+        # The timeline is that of the last step.
+        known = len(self._spans)
+        self._answers.clear()
+        try:
+            self._serving.eval(**inputs, return_outputs=False)
+        finally:
+            del self._spans[known:]
         for parameter, gradient in waiting:
             parameter.grad = gradient
-        return self._last.answer(found) if self._has_last else None
+        return self._last.answer(self._joined()) if self._has_last else None
+
+    def _joined(self) -> list[torch.Tensor]:
+        """Return the outputs of all micro-batches of a call, joined by rows."""
+        made = [*zip(*(found for _, found in sorted(self._answers, key=itemgetter(0))), strict=True)]
+        self._answers.clear()
+        count = self.plan.micro_batches
+        if count == 1:
+            return [one for (one,) in made]
+        rows = self.plan.batch // self.plan.replicas // count
+        for parts in made:
+            if parts[0].dim() == 0 or parts[0].shape[0] != rows:
+                raise PlanError(
+                    f"an output of {list(parts[0].shape)} has not the rows of its micro-batch along its first axis, so "
+                    f"that those of {count} micro-batches cannot be joined; give distribute micro_batches=1, or a "
+                    "model without this output"
+                )
+        return [torch.cat(parts) for parts in made]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of this process's stages, each once; an empty one if the plan leaves the process idle,
@@ -253,7 +222,7 @@ class Distributed:
         return self.loss(self._last.answer(output), *own) / (count * self.plan.replicas)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this replica's rows of the inputs that its stages need, by name."""
+        """Return this replica's rows of the inputs that its stages need, by `INPUT` and name."""
         leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
         if len(leaves) != len(self._names):
             raise PlanError(
@@ -262,7 +231,7 @@ class Distributed:
             )
         needed = {name for module in self.stages.values() for name in module.needs}
         given = {name: leaf for name, leaf in zip(self._names, leaves) if name in needed}
-        return {name: self._rows(leaf) for name, leaf in given.items()}
+        return {f"{INPUT}{name}": self._rows(leaf) for name, leaf in given.items()}
 
     def _rows(self, given: Any) -> Any:
         """Return this replica's rows of all tensors, on its device."""

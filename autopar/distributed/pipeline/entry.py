@@ -1,0 +1,124 @@
+"""A stage as torch's pipelining calls it: without a trace where that asks for sizes, and with records of each pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import pipelining
+from torch.utils import _pytree as pytree
+
+from ...ir.timeline import Span
+from ..tensor.shards import restored
+from .reduction import Sums
+
+INPUT = "input "
+"""Prefix of the names of inputs, which are passed through torch's own keywords such as `target`."""
+
+
+class _InOnePiece(torch.autograd.Function):
+    """Identity whose gradient is contiguous, as sending requires."""
+
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient.contiguous()
+
+
+class Entry(nn.Module):
+    """A stage as called by `PipelineStage`.
+
+    Before the first step torch calls each stage once more, for the sizes of its outputs, with received tensors that
+    nobody has filled. That call must leave no trace: it runs `plain`, the stage as it was before it was placed, on
+    zeros, with copies of buffers.
+
+    `apart`: return a copy of the output that the backward does not keep, because torch detaches outputs in place when
+    it computes gradients of inputs and weights separately.
+    `counts`: True while a micro-batch is computed.
+    """
+
+    def __init__(self, stage: nn.Module, plain: nn.Module, apart: bool, device: torch.device) -> None:
+        super().__init__()
+        self.stage, self.plain, self.apart, self.device = stage, plain, apart, device
+        self.counts = False
+
+    def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
+        """Run the stage for a micro-batch, or for torch's question for sizes."""
+        named = {name.removeprefix(INPUT): value for name, value in inputs.items()}
+        if not self.counts:
+            with torch.no_grad():
+                for tensor in received:
+                    tensor.zero_()
+        with nullcontext() if self.counts else _untouched(self.plain, self.device):
+            stage = self.stage if self.counts else self.plain
+            found = stage(*map(_InOnePiece.apply, received), **named)
+        return pytree.tree_map(torch.clone, found) if self.apart else found
+
+
+@contextmanager
+def _untouched(stage: nn.Module, device: torch.device) -> Iterator[None]:
+    """Within the block, let a stage write to copies of its buffers; then restore these and the generators."""
+    own = {module: dict(module._buffers) for module in stage.modules()}
+    copies = {
+        id(buffer): buffer.clone() for each in own.values() for buffer in each.values() if buffer is not None
+    }
+    for module, buffers in own.items():
+        module._buffers.update({name: copies.get(id(buffer)) for name, buffer in buffers.items()})
+    try:
+        with restored(device):
+            yield
+    finally:
+        for module, buffers in own.items():
+            module._buffers.update(buffers)
+
+
+class TimedStage(pipelining.PipelineStage):
+    """A `PipelineStage` that records when it computes and what it answers, and starts the sums of gradients that are
+    final."""
+
+    entry: Entry
+    spans: list[Span]
+    answers: list[tuple[int, Sequence[torch.Tensor]]]
+    sums: Sums
+
+    def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Run the forward of a micro-batch; keep what the last stage answers without a backward."""
+        self.entry.counts = True
+        try:
+            found = self._noted("F", chunk, partial(super().forward_one_chunk, chunk, *args, **kwargs))
+        finally:
+            self.entry.counts = False
+        if self.is_last and not self.has_backward:
+            self.answers.append((chunk, found))
+        return found
+
+    def backward_one_chunk(  # type: ignore[override]
+        self, chunk: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        """Run the backward of a micro-batch, or its part for the inputs."""
+        call = partial(super().backward_one_chunk, chunk, loss, full_backward, last_backward)
+        with self.sums.backward(self.stage_index) if full_backward else nullcontext():
+            return self._noted("B", chunk, call)
+
+    def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Run the part of a backward that is for the weights."""
+        with self.sums.backward(self.stage_index):
+            return self._noted("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
+
+    def _noted(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = call()
+        device, phase = str(self.device), "forward" if what == "F" else "backward"
+        name = f"{self.stage_index}{what}{chunk}"
+        self.spans.append(
+            Span(f"{device}/0", device, "compute", name, began, time.perf_counter(), phase=phase)
+        )
+        return result
