@@ -29,7 +29,7 @@ from ..training.messages import agree, gather, share_weights
 from .agreement import agreed, described
 from .pipeline.job import Distributed
 from .pipeline.profile import BACKWARD, FORWARD, added_bytes_per_s, profile, share
-from .pipeline.units import Units, rows_of, units
+from .pipeline.units import Units, bound, rows_of, units
 
 log = logging.getLogger("autopar")
 
@@ -92,7 +92,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
     several = max(gather(sum(len(own.compute_lanes) for own in machine.devices), group)) > 1
     if shard_replicas is True and several:
         raise PlanError(_LANES)
-    batch = tuple(example_inputs), dict(example_kwargs or {})
+    batch = bound(model, example_inputs, example_kwargs or {})
     agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"}, group)
     share_weights(model, group, device)
     known = _hosts(hosts, machine, group, device)
@@ -132,7 +132,13 @@ def _job(
     machine: Machine,
 ) -> Distributed:
     """Return the job of a plan: the stages of this process, each on all its lanes."""
-    captured = capture(plan.batch // plan.replicas // plan.micro_batches)
+    rows = plan.batch // plan.replicas // plan.micro_batches
+    captured = capture(rows)
+    if captured.rows != rows:
+        raise PlanError(
+            f"the plan has micro-batches of {rows} rows, and example_inputs only {captured.rows}; give a batch of "
+            f"{plan.batch} rows, for which the plan was made"
+        )
     if captured.names != plan.units:
         raise PlanError(f"the plan is of {plan.model} with {len(plan.units)} units, not of this model")
     log.info("%s", plan)

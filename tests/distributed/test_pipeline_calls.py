@@ -13,6 +13,8 @@ from helpers.ranks import ranks
 from torch import nn
 from torch.nn import functional as F
 
+from autopar import PlanError
+
 pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 ROWS, COUNT = 8, 2
@@ -32,6 +34,21 @@ class Normed(nn.Module):
         x = torch.tanh(self.first(self.a(x)))
         places = x.argmax(1)
         return self.c(torch.tanh(self.second(self.b(x) + self.table(places))))
+
+
+class Loaded(nn.Module):
+    """Inputs of several names, of which some are those of torch's own arguments, and a loss beside the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.unused = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(3, 3)
+
+    def forward(
+        self, x: torch.Tensor, target: torch.Tensor, *, plus: dict[str, torch.Tensor], scale: float = 1.0
+    ) -> dict[str, torch.Tensor]:
+        hidden = torch.tanh(self.a(x) + plus["one"] - 3 * plus["other"])
+        logits = self.b(hidden) * scale
+        return {"loss": F.mse_loss(logits, target), "logits": logits}
 
 
 def _job(model: nn.Module, loss: Callable[..., Any], args: Any, kwargs: Any, replicas: int = 1) -> Any:
@@ -55,8 +72,9 @@ def _job(model: nn.Module, loss: Callable[..., Any], args: Any, kwargs: Any, rep
     return Distributed(chain, plan, loss, None, torch.device("cpu"), lambda stage: stage)
 
 
-def _moved(rank: int) -> tuple[dict[str, float], float, bool]:
-    """How far buffers are from those of one process after a step, and the loss; whether generators are as before."""
+def _moved(rank: int) -> tuple[dict[str, float], float, bool, str]:
+    """How far buffers are from those of one process after a step, and the loss; whether generators are as before; what
+    an answer is refused with."""
     torch.manual_seed(0)
     model = Normed().double()
     plain, x, y = copy.deepcopy(model), torch.randn(ROWS, 8).double(), torch.randn(ROWS, 4).double()
@@ -75,12 +93,80 @@ def _moved(rank: int) -> tuple[dict[str, float], float, bool]:
         for path, tensor in job.state_dict().items()
         if path in buffers
     }
-    return apart, abs(found - sum(losses) / COUNT), same
+    with pytest.raises(PlanError) as refused:
+        job(x)
+    return apart, abs(found - sum(losses) / COUNT), same, str(refused.value)
 
 
 def test_a_step_moves_statistics_as_often_as_there_are_micro_batches():
     found = ranks(2, _moved)
     assert {path.partition(".")[0] for apart, *_ in found for path in apart} == {"first", "second"}
-    for apart, loss, same in found:
+    for apart, loss, same, refused in found:
         assert all(difference < 1e-12 for difference in apart.values()), apart
         assert loss < 1e-12 and same
+        assert "batch_norm" in refused and "evaluate it in one process" in refused
+
+
+def _given(rank: int) -> tuple[list[float], list[str], dict[str, Any], int]:
+    """Losses apart from those of one process, for arguments given in several ways; what is refused; the paths and
+    shapes of state, and the spans of the timeline after an answer more than of the step before it."""
+    torch.manual_seed(0)
+    model = Loaded().double()
+    plain = copy.deepcopy(model)
+    x, one, other = (torch.randn(ROWS, 8).double() for _ in range(3))
+    y, plus = torch.randn(ROWS, 4).double(), {"one": one, "other": other}
+    job = _job(model, lambda found: found["loss"], (x, y), {"plus": plus, "scale": 2.0})
+    expected = float(plain(x, y, plus=plus, scale=2.0)["loss"].detach())
+    turned = {"other": other, "one": one}
+    ways: list[tuple[tuple, dict]] = [
+        ((x, y), {"plus": plus, "scale": 2.0}),
+        ((x, y), {"scale": 2.0, "plus": turned}),
+    ]
+    apart = [abs(float(job.step(*args, **kwargs)) - expected) for args, kwargs in ways]
+    spans, said = len(job.timeline.spans), []
+    wrong: list[tuple[tuple, dict]] = [
+        ((x, y), {"plus": plus, "scale": 3.0}),
+        ((x, y), {"plus": {"one": one}, "scale": 2.0}),
+        ((x[:4], y), {"plus": plus, "scale": 2.0}),
+    ]
+    for args, kwargs in wrong:
+        with pytest.raises(PlanError) as refused:
+            job.step(*args, **kwargs)
+        said.append(str(refused.value))
+    if rank == 0:
+        assert job(x, y, plus=plus, scale=2.0) is None
+    else:
+        with pytest.raises(PlanError) as refused:
+            job(x, y, plus=plus, scale=2.0)
+        said.append(str(refused.value))
+    shapes = {path: [*tensor.shape] for path, tensor in job.state_dict().items()}
+    assert {path for path, _ in job.named_parameters()} == shapes.keys()
+    return apart, said, shapes, len(job.timeline.spans) - spans
+
+
+def test_arguments_are_known_by_name_and_every_process_refuses_others():
+    first, second = ranks(2, _given)
+    for apart, said, _, more in (first, second):
+        assert max(apart) < 1e-12 and more == 0
+        assert "scale was 2.0 in example_inputs" in said[0] and "is 3.0 now" in said[0]
+        assert "captured with x, target, plus['one'], plus['other'], scale" in said[1]
+        assert "[4, 8] where a batch of 8 rows was planned" in said[2]
+    assert "an output of [] has not the rows of its micro-batch" in second[1][3]
+    assert {**first[2], **second[2]}.keys() == Loaded().state_dict().keys()
+    assert first[2]["unused.weight"] == [3, 3] and "unused.weight" not in second[2]
+
+
+def _unfrozen(rank: int) -> str:
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), torch.randn(ROWS, 8), torch.randn(ROWS, 4)
+    model[0].requires_grad_(False)
+    job = _job(model, F.mse_loss, (x,), {}, replicas=2)
+    job.step(x, target=y)
+    model[0].requires_grad_(True)
+    with pytest.raises(PlanError) as refused:
+        job.step(x, target=y)
+    return str(refused.value)
+
+
+def test_what_is_trained_later_is_refused_since_nobody_would_sum_its_gradients():
+    assert all("requires_grad of 0.weight has changed" in said for said in ranks(2, _unfrozen))

@@ -69,7 +69,16 @@ class Distributed:
         self._sums = Sums(modules, plan, grid, self.position, whole)
         self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
-        self._names = tuple(node.name for node in units.inputs)
+        self._call = units.call
+        model = units.model
+        self._fixed = [(path, each, each.requires_grad) for path, each in model.named_parameters()]
+        self._unlike_serving = units.trains if model.training else ""
+        held = {path for module in modules.values() for paths in module.paths.values() for path in paths}
+        self._unused = {
+            path: each
+            for path, each in model.state_dict(keep_vars=True).items()
+            if self.position == 0 and path not in held
+        }
         self._targets: tuple[Any, ...] = ()
         apart = plan.schedule == "zero-bubble"
         self._entries = {n: Entry(place(module), module, apart, device) for n, module in self.stages.items()}
@@ -103,9 +112,16 @@ class Distributed:
             raise PlanError(
                 "there is no loss to train with; give one: autopar.distribute(model, loss=criterion)"
             )
+        changed = next((path for path, each, was in self._fixed if each.requires_grad is not was), None)
+        if changed:
+            raise PlanError(
+                f"requires_grad of {changed} has changed since the stages were made, which sum the gradients of what "
+                "was trained then; save a checkpoint, distribute again, and load it"
+            )
         inputs = self._inputs(args, kwargs)
-        targets = self._rows(target if isinstance(target, tuple) else (target,))
-        self._targets = targets if self._has_last else ()
+        targets = target if isinstance(target, tuple) else (target,)
+        self._check(targets)
+        self._targets = self._rows(targets) if self._has_last else ()
         losses: list[torch.Tensor] = []
         marks = torch.arange(self.plan.micro_batches)
         self._spans.clear()
@@ -124,10 +140,17 @@ class Distributed:
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output for the rows of this replica in the process of its last stage; None in the
-        others."""
+        others. Raises PlanError if the stages are those of a model in training mode, and would not answer as in
+        evaluation."""
+        if self._unlike_serving:
+            raise PlanError(
+                f"the stages are those of the model in training mode, in which {self._unlike_serving} drops values or "
+                "moves statistics, also after model.eval(); evaluate it in one process: save a checkpoint of this job, "
+                "and load it there into the model"
+            )
+        inputs = self._inputs(args, kwargs)
         if not self.stages:
             return None
-        inputs = self._inputs(args, kwargs)
         if self._serving is None:
             self._serving = self._scheduled(None)
         # In its first call, torch infers shapes and thereby clears the gradients of sharded parameters.
@@ -161,23 +184,30 @@ class Distributed:
         return [torch.cat(parts) for parts in made]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of this process's stages, each once; an empty one if the plan leaves the process idle,
-        because optimizers need at least one."""
+        """Yield the parameters of this process's stages, each once, and in the first process of a replica those that
+        the model does not use; an empty one if there are none, because optimizers need at least one."""
         found = [parameter for _, parameter in self.named_parameters()]
         return iter(found or [self._empty])
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield (path in the model, parameter) of this process's stages, each once."""
+        """Yield (path in the model, parameter) of what `parameters` yields."""
         found = {
             id(parameter): (module.paths[name][0], parameter)
             for module in self.stages.values()
             for name, parameter in module.named_parameters()
         }
-        return iter(found.values())
+        unused = {
+            id(each): (path, each) for path, each in self._unused.items() if isinstance(each, nn.Parameter)
+        }
+        return iter({**found, **unused}.values())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return parameters and buffers of this process's stages under all their paths in the model."""
-        return {
+        """Return parameters and buffers of this process's stages under all their paths in the model, and in the first
+        process of a replica those that the model does not use."""
+        unused = {
+            path: each.detach() for path, each in self._unused.items() if isinstance(each, torch.Tensor)
+        }
+        return unused | {
             path: tensor
             for module in self.stages.values()
             for own, tensor in module.state_dict().items()
@@ -222,30 +252,30 @@ class Distributed:
         return self.loss(self._last.answer(output), *own) / (count * self.plan.replicas)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this replica's rows of the inputs that its stages need, by `INPUT` and name."""
-        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
-        if len(leaves) != len(self._names):
-            raise PlanError(
-                f"the model was captured with {len(self._names)} inputs, and is called with {len(leaves)}; give what "
-                "example_inputs had"
-            )
+        """Return this replica's rows of the inputs that its stages need, by `INPUT` and name.
+
+        Every process checks all of them: if one refused a batch alone, the others would wait for it.
+        """
+        given = self._call.given(args, kwargs)
+        self._check(given)
         needed = {name for module in self.stages.values() for name in module.needs}
-        given = {name: leaf for name, leaf in zip(self._names, leaves) if name in needed}
-        return {f"{INPUT}{name}": self._rows(leaf) for name, leaf in given.items()}
+        return {f"{INPUT}{name}": self._rows(leaf) for name, leaf in given.items() if name in needed}
 
-    def _rows(self, given: Any) -> Any:
-        """Return this replica's rows of all tensors, on its device."""
-        batch, share = self.plan.batch, self.plan.batch // self.plan.replicas
-
-        def own(leaf: torch.Tensor) -> torch.Tensor:
-            if leaf.dim() == 0 or leaf.shape[0] != batch:
+    def _check(self, given: Any) -> None:
+        """Raise PlanError for a tensor of another number of rows than that of the plan."""
+        batch = self.plan.batch
+        for leaf in pytree.tree_leaves(given):
+            if isinstance(leaf, torch.Tensor) and (leaf.dim() == 0 or leaf.shape[0] != batch):
                 raise PlanError(
                     f"a tensor of {list(leaf.shape)} where a batch of {batch} rows was planned; give batches of that "
                     "size (drop_last=True in the loader), or distribute again with example_inputs of this size"
                 )
-            return leaf[self.replica * share : (self.replica + 1) * share].to(self._device)
 
-        return pytree.tree_map_only(torch.Tensor, own, given)
+    def _rows(self, given: Any) -> Any:
+        """Return this replica's rows of all tensors, on its device."""
+        share = self.plan.batch // self.plan.replicas
+        own = slice(self.replica * share, (self.replica + 1) * share)
+        return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf[own].to(self._device), given)
 
 
 def _explained(plan: Distribution) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,39 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ...errors import CaptureError
+from ...errors import CaptureError, PlanError
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments with which a model was captured, and with which it must be called again.
+
+    example: their leaves by place, such as `batch['mask']`; `torch.Tensor` for tensors.
+    names: input nodes of the graph for these leaves, in the same order.
+    """
+
+    model: nn.Module
+    example: Mapping[str, Any]
+    names: tuple[str, ...]
+
+    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a call gives to each input, by node name. Raises PlanError if it has other arguments than the
+        captured call, or other values where those are not tensors, because such values are constants of the graph."""
+        found = _leaves(self.model, args, kwargs)
+        if found.keys() != self.example.keys():
+            raise PlanError(
+                f"the model was captured with {', '.join(self.example)}, and is called with "
+                f"{', '.join(found) or 'nothing'}; give what example_inputs had"
+            )
+        for place, known in self.example.items():
+            value = torch.Tensor if isinstance(found[place], torch.Tensor) else found[place]
+            if value is not known and (type(value) is not type(known) or value != known):
+                was, now = ("a tensor" if each is torch.Tensor else repr(each) for each in (known, value))
+                raise PlanError(
+                    f"{place} was {was} in example_inputs, for which the stages were made, and is {now} now; "
+                    "distribute again with this value, or make it a tensor with the rows of the batch"
+                )
+        return {name: found[place] for place, name in zip(self.example, self.names)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +57,7 @@ class Units:
     anywhere: nodes that every stage computes for itself: they depend only on inputs and buffers and need no gradient,
     such as masks and positions.
     inputs: the model's inputs, by node name.
+    call: the arguments that they are for.
     rows: size of their first axis, that of one micro-batch.
     """
 
@@ -32,6 +66,7 @@ class Units:
     nodes: tuple[tuple[fx.Node, ...], ...]
     anywhere: frozenset[fx.Node]
     inputs: tuple[fx.Node, ...]
+    call: Call
     rows: int
     out_spec: Any
     unit: Mapping[fx.Node, int] = field(repr=False)
@@ -74,6 +109,11 @@ class Units:
             waiting += node.all_input_nodes
         return [node for node in self.graph.graph.nodes if node in found]
 
+    @property
+    def trains(self) -> str:
+        """The name of the first operator that does otherwise in training than in evaluation; "" if there is none."""
+        return next((node.name for node in self.graph.graph.nodes if _trains(node)), "")
+
     def tensor(self, node: fx.Node) -> torch.Tensor:
         """Return the parameter, buffer or constant of a node: the model's own object if it has one."""
         name = str(node.target)
@@ -115,16 +155,41 @@ def rows_of(batch: Any) -> int:
     return leaves[0].shape[0]
 
 
+def bound(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call in the order of the parameters of `forward`, by position where possible; what
+    does not fit these parameters stays as it is."""
+    try:
+        found = inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return tuple(args), dict(kwargs)
+    return found.args, found.kwargs
+
+
+def _leaves(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a call's arguments by their places, such as `batch['mask']`, in the order of a capture."""
+    try:
+        named = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        named = {"args": tuple(args), "kwargs": dict(kwargs)}
+    return {
+        f"{getattr(path[0], 'key', '')}{pytree.keystr(path[1:])}": leaf
+        for path, leaf in pytree.tree_flatten_with_path(named)[0]
+    }
+
+
 def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Units:
     """Capture a model as a chain, for inputs of the size of one micro-batch.
 
     Sizes are fixed to those of the inputs. Raises CaptureError, with the message of `torch.export`, if the model
     cannot be captured as one graph.
     """
-    rows = rows_of((tuple(args), dict(kwargs)))
+    args, kwargs = bound(model, args, kwargs)
+    rows = rows_of((args, kwargs))
     name = type(model).__name__
     try:
-        graph = torch.export.export(model, tuple(args), dict(kwargs), strict=False).module(check_guards=False)
+        graph = torch.export.export(model, args, kwargs, strict=False).module(check_guards=False)
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise CaptureError(
@@ -152,7 +217,12 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
     at = {node: number for number, nodes in enumerate(chain) for node in nodes}
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
-    return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, rows, spec, at)
+    leaves = _leaves(model, args, kwargs)
+    example = {
+        place: torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for place, leaf in leaves.items()
+    }
+    call = Call(model, example, tuple(node.name for node in inputs))
+    return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, call, rows, spec, at)
 
 
 def _uncut(graph: fx.GraphModule, chain: Sequence[Sequence[fx.Node]]) -> list[list[fx.Node]]:
@@ -259,6 +329,17 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of an operator by name."""
     names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
     return {**dict(zip(names, node.args)), **node.kwargs}
+
+
+def _trains(node: fx.Node) -> bool:
+    """Return True if an operator drops values, or moves statistics, as in training."""
+    if getattr(node.target, "_schema", None) is None:
+        return False
+    given = _arguments(node)
+    trains = given.get("train", given.get("training", given.get("use_input_stats", "dropout_p" in given)))
+    share = given.get("p", given.get("dropout", given.get("dropout_p", 1.0)))
+    # Without moving statistics, a norm takes those of its batch in evaluation, too.
+    return bool(trains) and bool(share) and given.get("running_mean", True) is not None
 
 
 def _draws(node: fx.Node) -> bool:
