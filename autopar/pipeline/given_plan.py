@@ -22,7 +22,7 @@ def as_given(graph: Graph, price: Callable[[Graph], CostedGraph], given: Plan, b
     """Return the given plan with new times. Raises MemoryCapError, and PlanError with the differences if the
     plan was made for another graph."""
     own = given.costed.graph
-    found = differences(own, graph)
+    found = [*differences(own, graph)]
     try:
         cut = _cut(graph, own, batch_norm)
         if [task.name for task in cut.tasks] == [task.name for task in own.tasks]:
@@ -57,23 +57,14 @@ def _refusal(found: list[str], own: Graph, graph: Graph) -> PlanError:
     )
 
 
-def differences(then: Graph, now: Graph) -> list[str]:
-    """Return how the graph of a plan differs from that of a call in what the user controls: the inputs'
-    shapes and dtypes, and whether there is a backward. One sentence each."""
-    return [*_phases(then, now), *_inputs(then, now)]
-
-
-def _phases(then: Graph, now: Graph) -> Iterator[str]:
-    kept, has = (any(task.phase != "forward" for task in graph.tasks) for graph in (then, now))
+def differences(then: Graph, now: Graph) -> Iterator[str]:
+    """Yield how the graph of a plan differs from that of a call in what the user controls, as sentences: whether
+    there is a backward, and the inputs' shapes and dtypes."""
+    kept, has = (
+        "with" if any(task.phase != "forward" for task in graph.tasks) else "without" for graph in (then, now)
+    )
     if kept != has:
-        yield f"the plan is {_with(kept)} a backward, this call {_with(has)} one"
-
-
-def _with(has: bool) -> str:
-    return "with" if has else "without"
-
-
-def _inputs(then: Graph, now: Graph) -> Iterator[str]:
+        yield f"the plan is {kept} a backward, this call {has} one"
     known, given = (
         {graph.value[name].path or name: graph.value[name] for name in graph.inputs} for graph in (then, now)
     )
