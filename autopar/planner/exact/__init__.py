@@ -73,9 +73,9 @@ def _above(makespan: float, bound: float) -> float:
     return makespan / bound - 1 if bound else math.inf
 
 
-def left(until: float) -> float | None:
-    """Return the seconds until a time of the monotonic clock; None if that is infinite."""
-    return None if until == math.inf else max(0.0, until - time.monotonic())
+def left(until: float) -> float:
+    """Return the seconds until a time of the monotonic clock."""
+    return max(0.0, until - time.monotonic())
 
 
 MOST = 2_600

@@ -46,7 +46,7 @@ def proofs(
     start: Schedule,
     effort: float,
     *,
-    budget_s: float | None = None,
+    budget_s: float = math.inf,
     bound: float = 0.0,
 ) -> Iterator[_Proof]:
     """Improve `start`, which must fit, until it is proven optimal or the effort is spent; yield the state after each
@@ -56,7 +56,7 @@ def proofs(
     and (value, device), which suits up to some hundreds of clusters.
 
     effort: budget in the solver's deterministic time; a unit is about 10 s of a core.
-    budget_s: limit in seconds.
+    budget_s: limit in seconds (infinite: none).
     bound: known lower bound in seconds.
     """
     proof = _Proof(instance, start, bound, effort, budget_s)
@@ -77,7 +77,7 @@ class _Proof:
     effort `spent`."""
 
     def __init__(
-        self, instance: Instance, start: Schedule, bound: float, effort: float, budget_s: float | None
+        self, instance: Instance, start: Schedule, bound: float, effort: float, budget_s: float
     ) -> None:
         began = time.monotonic()
         self.instance, self.best = instance, Play(instance, start)
@@ -85,7 +85,7 @@ class _Proof:
         self.bound = 0.0
         self._raise(max(bound, self.paths.length, load(instance, self.paths)[0]))
         self.effort, self.spent = effort, 0.0
-        self._until = math.inf if budget_s is None else began + budget_s
+        self._until = began + budget_s
         # Building a model cannot be cut short, and takes about as long as this constructor, or some times longer.
         self._last = self._until - (time.monotonic() - began)
         self._stages = list(STAGES)
