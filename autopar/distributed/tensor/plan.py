@@ -305,8 +305,10 @@ def _wrong_channels(model: nn.Module, captured: Captured, task: Task) -> str:
 
 def _drawn(model: nn.Module, task: Task) -> bool:
     """Return True if a task draws random numbers, and is not a dropout of nothing."""
-    module = dict(model.named_modules()).get(task.module) if task.random else None
-    return task.random and not (isinstance(module, nn.modules.dropout._DropoutNd) and not module.p)
+    if task.random is None:
+        return False
+    module = dict(model.named_modules()).get(task.module)
+    return not (isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0)
 
 
 def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:
