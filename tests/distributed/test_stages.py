@@ -111,6 +111,43 @@ def test_no_cut_separates_a_write_from_what_shares_its_memory():
         assert all(torch.allclose(p.grad, g, rtol=1e-12) for p, g in zip(model.parameters(), gradients)), cut
 
 
+class Modes(nn.Module):
+    """Operators without gradients, and some without autocast inside of them, in the middle of others."""
+
+    def __init__(self, autocast: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.autocast = nn.Linear(8, 8), nn.Linear(8, 4), autocast
+        self.register_buffer("scale", torch.arange(8.0).double())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        with torch.no_grad():
+            share = h.softmax(1)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                share = share @ torch.diag(self.scale)
+        return self.b(h * share)
+
+
+def test_blocks_without_gradients_or_autocast_are_units_too():
+    torch.manual_seed(0)
+    model, x = Modes().double(), torch.randn(8, 8).double()
+    expected = model(x)
+    expected.sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    chain = units(model, (x,), {})
+    assert len(chain.nodes) > 5
+    for cut in range(1, len(chain.nodes)):
+        model.zero_grad()
+        found: tuple = ()
+        for first, stop in ((0, cut), (cut, len(chain.nodes))):
+            found = StageModule(chain, first, stop, CPU)(*found, x=x)
+        found[0].sum().backward()
+        assert torch.equal(found[0], expected)
+        assert all(torch.allclose(p.grad, g, rtol=1e-12) for p, g in zip(model.parameters(), gradients))
+    with pytest.raises(CaptureError, match=r"enters torch\.autocast.*around distribute and the steps"):
+        units(Modes(True), (x.float(),), {})
+
+
 def test_units_that_write_are_timed_on_copies():
     torch.manual_seed(0)
     model, tokens = Written().double(), torch.tensor([-1, 0, 1, 2])

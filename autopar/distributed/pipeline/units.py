@@ -7,11 +7,12 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ...errors import CaptureError, PlanError
@@ -197,6 +198,7 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
             "with DistributedDataParallel(autopar.compile(model, devices)), which needs no graph"
         ) from error
     assert isinstance(graph, fx.GraphModule)
+    _unwrapped(graph, name)
     anywhere = _anywhere(graph)
     chain: list[list[fx.Node]] = []
     at: dict[fx.Node, int] = {}
@@ -223,6 +225,55 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
     }
     call = Call(model, example, tuple(node.name for node in inputs))
     return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, call, rows, spec, at)
+
+
+_BLOCKS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+"""Calls of a block of operators in another mode, and the place of the block among their arguments."""
+
+
+def _unwrapped(graph: fx.GraphModule, name: str) -> None:
+    """Replace blocks without gradients, or without autocast, by their operators, so that stages can be cut there.
+
+    Raises CaptureError for a block with autocast.
+    """
+    while (
+        call := next((node for node in graph.graph.nodes if str(node.target) in _BLOCKS), None)
+    ) is not None:
+        at = _BLOCKS[str(call.target)]
+        if at > 1 and call.args[2]:
+            raise CaptureError(
+                f"{name}: its forward enters torch.autocast, which a stage cannot do for a part of its operators; "
+                "enter it around distribute and the steps instead"
+            )
+        holder = call.args[at]
+        block = graph.get_submodule(str(holder.target))
+        made, ends = dict[fx.Node, Any](), ()
+        given = iter(call.args[at + 1 :])
+        with graph.graph.inserting_before(call):
+            for node in block.graph.nodes:
+                if node.op == "placeholder":
+                    made[node] = next(given)
+                elif node.op == "output":
+                    ends = tuple(map_arg(node.args[0], made.__getitem__))
+                else:
+                    made[node] = graph.graph.node_copy(node, made.__getitem__)
+                    if node.op == "get_attr":
+                        made[node].target = f"{holder.target}.{node.target}"
+            if at == 1 and not call.args[0]:
+                ends = tuple(map(partial(_detached, graph.graph), ends))
+        for user in [*call.users]:
+            user.replace_all_uses_with(ends[user.args[1]])
+            graph.graph.erase_node(user)
+        graph.graph.erase_node(call)
+        if not holder.users:
+            graph.graph.erase_node(holder)
+    graph.recompile()
+
+
+def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    made = graph.call_function(torch.ops.aten.detach.default, (node,))
+    made.meta = dict(node.meta)
+    return made
 
 
 def _uncut(graph: fx.GraphModule, chain: Sequence[Sequence[fx.Node]]) -> list[list[fx.Node]]:
