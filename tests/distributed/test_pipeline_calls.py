@@ -128,6 +128,8 @@ def _given(rank: int) -> tuple[list[float], list[str], dict[str, Any], int]:
         ((x, y), {"plus": plus, "scale": 3.0}),
         ((x, y), {"plus": {"one": one}, "scale": 2.0}),
         ((x[:4], y), {"plus": plus, "scale": 2.0}),
+        ((x[:, :6], y), {"plus": plus, "scale": 2.0}),
+        ((x.float(), y), {"plus": plus, "scale": 2.0}),
     ]
     for args, kwargs in wrong:
         with pytest.raises(PlanError) as refused:
@@ -151,7 +153,9 @@ def test_arguments_are_known_by_name_and_every_process_refuses_others():
         assert "scale was 2.0 in example_inputs" in said[0] and "is 3.0 now" in said[0]
         assert "captured with x, target, plus['one'], plus['other'], scale" in said[1]
         assert "[4, 8] where a batch of 8 rows was planned" in said[2]
-    assert "an output of [] has not the rows of its micro-batch" in second[1][3]
+        assert "x was rows of [8] in float64" in said[3] and "is rows of [6] in float64 now" in said[3]
+        assert "padded" in said[3] and "is rows of [8] in float32 now" in said[4]
+    assert "an output of [] has not the rows of its micro-batch" in second[1][5]
     assert {**first[2], **second[2]}.keys() == Loaded().state_dict().keys()
     assert first[2]["unused.weight"] == [3, 3] and "unused.weight" not in second[2]
 

@@ -122,7 +122,7 @@ class Modes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)
         with torch.no_grad():
-            share = h.softmax(1)
+            share = nn.functional.normalize(h.softmax(1), out=torch.empty_like(h))
             with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
                 share = share @ torch.diag(self.scale)
         return self.b(h * share)

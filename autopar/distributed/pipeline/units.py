@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,39 +14,8 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from ...errors import CaptureError, PlanError
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """The arguments with which a model was captured, and with which it must be called again.
-
-    example: their leaves by place, such as `batch['mask']`; `torch.Tensor` for tensors.
-    names: input nodes of the graph for these leaves, in the same order.
-    """
-
-    model: nn.Module
-    example: Mapping[str, Any]
-    names: tuple[str, ...]
-
-    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a call gives to each input, by node name. Raises PlanError if it has other arguments than the
-        captured call, or other values where those are not tensors, because such values are constants of the graph."""
-        found = _leaves(self.model, args, kwargs)
-        if found.keys() != self.example.keys():
-            raise PlanError(
-                f"the model was captured with {', '.join(self.example)}, and is called with "
-                f"{', '.join(found) or 'nothing'}; give what example_inputs had"
-            )
-        for place, known in self.example.items():
-            value = torch.Tensor if isinstance(found[place], torch.Tensor) else found[place]
-            if value is not known and (type(value) is not type(known) or value != known):
-                was, now = ("a tensor" if each is torch.Tensor else repr(each) for each in (known, value))
-                raise PlanError(
-                    f"{place} was {was} in example_inputs, for which the stages were made, and is {now} now; "
-                    "distribute again with this value, or make it a tensor with the rows of the batch"
-                )
-        return {name: found[place] for place, name in zip(self.example, self.names)}
+from ...errors import CaptureError
+from .arguments import Call, bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,30 +124,6 @@ def rows_of(batch: Any) -> int:
     return leaves[0].shape[0]
 
 
-def bound(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call in the order of the parameters of `forward`, by position where possible; what
-    does not fit these parameters stays as it is."""
-    try:
-        found = inspect.signature(model.forward).bind(*args, **kwargs)
-    except (TypeError, ValueError):
-        return tuple(args), dict(kwargs)
-    return found.args, found.kwargs
-
-
-def _leaves(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves of a call's arguments by their places, such as `batch['mask']`, in the order of a capture."""
-    try:
-        named = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):
-        named = {"args": tuple(args), "kwargs": dict(kwargs)}
-    return {
-        f"{getattr(path[0], 'key', '')}{pytree.keystr(path[1:])}": leaf
-        for path, leaf in pytree.tree_flatten_with_path(named)[0]
-    }
-
-
 def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Units:
     """Capture a model as a chain, for inputs of the size of one micro-batch.
 
@@ -219,11 +163,7 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
     at = {node: number for number, nodes in enumerate(chain) for node in nodes}
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
-    leaves = _leaves(model, args, kwargs)
-    example = {
-        place: torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for place, leaf in leaves.items()
-    }
-    call = Call(model, example, tuple(node.name for node in inputs))
+    call = Call.captured(model, args, kwargs, [node.name for node in inputs])
     return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, call, rows, spec, at)
 
 
@@ -245,22 +185,23 @@ def _unwrapped(graph: fx.GraphModule, name: str) -> None:
                 f"{name}: its forward enters torch.autocast, which a stage cannot do for a part of its operators; "
                 "enter it around distribute and the steps instead"
             )
-        holder = call.args[at]
-        block = graph.get_submodule(str(holder.target))
-        made, ends = dict[fx.Node, Any](), ()
-        given = iter(call.args[at + 1 :])
+        holder, *given = call.args[at:]
+        block: Any = graph.get_submodule(str(holder.target))
+        made, ends = dict[fx.Node, Any](), tuple[fx.Node, ...]()
         with graph.graph.inserting_before(call):
+            if at == 1 and not call.args[0]:
+                given = [
+                    _detached(graph.graph, each) if isinstance(each, fx.Node) else each for each in given
+                ]
             for node in block.graph.nodes:
                 if node.op == "placeholder":
-                    made[node] = next(given)
+                    made[node] = given.pop(0)
                 elif node.op == "output":
                     ends = tuple(map_arg(node.args[0], made.__getitem__))
                 else:
                     made[node] = graph.graph.node_copy(node, made.__getitem__)
                     if node.op == "get_attr":
                         made[node].target = f"{holder.target}.{node.target}"
-            if at == 1 and not call.args[0]:
-                ends = tuple(map(partial(_detached, graph.graph), ends))
         for user in [*call.users]:
             user.replace_all_uses_with(ends[user.args[1]])
             graph.graph.erase_node(user)
