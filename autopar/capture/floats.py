@@ -1,17 +1,20 @@
-"""Floats that vary from call to call. Dynamo passes each as a tensor without axes, from which the graph takes the
-number."""
+"""Floats and counts that vary from call to call. Dynamo passes each float as a tensor without axes, from which the
+graph takes the number."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from .dynamo_private import holds_number
+from .dynamo_private import holds_number, source_of
+from .refusals import Untraceable
 
 T = TypeVar("T")
+_OF_A_TENSOR = re.compile(r"\.(size|stride|storage_offset)\(\)")
 
 
 def numbered(module: fx.GraphModule) -> tuple[int, ...]:
@@ -32,9 +35,13 @@ def numbered(module: fx.GraphModule) -> tuple[int, ...]:
 
 
 def open_or_fixed(capture: Callable[[], T], module: fx.GraphModule) -> T:
-    """Return what `capture` makes of a graph of Dynamo's: with its floats open if it can, else for these values."""
+    """Return what `capture` makes of a graph of Dynamo's: with its floats and counts open if it can, else for these
+    values."""
     try:
         return capture()
+    except Untraceable:
+        # No graph can hold it, whatever the numbers.
+        raise
     except Exception:
         # Not all that torch can trace with a number it can trace with a symbol.
         if not _fixed(module):
@@ -43,12 +50,29 @@ def open_or_fixed(capture: Callable[[], T], module: fx.GraphModule) -> T:
 
 
 def _fixed(module: fx.GraphModule) -> bool:
-    """Let a graph hold for these values of its floats alone, by guards; return whether it has any."""
-    nodes = module.graph.find_nodes(op="placeholder")
-    varying = [node for node in nodes if isinstance(node.meta.get("example_value"), torch.SymFloat)]
-    for node in varying:
-        node.meta["example_value"] = float(node.meta["example_value"])
-    return bool(varying)
+    """Let a graph hold for these values of its floats and counts alone, by guards; return whether it has any."""
+    known: dict[fx.Node, Any] = {}
+    for node in filter(_varies, module.graph.find_nodes(op="placeholder")):
+        number = node.meta["example_value"]
+        known[node] = node.meta["example_value"] = (
+            float(number) if isinstance(number, torch.SymFloat) else int(number)
+        )
+        # AOTAutograd makes a symbol of an integer that is an argument.
+        for user in list(node.users):
+            user.args, user.kwargs = fx.node.map_arg(
+                (user.args, user.kwargs), lambda each: known.get(each, each)
+            )
+    if known:
+        module.recompile()
+    return bool(known)
+
+
+def _varies(node: fx.Node) -> bool:
+    """Return True for the placeholder of a number that is not the size of a tensor."""
+    number = node.meta.get("example_value")
+    if isinstance(number, torch.SymFloat):
+        return True
+    return isinstance(number, torch.SymInt) and not _OF_A_TENSOR.search(source_of(node))
 
 
 def numbers(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:

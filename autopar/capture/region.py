@@ -128,8 +128,10 @@ class Region:
             raise Untraceable("its backward as traced is not that of all outputs which require grad")
         self.constants: dict[str, Any] = {node.name: tensor for node, tensor in traced.constants}
         """Tensors that the graph makes from numbers, by name."""
+        # AOTAutograd makes symbols of numbers that Dynamo's graph holds fixed, and that nothing reads.
+        fixed = {node for fake, node in zip(fakes, traced.inputs) if isinstance(fake, (int, float))}
         # Read them before a conversion puts the sizes of a call into the graph.
-        values = ((node, node.meta.get("val")) for node in traced.graph.nodes)
+        values = ((node, node.meta.get("val")) for node in traced.graph.nodes if node not in fixed)
         self.open = {node: value for node, value in values if is_open(value)}
         leaves = filter(is_open, chain.from_iterable(map(pytree.tree_leaves, self.open.values())))
         shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]

@@ -234,6 +234,49 @@ def test_what_torch_cannot_compute_from_a_symbol_is_captured_for_each_value():
     fast.close()
 
 
+def test_a_count_that_torch_cannot_trace_as_a_symbol_is_captured_for_each_value():
+    class Power(nn.Module):
+        """torch compares the exponent with zero in a way that symbols lack."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, n):
+            return self.linear(x) ** n
+
+    model = Power()
+    fast = autopar.compile(model, ["cpu"])
+    for n, rows in ((2, 3), (3, 5), (4, 6), (3, 7)):
+        x = torch.randn(rows, 4)
+        ours, right = fast(x, n), model(x, n)
+        assert torch.equal(ours, right)
+        gradients = (torch.autograd.grad(each.sum(), model.linear.weight)[0] for each in (ours, right))
+        torch.testing.assert_close(*gradients)
+    # The rows stay open.
+    assert captures(fast) == 3
+    fast.close()
+
+
+def test_what_no_graph_can_hold_is_not_captured_for_each_value():
+    class Sparse(nn.Module):
+        """A layer with a sparse gradient."""
+
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(9, 4, sparse=True)
+
+        def forward(self, ids, t):
+            return self.words(ids) * t
+
+    model, ids = Sparse(), torch.arange(6)
+    fast = autopar.compile(model, ["cpu"])
+    for value in (0.1, 0.2, 0.3, 0.4):
+        assert torch.equal(fast(ids, value), model(ids, value))
+    assert len(fast._placement.backend.served) == 2
+    fast.close()
+
+
 @pytest.mark.release
 def test_so_is_a_training_step():
     model = nn.Linear(4, 4)
