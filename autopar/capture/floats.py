@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import sympy
 import torch
 from torch import fx
 
 from .dynamo_private import holds_number, source_of
 from .refusals import Untraceable
+from .torch_private import Undefined
 
 T = TypeVar("T")
 _OF_A_TENSOR = re.compile(r"\.(size|stride|storage_offset)\(\)")
@@ -73,6 +75,44 @@ def _varies(node: fx.Node) -> bool:
     if isinstance(number, torch.SymFloat):
         return True
     return isinstance(number, torch.SymInt) and not _OF_A_TENSOR.search(source_of(node))
+
+
+def arithmetic(module: fx.GraphModule) -> dict[sympy.Expr, fx.Node]:
+    """Return the nodes of a graph of Dynamo's that compute numbers from floats, by their expressions."""
+    made: dict[sympy.Expr, fx.Node] = {}
+    # For each number, whether it depends on a float.
+    known: dict[fx.Node, bool] = {}
+    for node in module.graph.nodes:
+        number = node.meta.get("example_value")
+        if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
+            continue
+        if node.op == "placeholder":
+            known[node] = isinstance(number, (torch.SymFloat, float))
+        elif node.op == "call_function" and all(each in known for each in node.all_input_nodes):
+            known[node] = any(known[each] for each in node.all_input_nodes)
+            if known[node] and isinstance(number, (torch.SymInt, torch.SymFloat)):
+                made.setdefault(number.node.expr, node)
+    return made
+
+
+def calculator(module: fx.GraphModule, given: Sequence[Any]) -> Callable[[fx.Node], Any]:
+    """Return a function from a node of `arithmetic` to its number in a call with these arguments, as Python computes
+    it. Sums, products and quotients of sympy's, which it orders as it likes, may be others.
+
+    The function raises ArithmeticError where Python raises an error.
+    """
+    known: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), given))
+
+    def number(node: fx.Node) -> Any:
+        if node not in known:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), number)
+            try:
+                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            except ValueError as error:
+                raise Undefined(str(error)) from error
+        return known[node]
+
+    return number
 
 
 def numbers(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import torch_private as private
 from .dynamo_private import source_of
+from .floats import arithmetic
 from .refusals import Untraceable, waiting
 from .source_locations import located, name_modules, origins, path_of
 from .torch_private import OPEN, enables_grad, is_open, memory, pytree, symbols_in, tag_activation_checkpoint
@@ -83,7 +84,7 @@ class Region:
         waits = waiting(module)
         if waits is not None:
             raise waits
-        self.module = module
+        self.module, self.arithmetic = module, arithmetic(module)
         nodes = module.graph.find_nodes(op="placeholder")
         known = _known(root)
         self.paths = tuple((path, known[id(owner[key])][0]) for path, owner, key in slots(root))

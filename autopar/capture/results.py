@@ -18,6 +18,7 @@ from ..ir.costed import CostedGraph
 from ..ir.graph import JOIN, PART, SUM, UPDATES, Argument, Task, Value, refs
 from ..ir.open_size import OPENED
 from .captured import Captured, strides_of
+from .floats import calculator
 from .refusals import Untraceable
 from .region import Region
 from .torch_private import OPEN, extents_of, in_python, is_open
@@ -39,22 +40,27 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
     known: dict[Any, Any] = {
         symbol: extents_of(given[position])[place] for position, place, symbol in region.symbols
     }
-    numbers = {symbol: sympy.sympify(number) for symbol, number in known.items()}
-    storages: dict[int, Any] = {}
+    symbols, storages = known.copy(), dict[int, Any]()
+    number = calculator(region.module, given)
 
     def plain(size: Any) -> Any:
         expression = size.node.expr
-        if expression not in known:
-            if not expression.free_symbols <= numbers.keys():
+        if expression in known:
+            return known[expression]
+        if expression in region.arithmetic:
+            found = number(region.arithmetic[expression])
+        else:
+            if not expression.free_symbols <= symbols.keys():
                 expression = size.node.shape_env.replace(expression)
-            if not expression.free_symbols <= numbers.keys():
+            if not expression.free_symbols <= symbols.keys():
                 raise Untraceable(f"the size {expression} depends on the values in a tensor")
-            found = (
-                in_python(expression, known)
-                if isinstance(size, torch.SymFloat)
-                else expression.xreplace(numbers)
-            )
-            known[size.node.expr] = _PLAIN[type(size)](found)
+            if isinstance(size, torch.SymFloat):
+                found = in_python(expression, symbols)
+            else:
+                found = expression.xreplace(
+                    {each: sympy.sympify(symbols[each]) for each in expression.free_symbols}
+                )
+        known[size.node.expr] = _PLAIN[type(size)](found)
         return known[size.node.expr]
 
     def at(value: Any) -> Any:

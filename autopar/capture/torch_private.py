@@ -65,7 +65,7 @@ _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch
 _TIMED = _guards.profile_guard_manager
 
 
-class _Undefined(ArithmeticError, ValueError):
+class Undefined(ArithmeticError, ValueError):
     """Python's `math` cannot compute a number; as its error is a ValueError."""
 
 
@@ -75,7 +75,7 @@ def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
     try:
         return sympy_interp(PythonReferenceAnalysis, dict(numbers), expression)
     except ValueError as error:
-        raise _Undefined(str(error)) from error
+        raise Undefined(str(error)) from error
     except (AttributeError, NotImplementedError):
         return expression.xreplace(
             {symbol: sympy.sympify(numbers[symbol]) for symbol in expression.free_symbols}

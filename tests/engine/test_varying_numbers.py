@@ -386,3 +386,32 @@ def test_a_float_of_any_magnitude_is_no_size():
     assert captures(fast) == 2
     assert [len(served.programs) for served in fast._placement.backend.served] == [0, 1]
     fast.close()
+
+
+def test_arithmetic_with_a_float_is_that_of_python():
+    """sympy, by which torch knows such numbers, reorders sums and products and divides otherwise."""
+
+    class Sums(nn.Module):
+        """Numbers that a call makes from a float and from the number of rows."""
+
+        def forward(self, x, t):
+            n = x.shape[0]
+            made = (
+                t * 0.1 * 10,
+                t + 0.1 + 0.2,
+                t // 0.1,
+                (t * n + n // 2) / 7.7,
+                math.sin(t),
+                -t % 0.3,
+                int(t * 10 * 10),
+            )
+            return *made, *(x * number for number in made)
+
+    model = Sums()
+    fast = autopar.compile(model, ["cpu"])
+    for value in (0.1, 0.2, 1.0, 2.5, 0.29, 0.57, 3.0, -0.0, 1e10):
+        for rows in (4, 5):
+            x = torch.randn(rows, 3, dtype=torch.float64)
+            alike(fast(x, value), model(x, value))
+    assert captures(fast) <= 3
+    fast.close()
