@@ -19,7 +19,7 @@ from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import foreign, short
-from .torch_private import compiling, floats_outermost, instance_norm_by_parts, overridden, quiet
+from .torch_private import compiling, instance_norm_by_parts, open_floats, overridden, quiet
 
 try:
     import torch._dynamo
@@ -134,7 +134,7 @@ class _Entry:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known, before = dict(counters["graph_break"]), len(graph_break_reasons)
         settings = torch._dynamo.config.patch(**self.settings)
-        with settings, quiet, uncollected(), whole_layers(), floats_outermost:
+        with settings, quiet, uncollected(), whole_layers(), open_floats:
             try:
                 found = self.entry(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,8 +58,6 @@ CONTEXT_FN = "_checkpoint_context_fn"
 
 INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
 """The functions by which a graph of Dynamo's enters inference mode and leaves it."""
-
-
 _KERNELS: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Any]] = {}
 """By operator that `overridden` overrides: its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
@@ -130,19 +129,20 @@ class _Quiet(_Shared):
             logger.setLevel(level)
 
 
-class _FloatsOutermost(_Shared):
-    """Within the block, Dynamo takes the number of a float that varies in the outermost graph.
+class _OpenFloats(_Shared):
+    """Within the block, Dynamo takes the number of a float that varies in the outermost graph, and `//` of a
+    symbolic float is Python's.
 
-    It would take it where the code reads it first. If that is in the body of a checkpoint or of an
+    Dynamo would take the number where the code reads it first. If that is in the body of a checkpoint or of an
     `autograd.Function`, the body gets a tensor, whose number depends on values, and code after the body cannot use it.
     """
 
-    _kind: Any = _VariableBuilder
-    _wrapped: Any = None
+    _builder: Any = _VariableBuilder
+    _divided: Sequence[Any] = torch.SymInt, torch.SymFloat
 
     def begin(self) -> None:
-        """Wrap Dynamo's method that takes the number."""
-        wrapped = self._wrapped = self._kind.wrap_symfloat
+        """Replace methods of Dynamo's and of symbolic numbers."""
+        wrapped = self._builder.wrap_symfloat
 
         def wrap_symfloat(builder: Any, value: float) -> Any:
             output = builder.tx.output
@@ -152,15 +152,41 @@ class _FloatsOutermost(_Shared):
             finally:
                 output.tracers = tracers
 
-        self._kind.wrap_symfloat = wrap_symfloat
+        divisions = "__floordiv__", "__rfloordiv__"
+        self._before = [(kind, name, getattr(kind, name)) for kind in self._divided for name in divisions]
+        for kind, name, method in self._before:
+            setattr(kind, name, _in_whole(method, reflected=name == divisions[1]))
+        self._before.append((self._builder, "wrap_symfloat", wrapped))
+        self._builder.wrap_symfloat = wrap_symfloat
 
     def end(self) -> None:
-        """Put the method back."""
-        self._kind.wrap_symfloat = self._wrapped
+        """Put the methods back."""
+        for kind, name, method in self._before:
+            setattr(kind, name, method)
+
+
+def _in_whole(method: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
+    """Return a method for `//` of symbolic numbers that is Python's if one of them is a float.
+
+    torch's `method` rounds the quotient before it takes the whole part: for it, `1.0 // 0.2` is 5, and not 4.
+    """
+
+    def divide(number: Any, other: Any) -> Any:
+        given: list[Any] = [number, other]
+        floats = any(isinstance(each, (float, torch.SymFloat)) for each in given)
+        if not floats or not isinstance(other, (int, float, *OPEN)):
+            return method(number, other)
+        if not reflected and isinstance(other, (int, float)) and abs(math.frexp(other)[0]) == 0.5:
+            return method(number, other)  # exact, by a power of two
+        # No formula of torch's gives Python's result: it holds for these values alone, by guards.
+        a, b = (int(each) if isinstance(each, torch.SymInt) else float(each) for each in given)
+        return torch.SymFloat(number.node.wrap_float(b // a if reflected else a // b))
+
+    return divide
 
 
 quiet = _Quiet()
-floats_outermost = _FloatsOutermost()
+open_floats = _OpenFloats()
 
 
 def memory(item: Any) -> int | None:

@@ -182,6 +182,23 @@ def test_a_training_step_with_such_a_float():
     step.close()
 
 
+@pytest.mark.parametrize("rows", [3, None])
+def test_floats_are_divided_to_whole_numbers_as_in_python(rows):
+    class Whole(nn.Module):
+        def forward(self, x, t):
+            y = x * (t // 0.2) + 1.0 // t + x.shape[0] // 0.1 + (t // 0.5) % 3
+            return y if t // 0.1 > 9 else -y
+
+    model = Whole()
+    fast = autopar.compile(model, ["cpu"], check="never")
+    # Quotients of which 1.0 // 0.2, 1.0 // 0.1 and 2.0 // 0.2 are less than torch's.
+    for value in (0.3, 0.7, 1.0, 0.1, 2.0, 0.5):
+        x = torch.ones(rows or int(value * 10), 4)
+        assert torch.equal(fast(x, value), model(x, value))
+    assert captures(fast) == 6
+    fast.close()
+
+
 class Counting(nn.Module):
     """Numbers that a module changes in each call."""
 
