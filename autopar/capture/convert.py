@@ -21,7 +21,8 @@ from .refusals import Untraceable
 from .region import Region
 from .results import extents, resolver, results, with_open
 from .split_rules import cuts
-from .torch_private import OPEN, memory
+from .symbols import OPEN
+from .torch_private import memory
 
 _aten = torch.ops.aten
 _CHANGES = ("dtype", "layout", "memory_format")

@@ -18,8 +18,8 @@ from ..errors import CaptureError
 from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
-from .source_locations import foreign, short
-from .torch_private import compiling, instance_norm_by_parts, open_floats, overridden, quiet
+from .source_locations import first_line, foreign, short
+from .torch_private import compiling, instance_norm_by_parts, open_floats, open_or_fixed, overridden, quiet
 
 try:
     import torch._dynamo
@@ -132,11 +132,17 @@ class _Entry:
             )
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        known, before = dict(counters["graph_break"]), len(graph_break_reasons)
+        known, before = {}, 0
+
+        def capture() -> Any:
+            nonlocal known, before
+            known, before = dict(counters["graph_break"]), len(graph_break_reasons)
+            return self.entry(frame, *args, **kwargs)
+
         settings = torch._dynamo.config.patch(**self.settings)
         with settings, quiet, uncollected(), whole_layers(), open_floats:
             try:
-                found = self.entry(frame, *args, **kwargs)
+                found = open_or_fixed(capture)
             except FailOnRecompileLimitHit:
                 raise CaptureError(f"{self.name}: {_RECAPTURED}") from None
         if frame.f_code is self.code:
@@ -192,11 +198,6 @@ def outermost() -> bool:
     function or the rest after a graph break."""
     code = InstructionTranslator.current_tx().output.root_tx.f_code
     return code.co_filename == __file__ and code.co_name.startswith("call_")
-
-
-def first_line(text: str) -> str:
-    """Return the first sentence of Dynamo's explanation."""
-    return text.strip().split("\n", 1)[0].rstrip(".")
 
 
 def broken(module: fx.GraphModule) -> tuple[str, str]:

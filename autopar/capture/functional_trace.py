@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from .symbols import is_open
 from .torch_private import (
     FakeTensor,
     TorchDispatchMode,
     below_autograd,
-    is_open,
     kept_whole,
     memory,
     updates_statistics,

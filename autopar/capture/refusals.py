@@ -11,9 +11,9 @@ from torch import fx
 
 from ..errors import CaptureError
 from ..system.text import brief
-from .dynamo_private import TorchDynamoException, first_line
+from .dynamo_private import TorchDynamoException
 from .operators import collective
-from .source_locations import foreign, located, short
+from .source_locations import first_line, foreign, located, short
 from .torch_private import depends_on_values
 
 

@@ -23,7 +23,8 @@ from .dynamo_private import source_of
 from .floats import arithmetic
 from .refusals import Untraceable, waiting
 from .source_locations import located, name_modules, origins, path_of
-from .torch_private import OPEN, enables_grad, is_open, memory, pytree, symbols_in, tag_activation_checkpoint
+from .symbols import OPEN, is_open, symbols_in
+from .torch_private import enables_grad, memory, pytree, tag_activation_checkpoint
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]

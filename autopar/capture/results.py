@@ -21,7 +21,8 @@ from .captured import Captured, strides_of
 from .floats import calculator
 from .refusals import Untraceable
 from .region import Region
-from .torch_private import OPEN, extents_of, in_python, is_open
+from .symbols import OPEN, extents_of, is_open
+from .torch_private import in_python
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 

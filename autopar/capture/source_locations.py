@@ -106,3 +106,8 @@ def path_of(source: str) -> str:
     inner = ("_modules", "_parameters", "_buffers", "__dict__", "__closure__", "cell_contents")
     names = [name for name in names if name not in inner]
     return ".".join(names[1:] if names[:1] == ["self"] else names)
+
+
+def first_line(text: str) -> str:
+    """Return the first sentence of Dynamo's explanation."""
+    return text.strip().split("\n", 1)[0].rstrip(".")

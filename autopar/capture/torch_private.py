@@ -18,9 +18,11 @@ from torch.autograd import forward_ad, grad_mode
 
 from ..errors import CaptureError
 from ..system import versions
+from .symbols import OPEN
 
 try:
     from torch._dynamo import guards as _guards
+    from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.variables.builder import VariableBuilder as _VariableBuilder
     from torch._export.utils import _is_preservable_cia_op
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
@@ -50,8 +52,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Types of symbolic sizes."""
 CONTEXT_FN = "_checkpoint_context_fn"
 """The key under which Dynamo keeps the `context_fn` of a checkpoint in the `meta` of its region."""
 
@@ -82,87 +82,103 @@ def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
 
 
 class _Shared:
-    """A block of which the first thread that enters it calls `begin`, and the last one that leaves it `end`."""
+    """A block of all threads: the first that enters it enters a `context()`, the last that leaves it leaves that."""
 
-    def __init__(self) -> None:
-        self._lock, self._entered = threading.Lock(), 0
+    def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        self._context, self._lock, self._entered = context, threading.Lock(), 0
 
     def __enter__(self) -> None:
         with self._lock:
             self._entered += 1
             if self._entered == 1:
-                self.begin()
+                self._within = self._context()
+                self._within.__enter__()
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._entered -= 1
             if not self._entered:
-                self.end()
-
-    def begin(self) -> None:
-        """Change what holds for the process within the block."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Undo `begin`."""
-        raise NotImplementedError
+                self._within.__exit__(None, None, None)
 
 
-class _Quiet(_Shared):
-    """Within the block, suppress torch's logs of failed captures (the call continues) unless asked for, and
-    do not time guards, which empties caches (30 ms a graph)."""
-
-    _levels: Sequence[tuple[logging.Logger, int]] = ()
-
-    def begin(self) -> None:
-        """Silence the loggers."""
-        names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
-        self._levels = [(logger, logger.level) for logger in map(logging.getLogger, names)]
-        for logger, _ in self._levels:
-            logger.setLevel(logging.CRITICAL + 1)
-        _guards.profile_guard_manager = lambda *_: 0.0
-
-    def end(self) -> None:
-        """Give the loggers their levels back."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
+    levels = [(logger, logger.level) for logger in map(logging.getLogger, names)]
+    for logger, _ in levels:
+        logger.setLevel(logging.CRITICAL + 1)
+    _guards.profile_guard_manager = lambda *_: 0.0
+    try:
+        yield
+    finally:
         _guards.profile_guard_manager = _TIMED
-        for logger, level in self._levels:
+        for logger, level in levels:
             logger.setLevel(level)
 
 
-class _OpenFloats(_Shared):
-    """Within the block, Dynamo takes the number of a float that varies in the outermost graph, and `//` of a
-    symbolic float is Python's.
+quiet = _Shared(_quiet)
+"""Within the block, suppress torch's logs of failed captures (the call continues) unless asked for, and do not
+time guards, which empties caches (30 ms a graph)."""
 
-    Dynamo would take the number where the code reads it first. If that is in the body of a checkpoint or of an
-    `autograd.Function`, the body gets a tensor, whose number depends on values, and code after the body cannot use it.
-    """
 
-    _builder: Any = _VariableBuilder
-    _divided: Sequence[Any] = torch.SymInt, torch.SymFloat
+class _Opened(threading.local):
+    """Thread-local number of the floats that Dynamo has left open."""
 
-    def begin(self) -> None:
-        """Replace methods of Dynamo's and of symbolic numbers."""
-        wrapped = self._builder.wrap_symfloat
+    count = 0
 
-        def wrap_symfloat(builder: Any, value: float) -> Any:
-            output = builder.tx.output
-            tracers, output.tracers = output.tracers, output.tracers[:1]
-            try:
-                return wrapped(builder, value)
-            finally:
-                output.tracers = tracers
 
-        divisions = "__floordiv__", "__rfloordiv__"
-        self._before = [(kind, name, getattr(kind, name)) for kind in self._divided for name in divisions]
-        for kind, name, method in self._before:
-            setattr(kind, name, _in_whole(method, reflected=name == divisions[1]))
-        self._before.append((self._builder, "wrap_symfloat", wrapped))
-        self._builder.wrap_symfloat = wrap_symfloat
+_opened = _Opened()
 
-    def end(self) -> None:
-        """Put the methods back."""
-        for kind, name, method in self._before:
-            setattr(kind, name, method)
+
+@contextmanager
+def _open_floats() -> Iterator[None]:
+    kind: Any = _VariableBuilder
+    wrapped = kind.wrap_symfloat
+
+    def wrap_symfloat(builder: Any, value: float) -> Any:
+        output = builder.tx.output
+        tracers, output.tracers = output.tracers, output.tracers[:1]
+        try:
+            made = wrapped(builder, value)
+        finally:
+            output.tracers = tracers
+        _opened.count += not made.is_python_constant()
+        return made
+
+    divisions = "__floordiv__", "__rfloordiv__"
+    own = [(each, name) for each in (torch.SymInt, torch.SymFloat) for name in divisions]
+    before = [(kind, "wrap_symfloat", wrapped), *((each, name, getattr(each, name)) for each, name in own)]
+    kind.wrap_symfloat = wrap_symfloat
+    for each, name, method in before[1:]:
+        setattr(each, name, _in_whole(method, reflected=name == divisions[1]))
+    try:
+        yield
+    finally:
+        for each, name, method in before:
+            setattr(each, name, method)
+
+
+open_floats = _Shared(_open_floats)
+"""Within the block, Dynamo takes the number of a float that varies in the outermost graph, and `//` of a symbolic
+float is Python's.
+
+Dynamo would take the number where the code reads it first. If that is in the body of a checkpoint or of an
+`autograd.Function`, the body gets a tensor, whose number depends on values, and code after the body cannot use it."""
+
+
+def open_or_fixed(capture: Callable[[], Any]) -> Any:
+    """Return what Dynamo makes of a frame: with its floats open if it can, else for these values."""
+    _opened.count = 0
+    try:
+        found = capture()
+        if found.guarded_code is not None or not _opened.count:
+            return found
+    except TorchDynamoException:
+        if not _opened.count:
+            raise
+    # Not all that Python can do with a float can Dynamo do with an open one, such as making a text of it.
+    with torch._dynamo.config.patch(specialize_float=True):
+        return capture()
 
 
 def _in_whole(method: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
@@ -183,10 +199,6 @@ def _in_whole(method: Callable[[Any, Any], Any], reflected: bool) -> Callable[[A
         return torch.SymFloat(number.node.wrap_float(b // a if reflected else a // b))
 
     return divide
-
-
-quiet = _Quiet()
-open_floats = _OpenFloats()
 
 
 def memory(item: Any) -> int | None:
@@ -258,33 +270,6 @@ def autograd_keys(kinds: set[str]) -> list[Any]:
     names = [{"META": "Meta"}.get(name, name) for name in names]
     found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
     return [key for key in found if key is not None]
-
-
-def extents_of(item: Any) -> tuple[Any, ...]:
-    """Return the shape and strides of a tensor; a number by itself."""
-    return (*item.shape, *item.stride()) if isinstance(item, torch.Tensor) else (item,)
-
-
-def symbols_in(items: Sequence[Any]) -> tuple[tuple[int, int, sympy.Symbol], ...]:
-    """Return (position of the item, place among its extents, symbol) for each symbol of a size, where it is first."""
-    found: dict[sympy.Symbol, tuple[int, int]] = {}
-    for position, item in enumerate(items):
-        for place, size in enumerate(extents_of(item) if is_open(item) else ()):
-            if isinstance(size, OPEN) and size.node.expr.is_Symbol:
-                found.setdefault(size.node.expr, (position, place))
-    return tuple((position, place, symbol) for symbol, (position, place) in found.items())
-
-
-def is_open(value: Any) -> bool:
-    """Return True if a result has a symbolic size."""
-    if isinstance(value, (tuple, list)):
-        return any(map(is_open, value))
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:
-            return False
-        sizes = (*value.shape, *value.stride(), value.storage_offset())
-        return any(isinstance(size, torch.SymInt) for size in sizes)
-    return isinstance(value, OPEN)
 
 
 def depends_on_values(made: Any) -> bool:

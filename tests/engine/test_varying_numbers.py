@@ -182,6 +182,50 @@ def test_a_training_step_with_such_a_float():
     step.close()
 
 
+ALONE = {
+    "a text": lambda y, t: y * len(f"{t:.3g}"),
+    "a complex number": lambda y, t: torch.exp(1j * t * y).real,
+    "divmod": lambda y, t: y * divmod(t, 0.25)[1],
+}
+"""What torch can do with a number and not with a symbol."""
+
+
+@pytest.mark.parametrize("way", ALONE)
+def test_what_torch_cannot_do_with_a_symbol_is_captured_for_each_value(way):
+    class Alone(Scaled):
+        def forward(self, x, t):
+            return ALONE[way](self.linear(x), t)
+
+    model = Alone()
+    fast = autopar.compile(model, ["cpu"])
+    for value in VALUES[:3]:
+        x = torch.randn(3, 4)
+        assert torch.equal(fast(x, value), model(x, value))
+    assert captures(fast) == 3
+    assert not fast._placement.backend.notes()[1:]
+    fast.close()
+
+
+def test_a_training_step_takes_a_float_that_torch_cannot_open():
+    model = nn.Linear(4, 4)
+    twin = copy.deepcopy(model)
+    made, plain = (torch.optim.SGD(each.parameters(), 0.01) for each in (model, twin))
+
+    def loss(model, x, t):
+        return (model(x) * (divmod(t, 0.25)[1] if math.isfinite(t) else 0.0)).square().mean()
+
+    step = autopar.train_step(model, None, made, ["cpu"], step_fn=loss)
+    for value in VALUES[:3]:
+        x = torch.randn(3, 4)
+        plain.zero_grad()
+        right = loss(twin, x, value)
+        right.backward()
+        plain.step()
+        assert torch.allclose(step(x, value), right)
+    assert torch.allclose(model.weight, twin.weight)
+    step.close()
+
+
 @pytest.mark.parametrize("rows", [3, None])
 def test_floats_are_divided_to_whole_numbers_as_in_python(rows):
     class Whole(nn.Module):
