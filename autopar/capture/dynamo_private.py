@@ -118,9 +118,8 @@ class _Entry:
     ) -> None:
         self.entry, self.skipped, self.settings, self.code, self.name = entry, skipped, settings, code, name
         self._torchdynamo_orig_backend = entry
-        self.failures = self.resting = 0
-        """Number of captures without a graph since the last graph, and of calls until the next attempt."""
-        self.captures = 0
+        self.failures = self.resting = self.captures = 0
+        """Number of captures without a graph since the last graph, of calls until the next attempt, and of graphs."""
 
     def resume(self) -> None:
         """Let Dynamo capture `code` again, after a number of calls that doubles with each failure."""

@@ -102,10 +102,10 @@ class Region:
         self.name = type(root).__name__ if root is not None else _name(nodes)
         if not any(node.op in ("call_function", "call_method") for node in module.graph.nodes):
             raise Untraceable("nothing is computed")
-        self._trace()
+        self._trace(module)
         self._sort_places()
 
-    def _trace(self) -> None:
+    def _trace(self, module: fx.GraphModule) -> None:
         training = False
         if torch.is_grad_enabled():
             tensors = (place for place in self.places if isinstance(place.fake, torch.Tensor))
@@ -120,11 +120,10 @@ class Region:
                 "an output is computed within torch.enable_grad() in a call without gradients, and has one; detach it, "
                 "or call the model with gradients"
             )
-        names = [place.path for place in self.places]
         fakes = [place.fake for place in self.places]
         self.symbols = symbols_in(fakes)
         """Positions of the sizes of a call in its arguments."""
-        self.traced = traced = trace(self.module, fakes, names, self.wanted, training)
+        self.traced = traced = trace(module, fakes, [p.path for p in self.places], self.wanted, training)
         differentiable = [i for i, place in enumerate(self.wanted) if self.results[place].fake.requires_grad]
         if training and [index for index, _ in sorted(traced.tangents)] != differentiable:
             raise Untraceable("its backward as traced is not that of all outputs which require grad")
