@@ -49,7 +49,7 @@ class Shortcut:
         self._region, self._programs = served.region, served.programs
         self._stores, self._names, self._answer = served.stores or (), names, answer
         self._inputs, self._sizes, self.resized = chosen(inputs), sizes, bool(sizes)
-        self._ways: dict[Hashable, _Way] = {}
+        self._entries: dict[Hashable, _Entry] = {}
         self._tuned = False
         """True if executors check the weights themselves, so that guards do not."""
         self._holds: Check = lambda *_: False
@@ -82,10 +82,10 @@ class Shortcut:
             else:
                 inputs.append(at)
         made = cls(backend, served, names, inputs, sizes, answer)
-        way = made._way(values)
-        if way is None:
+        entry = made._entry(values)
+        if entry is None:
             return None
-        made._tuned = _tuned(way.prepared)
+        made._tuned = _tuned(entry.prepared)
         # Kernels check the weights themselves, but not whether these require grad.
         watched = (*pinned,) if made._tuned and not torch.is_grad_enabled() else ()
         pinned |= {source: item for source, item, _, _ in served.stores}
@@ -112,28 +112,28 @@ class Shortcut:
             if getattr(item, name, self) is not value:
                 return None
         values = (*args, *kwargs.values()) if kwargs else args
-        way = self._way(values)
-        if way is None:
+        entry = self._entry(values)
+        if entry is None:
             return None
-        found = way.results(self._inputs(values))
+        found = entry.results(self._inputs(values))
         if found is None:
             return None
         backend.calls += 1
-        backend.latest = way.latest
+        backend.latest = entry.latest
         return self._answer(found)
 
-    def _way(self, values: Sequence[Any]) -> _Way | None:
-        """Return the way of a call whose guards hold; None if the program of its sizes cannot serve it by itself."""
+    def _entry(self, values: Sequence[Any]) -> _Entry | None:
+        """Return the entry for the sizes of a call whose guards hold; None if their program cannot serve it alone."""
         served, sizes, key = self._served, list[Any](), tuple[Any, ...]()
         if self.resized:
             sizes = [values[at] if read is None else read(values[at]) for at, read in self._sizes]
             key = self._region.key(sizes)
-        way, prepared = self._ways.get(key), self._programs.current(key)
-        if way is not None and way.prepared is prepared:
-            return way
-        if way is not None or len(self._ways) >= RESIZED:
+        entry, prepared = self._entries.get(key), self._programs.current(key)
+        if entry is not None and entry.prepared is prepared:
+            return entry
+        if entry is not None or len(self._entries) >= RESIZED:
             # A program was dropped, and perhaps others with it: nothing here may keep their memory.
-            self._ways.clear()
+            self._entries.clear()
         if (
             prepared is None
             or served.programs is not self._programs
@@ -143,12 +143,12 @@ class Shortcut:
         results = served.results(prepared, self._inputs(values), sizes)
         if results is None:
             return None
-        self._ways[key] = way = _Way(prepared, results, (served, prepared))
-        return way
+        self._entries[key] = entry = _Entry(prepared, results, (served, prepared))
+        return entry
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Way:
+class _Entry:
     """The program for calls of one set of sizes, and the function from its inputs to the results of the graph."""
 
     prepared: Planned
