@@ -48,6 +48,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
         self._buckets: list[list[torch.Tensor]] = []
         self._buffers: list[_Slot] = []
         self._seen: list[tuple[Any, int]] = []
+        self._sizes: list[Any] = []
         self._agree(self._held())
 
     def _held(self) -> list[torch.Tensor]:
@@ -75,11 +76,13 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
             (((each.dtype, each.device), each.nbytes, each) for each in self._trained), BUCKET_BYTES
         )
         self._seen = self._looked()
+        self._sizes = [_size(each) for each, _ in self._seen]
 
     def average(self) -> None:
         """Replace each `.grad` by its mean over all ranks, with None as zeros; None if no rank has one.
 
-        Buffers that changed on any rank become those of the first rank that has not joined.
+        Buffers that changed on any rank become those of the first rank that has not joined, unless their size has
+        changed on a rank: that of a rank's own rows may differ from those of others.
         """
         if not self.joined and (notice := Join.notify_join_context(self)) is not None:
             notice.wait()
@@ -92,9 +95,12 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
                 now is not was or not 0 <= version == known
                 for (now, version), (was, known) in zip(looked, self._seen)
             ]
+            resized = [_size(now) != size for (now, _), size in zip(looked, self._sizes)]
             there = [each.grad is not None for each in self._trained]
             here = [not self.joined and at == dist.get_rank(self.ranks) for at in range(self.size)]
-            marks = torch.tensor([*there, *changed, *here], dtype=torch.uint8, device=self.join_device)
+            marks = torch.tensor(
+                [*there, *changed, *resized, *here], dtype=torch.uint8, device=self.join_device
+            )
             marked: Any = dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
             sent = [(bucket, *self._sent(bucket)) for bucket in self._buckets]
             marked.wait()
@@ -103,7 +109,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
                 found, active = [1] * len(there), [1] * self.size
             else:
                 found = marks.tolist()
-                active = found[len(there) + len(changed) :]
+                active = found[-self.size :]
             alive = {id(each) for each, some in zip(self._trained, found) if some}
             for bucket, flat, work in sent:
                 work.wait()
@@ -111,7 +117,8 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
                     flat.mul_(self.size / sum(active))
                 for parameter, mean in zip(bucket, _pieces(flat, bucket)):
                     parameter.grad = own(mean, parameter, False) if id(parameter) in alive else None
-            buffers = (now for (now, _), some in zip(looked, found[len(there) :]) if some)
+            of_buffers = zip(looked, found[len(there) :], found[len(there) + len(looked) :])
+            buffers = (now for (now, _), some, odd in of_buffers if some and not odd)
             self._share([buffer for buffer in buffers if buffer is not None], active.index(1))
             self._seen = self._looked()
 
@@ -207,6 +214,10 @@ def _ranks(process_group: Any) -> dist.ProcessGroup:
         f"process_group={process_group!r} is not a process group; give True for all ranks, what "
         "torch.distributed.new_group returns, or mesh.get_group()"
     )
+
+
+def _size(buffer: torch.Tensor | None) -> Any:
+    return None if buffer is None else (buffer.shape, buffer.dtype)
 
 
 def _place(tensor: torch.Tensor, places: dict[torch.device, int]) -> str:

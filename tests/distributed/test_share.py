@@ -54,6 +54,36 @@ class Shifted(nn.Module):
         return self.layer(x) + self.shift
 
 
+class Last(nn.Module):
+    """A buffer that holds something of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
+        self.register_buffer("last", torch.zeros(1, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.norm(self.layer(x))
+        self.last = found.detach()
+        return found
+
+
+def _rows_of_their_own(rank: int) -> tuple[list[int], list[float]]:
+    torch.manual_seed(rank)
+    model = Last()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = autopar.train_step(model, nn.MSELoss(), optimizer, ["cpu"], process_group=True)
+    for _ in range(2):
+        step(torch.randn(2 + rank, 3), torch.zeros(2 + rank, 2))
+    step.close()
+    return [*model.last.shape], model.norm.running_mean.tolist()
+
+
+def test_buffers_of_another_size_on_each_rank_stay_its_own():
+    (first, mean), (second, other) = ranks(2, _rows_of_their_own)
+    assert first == [2, 2] and second == [3, 2] and mean == other
+
+
 def _inferred(rank: int) -> list[float]:
     torch.manual_seed(rank)
     model = Shifted(rank)
