@@ -23,7 +23,7 @@ TIMEOUT_S = 120.0
 
 
 def _plan(units, positions: int, chunks: int, replicas: int, micro_batches: int, schedule: str):
-    """An even split by hand, each stage in two groups."""
+    """An even split by hand, each stage of several replicas in two groups."""
     from autopar.ir.distribution import Distribution, Stage
     from autopar.ir.hosts import Hosts
 
@@ -31,6 +31,8 @@ def _plan(units, positions: int, chunks: int, replicas: int, micro_batches: int,
     ends = [len(units.nodes) * i // count for i in range(count + 1)]
     stages = tuple(
         Stage(first, stop, 1, 1, 1, 1, 1, (*range(first + 1, stop, (stop - first + 1) // 2), stop))
+        if replicas > 1
+        else Stage(first, stop, 1, 1, 1, 1, 1)
         for first, stop in pairwise(ends)
     )
     hosts = Hosts.declare(f"{positions * replicas} x cpu over ethernet-1")
@@ -146,6 +148,31 @@ def test_a_rank_keeps_its_share_alone_and_gradients_add_up():
     for kept, whole, off, freed in ranks(2, _keeps):
         assert 4 * whole / 2 <= kept < 1.1 * 4 * whole / 2
         assert off < 1e-12 and freed
+
+
+def _clipped(rank: int, sharded: bool) -> list[float]:
+    """The norm of gradients less that of one process, and the largest differences of clipped gradients."""
+    from autopar.distributed.pipeline.units import units
+
+    model, x, y = made("gpt of 1")
+    plain = copy.deepcopy(model)
+    loss(plain(x), y).backward()
+    expected = nn.utils.clip_grad_norm_(plain.parameters(), 1e-2)
+    # The embedding is the head, too: in two stages without shards.
+    shape = (1, 1, 2, 2, "1f1b") if sharded else (2, 1, 1, 4, "1f1b")
+    job = _job(units(model, (x[:4],), {}), *shape)
+    job.step(x, target=y)
+    found = [float(job.clip_grad_norm_(1e-2) - expected)]
+    gradients = {path: p.grad for path, p in plain.named_parameters(remove_duplicate=False)}
+    return found + [
+        float((_whole(p.grad) - gradients[path]).abs().max()) for path, p in job.named_parameters()
+    ]
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_the_norm_of_gradients_is_that_of_all_processes(sharded):
+    for found in ranks(2, _clipped, sharded):
+        assert len(found) > 2 and max(map(abs, found)) < 1e-12
 
 
 def _saves(rank: int, root: str, shape) -> list[float]:

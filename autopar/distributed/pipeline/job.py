@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from ...errors import PlanError, RunError
@@ -19,6 +20,7 @@ from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
 from ...planner.pipelines.simulation import grid_of, predicted, waits
 from ...system.text import seconds, size, table
+from ..tensor.shards import local
 from .entry import INPUT, Entry, TimedStage
 from .reduction import Sums
 from .stages import rows_as, staged
@@ -73,6 +75,12 @@ class Distributed:
         model = units.model
         self._fixed = [(path, each, each.requires_grad) for path, each in model.named_parameters()]
         self._unlike_serving = units.trains if model.training else ""
+        # Copies of a tied parameter count once in a norm.
+        self._first: dict[str, int] = {}
+        for number, module in modules.items():
+            for name, _ in module.named_parameters():
+                path, position = module.paths[name][0], plan.position(number)
+                self._first[path] = min(position, self._first.get(path, position))
         held = {path for module in modules.values() for paths in module.paths.values() for path in paths}
         self._unused = {
             path: each
@@ -136,6 +144,30 @@ class Distributed:
         dist.all_reduce(total, group=self._group)
         self._took = began, time.perf_counter()
         return total
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients so that their norm over all processes is at most `max_norm`; return the norm before,
+        equal in all processes, each of which must call it.
+
+        Like `torch.nn.utils.clip_grad_norm_` of the whole model. That function knows only this process's part.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        gradients = []
+        for path, parameter in self.named_parameters():
+            if parameter.grad is None:
+                continue
+            gradients.append(local(parameter.grad))
+            counts = isinstance(parameter, DTensor) or self.replica == 0
+            if counts and self._first[path] == self.position:
+                kind = torch.complex128 if parameter.is_complex() else torch.float64
+                total += torch.linalg.vector_norm(gradients[-1], dtype=kind).square()
+        dist.all_reduce(total, group=self._group)
+        norm = total.sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale)
+        return norm
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
