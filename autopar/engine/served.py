@@ -229,7 +229,9 @@ class Served:
                 prepared = None if self._asked else self.programs.resize(key, args)
                 if prepared is None:
                     prepared = self._planned(args)
-                    self.programs.add(key, prepared)
+                    if self.programs.add(key, prepared):
+                        # Calls by a short path would start the threads of a dropped program again.
+                        self._shorts.clear()
                     self.backend.replaced_by(self)
             except Untraceable as error:
                 self.as_written(str(error))

@@ -151,9 +151,10 @@ class ProgramCache(OrderedDict[Hashable, Made]):
             return None
         return self.get(key)
 
-    def add(self, key: Hashable, made: Made) -> None:
-        """Add an entry for these sizes; drop the least recently used one, which is logged once."""
+    def add(self, key: Hashable, made: Made) -> bool:
+        """Add an entry for these sizes; return whether the least recently used one is dropped, which is logged once."""
         self[key] = made
+        full = len(self) > SIZES
         while len(self) > SIZES:
             self.popitem(last=False)[1].close()
             if not self._said:
@@ -162,6 +163,7 @@ class ProgramCache(OrderedDict[Hashable, Made]):
                     "to fewer shapes to avoid this", self.called, SIZES,
                 )  # fmt: skip
             self._said = True
+        return full
 
     def drop(self, made: Made) -> None:
         """Drop an entry, and all programs for other sizes; the next call makes it anew."""

@@ -219,10 +219,14 @@ def test_sizes_are_kept_and_dropped_with_one_warning(model, caplog, monkeypatch)
     # Each number of rows is cut in its own way.
     fast = autopar.compile(model, ["cpu*2"], split=2, check="never")
     with caplog.at_level(logging.WARNING, "autopar"):
-        for rows in range(2, 13):
+        for rows in (*range(2, 13), *range(2, 6)):
             x = torch.randn(rows, 16)
             torch.testing.assert_close(fast(x), model(x))
     assert sum("more than 4 sets of sizes" in record.message for record in caplog.records) == 1
+    # No call starts the threads of a dropped program again.
+    for served in fast._placement.backend.served:
+        kept = [*served.programs.values()]
+        assert all(short.prepared in kept for short in served._shorts.values())
 
 
 def test_devices_are_checked():
