@@ -110,8 +110,9 @@ class Served:
             found = short(args)
             if found is not None:
                 backend.latest = self, short.prepared
-                if backend.returned is not None:
-                    backend.returned.append((self, found))
+                # Another thread may end its search for a shortcut meanwhile.
+                if (returned := backend.returned) is not None:
+                    returned.append((self, found))
                 return found
         return self._answer(args)
 
@@ -154,8 +155,8 @@ class Served:
                 return self.run(prepared, args)
         self._shorten(key, prepared, args)
         found = self.run(prepared, args)
-        if backend.returned is not None and isinstance(prepared, Training):
-            backend.returned.append((self, found))
+        if isinstance(prepared, Training) and (returned := backend.returned) is not None:
+            returned.append((self, found))
         return found
 
     def _shorten(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> None:

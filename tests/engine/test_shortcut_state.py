@@ -93,3 +93,24 @@ def test_hooks_of_a_layer_in_a_plain_list_are_called(kernels: str):
         torch.testing.assert_close(fast(x), model(x))
         handle.remove()
         torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_another_thread_ends_its_search_for_a_shortcut_during_a_call(
+    monkeypatch: pytest.MonkeyPatch, training: bool
+):
+    model, x = nn.Linear(8, 2), torch.randn(3, 8)
+    fast: Any = autopar.compile(model, ["cpu"])
+    asked: list[int] = []
+
+    def returned(backend: Any) -> list[Any] | None:
+        asked.append(1)
+        return [] if len(asked) % 2 else None
+
+    with torch.set_grad_enabled(training):
+        for _ in range(2):
+            fast(x)
+        monkeypatch.setattr(
+            type(fast._placement.backend), "returned", property(returned, lambda *_: None), raising=False
+        )
+        assert torch.equal(fast._placement.call(x), model(x)) and asked
