@@ -173,8 +173,7 @@ class Served:
         self, prepared: Planned, inputs: Sequence[Any], sizes: Sequence[Any]
     ) -> Callable[[Sequence[Any]], list[Any] | None] | None:
         """Return a function from the inputs of a program to the results of the graph, for calls like that with these
-        `inputs` and `sizes`; None if they have more to do. The function returns None if the program's kernels do not
-        serve a call.
+        `inputs` and `sizes`; None if they have more to do. It returns None if kernels do not serve a call.
 
         The caller ensures that the state is that of the region now, and that only the values of arguments have changed.
         """
