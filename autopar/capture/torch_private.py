@@ -344,6 +344,11 @@ def packs_saved() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def keeps_graph() -> bool:
+    """Return True if the backward that runs in this thread may run again (`retain_graph`)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def raising(message: str, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Return the same tensors, which raise RuntimeError when differentiated."""
     if not tensors:

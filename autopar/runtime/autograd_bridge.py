@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 import torch._dynamo
 
-from ..capture.torch_private import memory, raising
+from ..capture.torch_private import keeps_graph, memory, raising
 
 Written: TypeAlias = Callable[[Mapping[int, torch.Tensor]], Sequence[torch.Tensor] | None]
 """The same call in eager, with other tensors in the place of those with these ids; returns its outputs, None if a
@@ -34,6 +34,8 @@ class _Bridge(torch.autograd.Function):
         # Keep the tensors themselves, since saved-tensor hooks may return copies.
         ctx.watched = watched
         ctx.save_for_backward(*saved, *watched)
+        # Without saved values, autograd allows another backward.
+        ctx.once = bool(saved or watched)
         smooth = {id(tensor) for tensor in halved.smooth(outputs)}
         # Autograd would give a gradient to any view of an output that has one.
         outputs = [
@@ -48,17 +50,28 @@ class _Bridge(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         """Return the gradients of the leaves; None for arguments without one."""
         if all(tangent is None for tangent in tangents):
-            return (None, None, None, *(None for _ in ctx.leaves))
-        saved = ctx.saved_tensors[: ctx.saved]
+            return (None, None, None, *(None for _ in ctx.needs_input_grad[3:]))
+        saved = ctx.saved_tensors[: ctx.saved] if ctx.once else ()
+        made = _Bridge.gradients(ctx, saved, tangents)
+        if ctx.once and not keeps_graph():
+            # Released like the saved values: a loss that is kept for a log would keep the inputs of its call.
+            ctx.written = ctx.leaves = None
+        return None, None, None, *made
+
+    @staticmethod
+    def gradients(
+        ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None]:
+        """Return the gradients of the leaves for what the forward has saved."""
         if torch.is_grad_enabled() and ctx.written is not None:
             found = _as_written(ctx, tangents)
             if found is not None:
-                return None, None, None, *found
+                return found
         with torch.no_grad():
             gradients = ctx.halved.back(saved, ctx.watched, tangents)
         if torch.is_grad_enabled():
             gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
-        return None, None, None, *gradients
+        return gradients
 
 
 bridge = _Bridge.apply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -77,3 +78,37 @@ def test_autocast_around_the_backward_alone():
         with torch.autocast("cpu", torch.bfloat16):
             found += grad(made.sum(), model[0].weight, create_graph=True)
     torch.testing.assert_close(*found)
+
+
+def test_a_loss_that_is_kept_keeps_no_inputs():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    fast, losses, inputs = autopar.compile(model, ["cpu"]), [], []
+    # The first call is compared with eager.
+    fast(torch.randn(3, 4))
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        inputs.append(weakref.ref(x))
+        losses.append(fast(x).sum())
+        losses[-1].backward()
+        del x
+    assert not any(each() is not None for each in inputs)
+    with pytest.raises(RuntimeError, match="second time"):
+        losses[0].backward()
+
+
+def test_a_backward_without_saved_values_runs_again():
+    class Sum(nn.Module):
+        """Its gradients are those of its result."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.shift
+
+    model = Sum()
+    made = autopar.compile(model, ["cpu"])(torch.randn(3, 4)).sum()
+    for _ in range(2):
+        made.backward()
+    assert torch.equal(model.shift.grad, torch.full((4,), 6.0))
