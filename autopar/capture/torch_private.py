@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from torch.autograd import forward_ad, grad_mode
 
 from ..errors import CaptureError
 from ..system import versions
-from .symbols import OPEN
+from .symbols import DIVISIONS, divided
 
 try:
     from torch._dynamo import guards as _guards
@@ -145,12 +144,11 @@ def _open_floats() -> Iterator[None]:
         _opened.count += not made.is_python_constant()
         return made
 
-    divisions = "__floordiv__", "__rfloordiv__"
-    own = [(each, name) for each in (torch.SymInt, torch.SymFloat) for name in divisions]
+    own = [(each, name) for each in (torch.SymInt, torch.SymFloat) for name in DIVISIONS]
     before = [(kind, "wrap_symfloat", wrapped), *((each, name, getattr(each, name)) for each, name in own)]
     kind.wrap_symfloat = wrap_symfloat
     for each, name, method in before[1:]:
-        setattr(each, name, _in_whole(method, reflected=name == divisions[1]))
+        setattr(each, name, divided(method, name))
     try:
         yield
     finally:
@@ -179,26 +177,6 @@ def open_or_fixed(capture: Callable[[], Any]) -> Any:
     # Not all that Python can do with a float can Dynamo do with an open one, such as making a text of it.
     with torch._dynamo.config.patch(specialize_float=True):
         return capture()
-
-
-def _in_whole(method: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
-    """Return a method for `//` of symbolic numbers that is Python's if one of them is a float.
-
-    torch's `method` rounds the quotient before it takes the whole part: for it, `1.0 // 0.2` is 5, and not 4.
-    """
-
-    def divide(number: Any, other: Any) -> Any:
-        given: list[Any] = [number, other]
-        floats = any(isinstance(each, (float, torch.SymFloat)) for each in given)
-        if not floats or not isinstance(other, (int, float, *OPEN)):
-            return method(number, other)
-        if not reflected and isinstance(other, (int, float)) and abs(math.frexp(other)[0]) == 0.5:
-            return method(number, other)  # exact, by a power of two
-        # No formula of torch's gives Python's result: it holds for these values alone, by guards.
-        a, b = (int(each) if isinstance(each, torch.SymInt) else float(each) for each in given)
-        return torch.SymFloat(number.node.wrap_float(b // a if reflected else a // b))
-
-    return divide
 
 
 def memory(item: Any) -> int | None:
