@@ -8,6 +8,7 @@ from joint_models import agrees
 from torch import nn
 from torch.nn import functional as F
 
+import autopar
 from autopar.errors import CaptureError
 
 pytestmark = pytest.mark.thin(3)
@@ -206,6 +207,7 @@ def test_sparse_bags_are_refused():
         ("upsample_trilinear3d", lambda x: F.interpolate(x, 5, mode="trilinear"), [(2, 3, 4, 4, 4)]),
         ("rms_norm", lambda x, w: F.rms_norm(x, (4,), w), [(2, 3, 4), (4,)]),
         ("cdist", torch.cdist, [(2, 3, 4), (2, 5, 4)]),
+        ("affine_grid_generator", lambda x: F.affine_grid(x, (2, 1, 4, 5), False), [(2, 2, 3)]),
         ("linalg_cholesky", lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(4)), [(2, 4, 4)]),
         ("linalg_inv", lambda x: torch.linalg.matrix_power(x, -2), [(2, 4, 4)]),
         ("linalg_lu_factor", lambda x: torch.linalg.lu_factor(x)[0], [(2, 4, 4)]),
@@ -251,6 +253,7 @@ def test_norms_in_full_precision_keep_their_statistics():
         ((nn.GRUCell(4, 6),), lambda m, x: m(x), [(5, 4)]),
         ((nn.Linear(4, 4), nn.LayerNorm(4)), lambda m, n, x: n(m(x)), [(5, 4)]),
         ((nn.Linear(4, 4),), lambda m, x: torch.cdist(m(x), x), [(5, 4)]),
+        ((nn.Linear(3, 3),), lambda m, x: F.affine_grid(m(x), (4, 1, 3, 5), True), [(4, 2, 3)]),
         ((nn.Linear(4, 4),), lambda m, x: torch.linalg.solve(torch.eye(4) + m(x) @ x, x), [(4, 4)]),
     ],
 )
@@ -262,3 +265,26 @@ def test_autocast(parts, function, shapes):
             return function(*given)
 
     compare(Called(low, *parts), tuple(rn(*shape, dtype=torch.float32) for shape in shapes), None, slack=5e-2)
+
+
+@pytest.mark.slow
+def test_an_affine_grid_is_trained_with_an_open_batch():
+    class Moved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Linear(4, 6)
+
+        def forward(self, x):
+            theta = self.places(x[:, 0, 0]).view(-1, 2, 3)
+            return F.grid_sample(x, F.affine_grid(theta, x.size(), False), align_corners=False)
+
+    model = Moved()
+    fast = autopar.compile(model, ["cpu"])
+    for rows in (2, 3, 5):
+        x = torch.randn(rows, 1, 3, 4)
+        gradients = (
+            torch.autograd.grad(each(x).square().sum(), model.places.weight)[0] for each in (fast, model)
+        )
+        torch.testing.assert_close(*gradients)
+    assert not any(served.written for served in fast._placement.backend.served)
+    fast.close()

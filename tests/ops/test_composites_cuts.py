@@ -39,6 +39,7 @@ FORWARD = [
     case(ours.layer_norm.default, r(6, 3, 4), [4], r(4), r(4), 1e-5, True, axes=(0, 1)),
     case(ours.group_norm.default, r(6, 4, 3), 2, r(4), None, 1e-5, True, axes=(0,)),
     case(ours.cdist.default, r(6, 3, 4), r(6, 5, 4), 2.0, None, axes=(0, 1, 2)),
+    case(ours.affine_grid_generator.default, r(6, 2, 3), [6, 3, 4, 5], False, axes=(0,)),
 ]  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from .define import KERNELS, LIBRARY, define, whole
 
 _aten = torch.ops.aten
 _SDPA = _aten.scaled_dot_product_attention.default
+_GRID = _aten.affine_grid_generator.default
 Rule = Callable[..., Any]
 
 
@@ -253,6 +254,8 @@ RULES: dict[Any, Rule] = {
     **recurrent.CELLS,
     **dict.fromkeys((_aten.embedding_bag.padding_idx, _aten.embedding_bag.default), _bag),
     _aten.cdist.default: whole(_aten.cdist.default, cast=_wide),
+    # torch's own backward takes no open sizes.
+    _GRID: whole(_GRID, cast=recurrent.products),
     **{
         plain: whole(plain, cast=_wide_on_accelerators)
         for plain in (*(getattr(_aten, name).vec for name in _RESIZES.split()), _aten.rms_norm.default)
