@@ -29,7 +29,7 @@ from ..training.messages import agree, gather, share_weights
 from .agreement import agreed, described
 from .pipeline.arguments import bound
 from .pipeline.job import Distributed
-from .pipeline.profile import BACKWARD, FORWARD, added_bytes_per_s, profile, share
+from .pipeline.profile import BACKWARD, FORWARD, Times, added_bytes_per_s, profile, share
 from .pipeline.units import Units, rows_of, units
 
 log = logging.getLogger("autopar")
@@ -94,7 +94,11 @@ def distribute(  # noqa: PLR0913 - what users may fix
     if shard_replicas is True and several:
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
-    agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"}, group)
+    wanted = {
+        "a job for": "training" if loss else "serving",
+        "a plan": "to be made" if plan is None else "saved",
+    }
+    agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"} | wanted, group)
     share_weights(model, group, device)
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
@@ -232,13 +236,18 @@ def _chain(
     # A capture of few rows may have other operators.
     captures = [(own, given) for own, given in captures if own.names == captured.names]
     sizes = [own.rows for own, _ in captures]
-    measured = [profile(own, given, device, trained) for own, given in captures]
-    part = share(captured, inputs, machine, trained)
-    costs = [
-        [_line(sizes, [times[at][way] * part for times in measured]) for way in (FORWARD, BACKWARD)]
-        for at in range(len(measured[0]))
-    ]
-    told = gather((costs, added_bytes_per_s(device)), group)
+    measured: list[list[Times]] = []
+
+    def figures() -> Any:
+        measured.extend(profile(own, given, device, trained) for own, given in captures)
+        part = share(captured, inputs, machine, trained)
+        costs = [
+            [_line(sizes, [times[at][way] * part for times in measured]) for way in (FORWARD, BACKWARD)]
+            for at in range(len(measured[0]))
+        ]
+        return costs, added_bytes_per_s(device)
+
+    told = _of_all(figures, group)
     by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
     model = captured.model
@@ -256,6 +265,21 @@ def _chain(
         made.append(Unit(name, forward, backward, weights, rest, saved / rows, sent / rows))
     added = tuple(by_name[kind][1] for kind in kinds)
     return Chain(type(model).__name__, kinds, tuple(made), added_bytes_per_s=added).check()
+
+
+def _of_all(measure: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
+    """Return what each process measures. If one cannot, as without memory, every process raises an error."""
+    fault: Exception | None = None
+    sent: list[Any] = ["", None]
+    try:
+        sent[1] = measure()
+    except Exception as error:
+        fault, sent = error, [f"{type(error).__name__}: {error}", None]
+    told = gather(sent, group)
+    for rank, (text, _) in enumerate(told):
+        if text:
+            raise fault or PlanError(f"rank {rank} could not measure the model: {text}")
+    return [found for _, found in told]
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

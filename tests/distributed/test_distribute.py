@@ -261,6 +261,34 @@ def test_another_model_on_one_rank_is_refused_with_the_difference():
         ranks(2, _differs)
 
 
+def _one_cannot(rank: int) -> list[str]:
+    """What a process says where another has no memory to measure, and where it wants another job."""
+    import autopar
+    from autopar.distributed import distribute
+
+    model, x, _ = made("mlp")
+    said, measure = [], distribute.profile
+
+    def fails(*_):
+        raise torch.OutOfMemoryError("no memory is left")
+
+    for profile, criterion in ((fails, loss), (measure, None)):
+        if rank == 1:
+            distribute.profile = profile
+        try:
+            autopar.distribute(model, example_inputs=(x,), loss=criterion if rank else loss)
+        except (autopar.PlanError, torch.OutOfMemoryError) as error:
+            said.append(str(error))
+    return said
+
+
+def test_what_one_process_cannot_or_wants_otherwise_every_process_says():
+    (no_memory, other), (own, same) = ranks(2, _one_cannot, timeout_s=60)
+    assert "rank 1 could not measure the model: OutOfMemoryError: no memory is left" in no_memory
+    assert own == "no memory is left"
+    assert other == same and "a job for" in other and "serving" in other and "training" in other
+
+
 def _saved(rank: int, path: str) -> bool:
     """A plan of one job is used by the next, and serves as well."""
     import autopar

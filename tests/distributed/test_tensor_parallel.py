@@ -199,6 +199,21 @@ def test_nothing_is_split_where_it_does_not_pay() -> None:
     assert each[0] == each[1] and "no less than the whole" in each[0][2]
 
 
+def unlike(rank: int) -> list[str]:
+    """What ranks say to another model, and to other examples, on each."""
+    said = []
+    for width, rows in ((8 + 8 * rank, 3), (8, 3 + rank)):
+        with pytest.raises(PlanError) as refused:
+            split(nn.Sequential(nn.Linear(8, width), nn.ReLU()), torch.ones(rows, 8))
+        said.append(str(refused.value))
+    return said
+
+
+def test_ranks_that_differ_are_refused() -> None:
+    first, second = ranks(2, unlike)
+    assert first == second and "16 × 8 float32" in first[0] and "examples of [[4, 8]]" in first[1]
+
+
 def odd_ones(rank: int) -> dict[str, Any]:
     """Models that a split into local parts would change, dropout, and a clipped norm."""
     found: dict[str, Any] = {}

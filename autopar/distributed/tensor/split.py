@@ -27,7 +27,8 @@ from ...ir.serialize import decode, encode
 from ...pipeline.compare import apart, difference, error, limit
 from ...planner.pipelines.grid import all_reduce_s
 from ...system.text import brief
-from ...training.messages import gather, made_by_first, share_weights
+from ...training.messages import agree, gather, made_by_first, share_weights
+from ..agreement import described
 from .plan import CONVOLUTIONS, TensorGroup, TensorPlan, in_mode, tensor_plan
 from .shards import agree_on_random, local, restored, split
 
@@ -68,6 +69,10 @@ def tensor_parallel(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if any(isinstance(tensor, DTensor) for tensor in (*model.parameters(), *model.buffers())):
         raise PlanError("the model has DTensors already; split it before fully_shard, and once")
+    sizes = [
+        [*leaf.shape] for leaf in tree_leaves((example_inputs, kwargs)) if isinstance(leaf, torch.Tensor)
+    ]
+    agree(lambda: described(model) | {"examples of": str(sizes)}, mesh.get_group())
     share_weights(model, mesh.get_group(), device)
     link = measured_link(mesh) if network is None else slowest_link(network, mesh.size())
     dispatch_s = measured_dispatch(mesh) if machine is None else 0.0
