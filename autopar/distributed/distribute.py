@@ -94,11 +94,9 @@ def distribute(  # noqa: PLR0913 - what users may fix
     if shard_replicas is True and several:
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
-    wanted = {
-        "a job for": "serving" if loss is None else "training",
-        "a plan": "saved" if plan else "to be made",
-    }
-    agree(lambda: described(_whole(model)) | {"the batch": f"{rows_of(batch)} rows"} | wanted, group)
+    given, purpose = "saved" if plan else "to be made", "serving" if loss is None else "training"
+    wanted = {"the batch": f"{rows_of(batch)} rows", "a job for": purpose, "a plan": given}
+    agree(lambda: described(_whole(model)) | wanted, group)
     share_weights(model, group, device)
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
