@@ -94,9 +94,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
     if shard_replicas is True and several:
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
-    given, purpose = "saved" if plan else "to be made", "serving" if loss is None else "training"
-    wanted = {"the batch": f"{rows_of(batch)} rows", "a job for": purpose, "a plan": given}
-    agree(lambda: described(_whole(model)) | wanted, group)
+    agree(lambda: _wanted(model, rows_of(batch), loss is not None, plan is not None), group)
     share_weights(model, group, device)
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
@@ -169,6 +167,15 @@ def _whole(model: nn.Module) -> nn.Module:
             "model, which distribute splits by itself (shard_replicas=True shards the replicas)"
         )
     return model
+
+
+def _wanted(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[str, Any]:
+    """Return what all processes must give alike, by its name in errors."""
+    return described(_whole(model)) | {
+        "the batch": f"{rows} rows",
+        "a job for": "training" if trained else "serving",
+        "a plan": "saved" if planned else "to be made",
+    }
 
 
 def _here(devices: Any) -> tuple[torch.device, Machine]:
