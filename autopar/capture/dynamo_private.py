@@ -19,7 +19,7 @@ from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import first_line, foreign, short
-from .torch_private import compiling, instance_norm_by_parts, open_floats, open_or_fixed, overridden, quiet
+from .torch_private import compiling, instance_norm_by_parts, open_floats, overridden, quiet, retried
 
 try:
     import torch._dynamo
@@ -141,7 +141,7 @@ class _Entry:
         settings = torch._dynamo.config.patch(**self.settings)
         with settings, quiet, uncollected(), whole_layers(), open_floats:
             try:
-                found = open_or_fixed(capture)
+                found = retried(capture)
             except FailOnRecompileLimitHit:
                 raise CaptureError(f"{self.name}: {_RECAPTURED}") from None
         if frame.f_code is self.code:

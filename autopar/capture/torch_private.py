@@ -157,15 +157,15 @@ def _open_floats() -> Iterator[None]:
 
 
 open_floats = _Shared(_open_floats)
-"""Within the block, Dynamo takes the number of a float that varies in the outermost graph, and `//` of a symbolic
-float is Python's.
+"""Within the block, Dynamo takes the number of a float that varies in the outermost graph, and `//` and `%` of a
+symbolic float are Python's (`symbols.divided`).
 
 Dynamo would take the number where the code reads it first. If that is in the body of a checkpoint or of an
 `autograd.Function`, the body gets a tensor, whose number depends on values, and code after the body cannot use it."""
 
 
-def open_or_fixed(capture: Callable[[], Any]) -> Any:
-    """Return what Dynamo makes of a frame: with its floats open if it can, else for these values."""
+def retried(capture: Callable[[], Any]) -> Any:
+    """Return what Dynamo makes of a frame: with its floats open if it can, else, tried again, for these values."""
     _opened.count = 0
     try:
         found = capture()
