@@ -130,6 +130,17 @@ def test_pinned_input_may_be_overwritten_after_the_call(slow):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool, torch.bfloat16], ids=str)
+def test_a_large_input_is_staged_in_chunks(slow, monkeypatch, dtype):
+    monkeypatch.setattr(accelerator, "CHUNK", 1000)
+    whole = torch.randn(64, 63).to(dtype)
+    for x in (whole, whole.t(), whole[:, 1:], whole[1:], whole.conj(), whole.view(8, 8, 9, 7)):
+        fast = autopar.compile(lambda x: (x.clone(), x[0]), rig.machine(1), policy=f"single {FIRST}")
+        for found, expected in zip(fast(x), (x, x[0]), strict=True):
+            assert torch.equal(found, expected)
+        fast.close()
+
+
 def test_conjugate_views_come_back_right(slow):
     """Torch conjugates on the host without waiting for the copy."""
 

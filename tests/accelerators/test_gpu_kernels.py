@@ -174,6 +174,22 @@ def test_a_recording_reads_weights_where_they_are() -> None:
     fast.close()
 
 
+@CUDA
+def test_a_recording_has_its_own_workspaces() -> None:
+    """`torch.compile` clears those of cuBLAS that are not in use for its own recordings."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 64)).to(FIRST)
+    x = torch.randn(8, 4096, device=FIRST)
+    fast = built(model, x, "cudagraphs", devices=[FIRST])
+    for _ in range(3):
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        filled = [torch.full((1 << 22,), torch.nan, device=FIRST) for _ in range(8)]
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+        assert fast.serving == "cudagraphs" and all(bool(each.isnan().all()) for each in filled)
+    fast.close()
+
+
 def test_a_cap_without_room_for_kernels_leaves_them_out() -> None:
     torch.manual_seed(0)
     model, x = rig.MLP(256).to(FIRST), torch.randn(rig.ROWS, 32, device=FIRST)

@@ -145,6 +145,19 @@ def test_a_program_of_copies_alone_has_streams_of_its_own(notes):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("last", "threads"), [("cuda:0/0", 5), ("cpu/0", 1)], ids=["idle host", "busy host"])
+def test_transfers_are_staged_with_the_threads_of_an_idle_host(notes, last, threads):
+    case, _, _ = mlp("cuda:0/0", "cuda:0/0", last)
+    captured, plan, program = case.build()
+    machine = plan.costed.machine
+    devices = tuple(replace(each, threads=5 if each.name == "cpu" else 1) for each in machine.devices)
+    machine = replace(machine, devices=devices)
+    assembly = Assembly(captured, replace(plan, costed=replace(plan.costed, machine=machine)), program)
+    found = {lane.lane.device: assembly.threads(lane) for lane in assembly.lanes.values()}
+    assert found["cuda:0"] == threads and found.get("cpu", 5) == 5
+
+
+@torch.no_grad()
 def test_copies_between_accelerators_leave_the_computing_stream_alone(notes, monkeypatch):
     case, x, _ = mlp("cuda:0/0", "cuda:1/0", "cpu/0")
     seen = []

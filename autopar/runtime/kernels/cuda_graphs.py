@@ -14,7 +14,7 @@ from ...ir.graph import Graph, Task
 from .stack import Compilation, Stack
 
 WARM = 3
-"""Calls before the recording: libraries allocate their workspaces in the first ones."""
+"""Calls before the recording: libraries choose their algorithms in the first ones."""
 TIMES = 10
 """Timed calls of a kernel and of its recording."""
 
@@ -47,13 +47,17 @@ def recorded(kernel: Call, work: Compilation) -> Call:
     fixed = [place for place, stays in enumerate(weights) if stays]
     given = [(place, static[place]) for place, stays in enumerate(weights) if not stays]
     addresses = [static[place].data_ptr() for place in fixed]
-    graph, side, ready = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.Event()
+    graph, warm, ready = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.Event()
+    # PyTorch keeps a workspace of cuBLAS for each stream. If this stream had one, the recording would use it, and
+    # whoever clears these workspaces, as `torch.compile` does for its own recordings, would free memory that replays
+    # write to. Few use streams of high priority, so the workspace is made, and stays, in the recording's own memory.
+    side = torch.cuda.Stream(device, priority=-1)
     with torch.no_grad(), torch.cuda.device(device):
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        warm.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm):
             for _ in range(WARM):
                 kernel(*static)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(warm)
         made = _captured(graph, side, lambda: kernel(*static))
     latest = [side]
 

@@ -24,6 +24,8 @@ from .host import HostLane
 
 PINNED_LIMIT = 256 << 20
 """Limit on the bytes of a staged tensor: torch rounds pinned memory up to a power of two."""
+CHUNK = 4 << 20
+"""Bytes of a large tensor that are staged at a time: while one chunk is transferred, the next is being staged."""
 
 
 @functools.cache
@@ -172,7 +174,19 @@ def to_device(value: Any, device: torch.device) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.device.type == "cpu" and (value.layout is not torch.strided or not value.is_pinned()):
+        plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg())
+        if value.nbytes > CHUNK and plain and value.is_contiguous() and pins_memory():
+            return _in_chunks(value, device)
         if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT or not pins_memory():
             return value.to(device)
         value = torch.empty_like(value, pin_memory=True).copy_(value)
     return value.to(device, non_blocking=True)
+
+
+def _in_chunks(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a contiguous tensor of the CPU to `device` through pinned memory, chunk by chunk, in stream order."""
+    made = torch.empty_like(value, device=device)
+    chunks = (whole.view(-1).view(torch.uint8).split(CHUNK) for whole in (value, made))
+    for source, target in zip(*chunks, strict=True):
+        target.copy_(torch.empty_like(source, pin_memory=True).copy_(source), non_blocking=True)
+    return made

@@ -29,7 +29,7 @@ WIDTH, ROWS = 4096, 8192
 """A product large enough for a GPU to be busy, small enough to fit on any."""
 HIDDEN, BLOCKS = 2048, 12
 """Width and number of the feed-forward layers of the larger model: 1.6 GB."""
-MODELS = {"mlp784": (1, 256), "bert_small": (1, 8), "googlenet": (8,), "clip": (8,)}
+MODELS = {"mlp784": (1, 256), "bert_small": (1, 8), "clip": (8,), "googlenet": (8,)}
 """Batch sizes of the models with compiled kernels."""
 
 
