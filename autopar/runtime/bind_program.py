@@ -24,7 +24,7 @@ import torch
 from ..ir.graph import Argument, Const, Graph, Ref
 from ..ir.open_size import OPENED
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads, tasks_of
+from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads
 from ..ops import resolve
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
@@ -142,18 +142,6 @@ class Assembly:
     def place(self, buffer: str) -> torch.device:
         """Return the torch device of a buffer."""
         return self.torch_device(self.program.buffer[buffer].device)
-
-    def threads(self, backend: HostLane) -> int:
-        """Return the intra-op threads of a lane. That of an accelerator stages transfers with all of a host that
-        computes nothing."""
-        own, host = (self.machine.device[name] for name in (backend.lane.device, self.machine.host))
-        return own.threads if backend.device.type == "cpu" or self._host_computes else host.threads
-
-    @cached_property
-    def _host_computes(self) -> bool:
-        lanes = (lane for lane in self.program.lanes if self.torch_device(lane.device).type == "cpu")
-        tasks = (name for lane in lanes for step in lane.steps for name in tasks_of(step))
-        return any(not self.graph.task[name].free for name in tasks)
 
     def code(self, lane: str, recorded: bool) -> _Code:
         """Return the code of a lane, generated on first use."""

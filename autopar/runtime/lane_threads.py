@@ -121,6 +121,7 @@ class Crew:
         # An interrupt may have left workers of an earlier attempt.
         stop_all(self.workers)
         assembly, threads = self.assembly, torch.get_num_threads()
+        counts = intra_op_threads(assembly)
 
         def weight(backend: HostLane) -> tuple[bool, int]:
             tasks = sum(len(tasks_of(step)) for step in backend.lane.steps)
@@ -129,7 +130,7 @@ class Crew:
         able = [
             backend
             for backend in assembly.lanes.values()
-            if weight(backend)[1] and (backend.device.type != "cpu" or assembly.threads(backend) == threads)
+            if weight(backend)[1] and (backend.device.type != "cpu" or counts[backend] == threads)
         ]
         self._own = max(able, key=weight, default=None)
         others = []
@@ -138,7 +139,7 @@ class Crew:
                 self.workers.append(Worker(name))
                 self.workers[-1].start()
                 others.append((backend, self.workers[-1]))
-                self.workers[-1].submit(_setup(assembly.threads(backend)))
+                self.workers[-1].submit(_setup(counts[backend]))
         for _, worker in others:
             worker.wait()
         if others:
@@ -203,6 +204,24 @@ class Crew:
         self._gates.failed.clear()
         self._gates = Gates(self.assembly.program)
         self._functions.clear()
+
+
+def intra_op_threads(assembly: Assembly) -> dict[HostLane, int]:
+    """Return the intra-op threads of each lane. Those of accelerators stage transfers with all threads of a host that
+    computes nothing."""
+    device, lanes = assembly.machine.device, assembly.lanes.values()
+    tasks = [
+        name
+        for lane in lanes
+        if lane.device.type == "cpu"
+        for step in lane.lane.steps
+        for name in tasks_of(step)
+    ]
+    idle = all(assembly.graph.task[name].free for name in tasks)
+    staging = device[assembly.machine.host].threads if idle else 1
+    return {
+        lane: device[lane.lane.device].threads if lane.device.type == "cpu" else staging for lane in lanes
+    }
 
 
 def _setup(threads: int) -> Job:

@@ -24,6 +24,7 @@ from autopar.lowering.lower import lower
 from autopar.runtime import replicas as memory
 from autopar.runtime.bind_program import Assembly
 from autopar.runtime.executor import Executor
+from autopar.runtime.lane_threads import intra_op_threads
 from autopar.runtime.lanes import accelerator
 
 
@@ -153,7 +154,7 @@ def test_transfers_are_staged_with_the_threads_of_an_idle_host(notes, last, thre
     devices = tuple(replace(each, threads=5 if each.name == "cpu" else 1) for each in machine.devices)
     machine = replace(machine, devices=devices)
     assembly = Assembly(captured, replace(plan, costed=replace(plan.costed, machine=machine)), program)
-    found = {lane.lane.device: assembly.threads(lane) for lane in assembly.lanes.values()}
+    found = {lane.lane.device: count for lane, count in intra_op_threads(assembly).items()}
     assert found["cuda:0"] == threads and found.get("cpu", 5) == 5
 
 
