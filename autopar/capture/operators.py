@@ -157,6 +157,7 @@ def _namespace(target: Any) -> str:
 
 _CHANCE = {
     _aten.scaled_dot_product_attention: ("dropout_p",),
+    torch.ops.autopar.scaled_dot_product_attention: ("dropout_p",),
     _aten.native_dropout: ("p",),
     _aten.dropout: ("p", "train"),
     _aten.alpha_dropout: ("p", "train"),

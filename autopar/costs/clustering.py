@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from networkx.utils import UnionFind
+
 from ..errors import PlanError
 from ..ir.costed import Cluster, CostedGraph, TaskCost
-from ..ir.graph import JOIN, PART, SUM, Graph, Task
+from ..ir.graph import JOIN, PART, SUM, TAPED, Graph, Task
 from ..ir.machine import Machine
 from ..planner.model.toposort import topological
 
@@ -232,6 +234,7 @@ def _clusters(
         cluster: max(held, key=lambda task: costs[task.name].least).name for cluster, held in members.items()
     }
     wanted = {*graph.results}
+    groups = _groups(graph, cluster_of)
     before: dict[int, dict[int, None]] = {}
     found: dict[int, Cluster] = {}
     for cluster, held in members.items():
@@ -257,9 +260,20 @@ def _clusters(
             reads=reads,
             makes=makes,
             after=tuple(name_of[other] for other in outside),
+            colocate=groups.get(cluster),
             workspace_bytes=_scratch(graph, held, makes, costs),
         )
     return tuple(found[cluster] for cluster in topological(before))
+
+
+def _groups(graph: Graph, cluster_of: Mapping[str, int]) -> dict[int, str]:
+    """Return the colocate group of each cluster that the tape of a random task binds to others."""
+    bound: UnionFind[int] = UnionFind()
+    for task in graph.tasks:
+        if task.target == TAPED and task.random:
+            bound.union(*(cluster_of[name] for name in (task.name, *graph.readers[task.outputs[-1]])))
+    sets = [sorted(members) for members in bound.to_sets()]
+    return {cluster: f"tape {members[0]}" for members in sets if len(members) > 1 for cluster in members}
 
 
 def _seconds(

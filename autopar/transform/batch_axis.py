@@ -21,7 +21,7 @@ from functools import cached_property
 
 from networkx.utils import UnionFind
 
-from ..ir.graph import DEFAULT, OWN, SUMMED, Argument, Cut, Graph, Task
+from ..ir.graph import DEFAULT, OWN, SUMMED, TAPED, Argument, Cut, Graph, Task
 
 LIKE = frozenset(f"aten.new_{kind}.default" for kind in ("empty", "full", "ones", "zeros"))
 """Targets that only read the dtype of their input; any part of it will do."""
@@ -207,8 +207,13 @@ class _Flow:
         return None
 
     def torn(self) -> set[str]:
-        """Return tasks whose parts make their own values although a reader that needs these stays whole."""
+        """Return tasks whose parts make their own values although a reader that needs these stays whole; and those that
+        draw for a tape, or read it, if others of these stay whole."""
         found = set()
+        for task in self.graph.tasks:
+            if task.target == TAPED and task.random:
+                bound = {task.name, *self.graph.readers[task.outputs[-1]]}
+                found |= set() if bound <= self.cuts.keys() else bound & self.cuts.keys()
         for task in self.graph.tasks if self.own else ():
             chosen = self.cuts.get(task.name)
             for index, name in enumerate(task.inputs):

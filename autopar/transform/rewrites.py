@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.graph import DEFAULT, LOCAL, Argument, Cut, Graph, Ref, Task, Value
+from ..ir.graph import DEFAULT, LOCAL, TAPED, Argument, Cut, Graph, Ref, Task, Value
 from .divide import needed
 
 _ELEMENTWISE = frozenset({
@@ -18,7 +18,7 @@ _ELEMENTWISE = frozenset({
     "aten.randn_like.default", "autopar.bernoulli.default", "autopar.normal.default",
 })  # fmt: skip
 """Operators that draw a number for each element of their only tensor."""
-_ATTENTION = "aten.scaled_dot_product_attention.default"
+_ATTENTION = ("aten.scaled_dot_product_attention.default", TAPED)
 
 
 def local(graph: Graph) -> Graph:
@@ -36,7 +36,7 @@ def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
     """Return the axes along which parts may draw independently."""
     shapes = [graph.value[name].shape for name in task.inputs]
     made = graph.value[task.outputs[0]].shape
-    if task.target == _ATTENTION and len(shapes) <= 3 and all(s[:1] == made[:1] for s in shapes):
+    if task.target in _ATTENTION and len(shapes) <= 3 and all(s[:1] == made[:1] for s in shapes):
         # Only query, key and value: a mask need not have the rows of the batch.
         axes = range(1)
     elif task.target in _ELEMENTWISE and shapes == [made]:

@@ -156,6 +156,7 @@ def _module(library: ctypes.CDLL) -> types.ModuleType:
         device=device,
         is_available=lambda: True,
         is_initialized=lambda: True,
+        _initialized=True,  # what torch.utils.checkpoint reads before it keeps the state of the generators
         _is_in_bad_fork=lambda: False,
         _lazy_init=lambda: None,
         init=lambda: None,

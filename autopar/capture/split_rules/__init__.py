@@ -28,7 +28,7 @@ _TAGGED_BUT_SAFE = frozenset(
     {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"}
     | {"aten::scaled_dot_product_attention", "aten::rrelu", "aten::native_dropout"}
     | {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
-    | {"aten::_scaled_dot_product_flash_attention_for_cpu"}
+    | {"aten::_scaled_dot_product_flash_attention_for_cpu", "autopar::scaled_dot_product_attention"}
     | {"aten::index", "aten::one_hot"}
 )
 """Operators that are random or data-dependent only for some arguments; their rules check these."""

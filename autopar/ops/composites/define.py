@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -33,7 +33,9 @@ def define(
     cast: Cast | None = None,
     tape: Shape | None = None,
     worth: Callable[..., bool] = lambda *arguments: True,
-    fixed: tuple[int, ...] = (),
+    fixed: Callable[..., Container[int]] = lambda *arguments: (),
+    draws: Callable[..., bool] = lambda *arguments: False,
+    tags: Sequence[torch.Tag] = (),
 ) -> Callable[..., Any]:
     """Define `autopar::name(given) -> returned`, computed by `call`, and its backward; return the forward.
 
@@ -47,24 +49,32 @@ def define(
     from parts), the backward recomputes the forward: a step of attention takes 1.2 times eager's time, of
     recurrent layers 1.4, otherwise as long (one core of a CPU). `tape(*arguments)` is the tape's shape in
     bytes that the graph keeps besides arguments and outputs, with the axes along which a call may be split.
-    `worth(*arguments)`: the graph keeps no more. Tensors at positions `fixed` get no gradient by it.
+    `worth(*arguments)`: the graph keeps no more. Tensors at positions `fixed(*arguments)` get no gradient by it.
+
+    `draws(*arguments)`: the call draws random numbers, which only its tape can repeat; without it, the backward raises
+    a RuntimeError. `tags`: those of torch, of the forward.
     """
     plain, bare = call, re.sub(r"=[^,]*", "", given)
     made = f"({returned.strip('()')}, Tensor)" if tape else returned
     read = "Tensor?[] grads, Tensor[] outputs" if tape else "Tensor?[] grads"
-    LIBRARY.define(f"{name}({bare}) -> {made}")
+    LIBRARY.define(f"{name}({bare}) -> {made}", tags=tuple(tags))
     LIBRARY.define(f"{name}_backward({read}, {bare}, bool[] needs) -> Tensor[]")
     forward: torch._ops.OpOverload = getattr(torch.ops.autopar, name).default
     backward = getattr(torch.ops.autopar, f"{name}_backward").default
     fake = like or call
     if tape:
-        call = recording(call, tape, worth, fixed)
+        call = recording(call, tape, lambda *arguments: draws(*arguments) or worth(*arguments), fixed)
         fake = _fake_recording(fake, tape)
 
     def gradients(grads: Sequence[Tensor | None], *rest: Any) -> list[Tensor]:
         outputs, rest = (rest[0], rest[1:]) if tape else ((), rest)
         *arguments, needs = rest
         found = play(outputs, grads, needs) if tape else None
+        if found is None and draws(*arguments):
+            raise RuntimeError(
+                f"the backward of {name} is not with its forward, whose random numbers it needs; report the model with "
+                "this message"
+            )
         return vjp(plain, arguments, grads, needs) if found is None else found
 
     def fake_gradients(grads: Sequence[Tensor | None], *rest: Any) -> list[Tensor]:
@@ -100,7 +110,10 @@ def whole(
 
 
 def recording(
-    call: Callable[..., Any], shape: Shape, worth: Callable[..., bool], fixed: tuple[int, ...]
+    call: Callable[..., Any],
+    shape: Shape,
+    worth: Callable[..., bool],
+    fixed: Callable[..., Container[int]],
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return the call with its tape, as in `define`."""
 
@@ -109,9 +122,10 @@ def recording(
         first = next(tensors(arguments))
         tape = first.new_zeros((1,) * len(size), dtype=torch.uint8).expand(size)
         leaves: list[Tensor] = []
+        without = fixed(*arguments)
 
         def leaf(tensor: Tensor) -> Tensor:
-            free = tensor.is_floating_point() and len(leaves) not in fixed
+            free = tensor.is_floating_point() and len(leaves) not in without
             leaves.append(tensor.detach().requires_grad_(free))
             return leaves[-1]
 

@@ -45,16 +45,28 @@ def _fused(*given: Any) -> bool:
     return bool(choice != SDPBackend.MATH.value)
 
 
-# No fused kernel of a CPU takes a mask that requires grad, but few masks do.
-_ATTENTION = whole(_SDPA, cast=recurrent.products, tape=_tape_shape, worth=_fused, fixed=(3,))
+_ATTENTION = define(
+    "scaled_dot_product_attention",
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
+    "bool enable_gqa, bool trained_mask",
+    "Tensor",
+    lambda *given: _SDPA(*given[:6], scale=given[6], enable_gqa=given[7]),
+    cast=recurrent.products,
+    tape=_tape_shape,
+    worth=_fused,
+    # Some fused kernels take no mask that requires grad.
+    fixed=lambda *given: () if given[8] else (3,),
+    draws=lambda *given: bool(given[4]),
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
 
 
 def _attention(*given: Any) -> Any:
-    if given[4]:
-        # Draw the dropout mask once, as eager does on a CPU.
+    if given[4] and given[0].device.type == "cpu":
+        # Draw the dropout mask once, as eager does on a CPU. Kernels of accelerators draw masks of their own.
         with sdpa_kernel(SDPBackend.MATH):
             return _SDPA.decompose(*given[:6], scale=given[6], enable_gqa=given[7])
-    return _ATTENTION(*given)[0]
+    return _ATTENTION(*given, given[3] is not None and given[3].requires_grad)[0]
 
 
 def _recurrent(layer: Rule) -> Rule:
