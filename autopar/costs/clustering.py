@@ -13,8 +13,8 @@ from dataclasses import replace
 from networkx.utils import UnionFind
 
 from ..errors import PlanError
-from ..ir.costed import Cluster, CostedGraph, TaskCost
-from ..ir.graph import JOIN, PART, SUM, TAPED, Graph, Task
+from ..ir.costed import TAPED, Cluster, CostedGraph, TaskCost
+from ..ir.graph import JOIN, PART, SUM, Graph, Task
 from ..ir.machine import Machine
 from ..planner.model.toposort import topological
 

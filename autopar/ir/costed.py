@@ -11,6 +11,10 @@ from functools import cached_property
 from .graph import Graph
 from .machine import Machine
 
+TAPED = "autopar.scaled_dot_product_attention.default"
+"""Target of attention in training, whose last output is a tape (see `ops.composites`). If it draws random numbers, its
+cluster and those that read the tape are one colocate group."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskCost:

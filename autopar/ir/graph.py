@@ -50,10 +50,6 @@ UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
 """Targets of tasks that update parameters: args are `(path, number of its group, parameter, gradient,
 coefficient, *state)` for each; outputs: the new parameter and its state, `Graph.flat` values if several."""
 
-TAPED = "autopar.scaled_dot_product_attention.default"
-"""Target of attention in training. Its last output is a tape (see `ops.composites`). If it draws random numbers, what
-reads the tape must be on its device."""
-
 DEFAULT = "default"
 """`Task.random`: draws from the generator of the device of the user's call, in program order."""
 LOCAL = "local"

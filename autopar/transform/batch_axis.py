@@ -21,7 +21,8 @@ from functools import cached_property
 
 from networkx.utils import UnionFind
 
-from ..ir.graph import DEFAULT, OWN, SUMMED, TAPED, Argument, Cut, Graph, Task
+from ..ir.costed import TAPED
+from ..ir.graph import DEFAULT, OWN, SUMMED, Argument, Cut, Graph, Task
 
 LIKE = frozenset(f"aten.new_{kind}.default" for kind in ("empty", "full", "ones", "zeros"))
 """Targets that only read the dtype of their input; any part of it will do."""

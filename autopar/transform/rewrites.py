@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir.graph import DEFAULT, LOCAL, TAPED, Argument, Cut, Graph, Ref, Task, Value
+from ..ir.costed import TAPED
+from ..ir.graph import DEFAULT, LOCAL, Argument, Cut, Graph, Ref, Task, Value
 from .divide import needed
 
 _ELEMENTWISE = frozenset({

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import autopar
-from autopar.ir.graph import TAPED
+from autopar.ir.costed import TAPED
 
 pytestmark = pytest.mark.gpu
 

@@ -29,7 +29,7 @@ HEADS = [r(2, 4, 6, 8).float() for _ in range(3)]
 LAYER = [r(24, 4), r(24, 6), r(24), r(24)]
 GRU = [r(18, 4), r(18, 6), r(18), r(18)]
 CALLS = {
-    "scaled_dot_product_attention": (*HEADS, None, 0.0, True, None, False),
+    "scaled_dot_product_attention": (*HEADS, None, 0.0, True, None, False, False),
     "lstm": (r(5, 2, 4), [r(1, 2, 6), r(1, 2, 6)], LAYER, True, 1, 0.0, True, False, False),
     "gru": (r(5, 2, 4), r(1, 2, 6), GRU, True, 1, 0.0, True, False, False),
 }
@@ -111,7 +111,7 @@ def test_scores_are_not_kept(played):
     """What has no fused kernel would keep the whole matrix of scores, which nobody has counted."""
     forward, backward = target("scaled_dot_product_attention")
     mask = b(2, 1, 6, 6) | True
-    args = (*(r(6, 8) for _ in range(3)), mask[0, 0], 0.0, False, None, False)
+    args = (*(r(6, 8) for _ in range(3)), mask[0, 0], 0.0, False, None, False, False)
     with torch.no_grad():
         *outputs, tape = forward(*args)
         found = backward([torch.ones_like(outputs[0])], [*outputs, tape], *args, [True, True, True, False])
@@ -121,7 +121,7 @@ def test_scores_are_not_kept(played):
 def test_a_constant_mask_leaves_the_fused_kernel(played):
     """Recording does not let the mask require grad, which a CPU's fused kernel refuses."""
     forward, backward = target("scaled_dot_product_attention")
-    args = (*HEADS, r(6, 6).float(), 0.0, False, None, False)
+    args = (*HEADS, r(6, 6).float(), 0.0, False, None, False, False)
     plain = aten.scaled_dot_product_attention(*args[:4])
     with torch.no_grad():
         *outputs, tape = forward(*args)
@@ -151,7 +151,7 @@ def test_a_backward_stays_in_the_thread_of_its_lane():
     """Autograd's thread of a device may be the one that waits for the lane: there it would wait for ever."""
     Seen.free.clear()
     x, ones = r(3), [torch.ones(3).double()]
-    outputs = define.recording(Seen.apply, lambda x: x.shape, lambda x: True, ())(x)
+    outputs = define.recording(Seen.apply, lambda x: x.shape, lambda x: True, lambda x: ())(x)
     for found in (define.play(outputs, ones, [True]), define.vjp(Seen.apply, [x], ones, [True])):
         assert torch.equal(found[0], ones[0])
     assert Seen.free == [False, False]
