@@ -24,7 +24,7 @@ FIRST, MORE = 3, 10
 """The first call in which a shortcut is sought, and the factor by which that number grows each time. Earlier
 calls are not typical: the first is compared with eager, the second makes the short path of its graph."""
 MOST = 64
-"""Limit on the number of remembered sets of sizes."""
+"""Limit on the number of remembered sets of sizes, and of remembered forms of a call."""
 UNSEEN = 10
 """Calls that the plain model serves, once it is faster, before sizes are looked at again, which takes about 1 µs
 a tensor. Only while there is one set of sizes."""
@@ -41,8 +41,9 @@ class Direct:
 
     def __init__(self, model: Callable[..., Any], guard: Guard, backend: Backend) -> None:
         self._model, self._guard, self._backend = model, guard, backend
-        self._searches = {False: _Search(), True: _Search()}
-        """The shortcuts of calls without and with gradients."""
+        self._searches: dict[Hashable, _Search] = {}
+        """The shortcuts by the form of a call: with or without gradients, and how arguments are passed. Calls of one
+        form, such as those of `generate`, must not put off the search for another."""
         self._ahead: Shortcut | None = None
         """The shortcut of calls without gradients, if it serves calls of one set of sizes."""
         self._known: dict[Hashable, _Sizes] = {}
@@ -83,7 +84,7 @@ class Direct:
         if not known.trial.on:
             if known.placed:
                 made = self._by_plan(placed, args, kwargs)
-                shortcut = self._searches[False].shortcut
+                shortcut = self._search(args, kwargs, False).shortcut
                 self._ahead = None if shortcut is None or shortcut.resized else shortcut
                 return made
             self._unseen = UNSEEN if len(self._known) == 1 else 0
@@ -144,9 +145,9 @@ class Direct:
     def _by_plan(
         self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool = False
     ) -> Any:
-        """Call the placed model, by a shortcut if there is one. A shortcut is sought in the third call
+        """Call the placed model, by a shortcut if there is one. A shortcut is sought in the third call of its form
         without one, then in the 30th, the 300th, and so on."""
-        backend, search = self._backend, self._searches[grad]
+        backend, search = self._backend, self._search(args, kwargs, grad)
         shortcut = search.shortcut
         if (
             shortcut is not None
@@ -165,6 +166,16 @@ class Direct:
         finally:
             backend.returned = None
         return made
+
+    def _search(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> _Search:
+        """Return the search for calls of this form."""
+        form = (grad, len(args), *kwargs)
+        found = self._searches.get(form)
+        if found is None:
+            if len(self._searches) >= MOST:
+                self._searches.clear()
+            found = self._searches[form] = _Search()
+        return found
 
     def _settled(self) -> bool:
         """Return True if there are programs, the kernels of each are chosen, and none is on trial."""
@@ -186,7 +197,7 @@ def _alike(model: Callable[..., Any], backend: Backend) -> bool:
 
 
 class _Search:
-    """The shortcut of calls in one grad mode, the number of calls without it, and that of the next search."""
+    """The shortcut of calls of one form, the number of calls without it, and that of the next search."""
 
     def __init__(self) -> None:
         self.shortcut: Shortcut | None = None

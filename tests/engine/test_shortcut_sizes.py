@@ -108,7 +108,7 @@ def test_sizes_that_belong_together_and_floats() -> None:
     torch.testing.assert_close(fast(x, y[:1], factor=0.5), model(x, y[:1], factor=0.5))
     with pytest.raises(Exception, match=r"must match|size"):
         fast(x, y[:4], factor=0.5)
-    shortcut = fast._placement.direct._searches[False].shortcut
+    shortcut = fast._placement.direct._search((x, y), {"factor": 0.5}, False).shortcut
     for other in ((x, y[:4]), (x, y[:1]), (x.T.contiguous().T, y), (x.double(), y)):
         assert shortcut(other, {"factor": 0.5}) is None
     assert torch.equal(shortcut((x, y), {"factor": 0.5}), model(x, y, 0.5))
