@@ -24,6 +24,7 @@ from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_i
 from .autocast import enabled
 from .dynamo_private import differentiated, flattened
 from .functional_trace import record
+from .masks import converted_once
 from .operators import draws
 from .refusals import Untraceable
 from .source_locations import located
@@ -66,7 +67,9 @@ def trace(
     if not training:
         try:
             with left_after_errors():
-                return _once(module, given, wanted)
+                traced = _once(module, given, wanted)
+            converted_once(traced.graph)
+            return traced
         except Exception as error:
             # Whatever the error, AOTAutograd can trace the graph too, or explains better what is wrong.
             log.debug("traced by way of AOTAutograd: %s: %s", type(error).__name__, error)
@@ -78,6 +81,7 @@ def trace(
             made = differentiated(run, tuple(given), IN_PLACE, training)
         else:
             made = flattened(run, tuple(given), IN_PLACE)
+            converted_once(made.graph)
     return _meant(made, given, names)
 
 

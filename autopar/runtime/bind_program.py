@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.graph import Argument, Const, Graph, Ref
+from ..ir.graph import Argument, Const, Ref
 from ..ir.open_size import OPENED
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads
+from ..ir.program import Compute, Copy, Piece, Program, Record, Step, Wait
 from ..ops import resolve
+from .constants import Part, constants
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane, apart
+from .layout import laid_out
 from .worker import Gates, events
 
 if TYPE_CHECKING:
@@ -38,65 +40,6 @@ LaneFunction = Callable[[list[Any], Any], None]
 _BUILTIN = ("builtin", "method")
 """Prefixes of the type names of C functions and methods."""
 _programs = itertools.count()
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """The storage of all buffers.
-
-    slots: numbers of inputs in order, then of other buffers that exist before the call (`fed`), then of
-    shared buffers that steps make. Any other buffer is a local. The last slot holds the sizes of the call.
-    drops: buffers that a lane drops after the step (index of the lane, position).
-    makers: indices of the lanes that make the buffers of a storage.
-    """
-
-    slots: dict[str, int]
-    size: int
-    fed: tuple[str, ...]
-    drops: dict[tuple[int, int], list[str]]
-    makers: dict[str, set[int]]
-
-
-def _layout(program: Program, graph: Graph) -> _Layout:
-    """Lay out the buffers of a program of `graph`. Linear in its steps."""
-    made = {name: at for at, step in program.steps() for name in makes(step)}
-    freed = {step.buffer: at for at, step in program.steps() if isinstance(step, Free)}
-    results = frozenset(program.results)
-    # The last use of each buffer in the lane that makes it. Other lanes use shared buffers too.
-    last, shared = dict(made), set(results)
-    for at, step in program.steps():
-        for name in reads(step):
-            if name in made and made[name][0] == at[0]:
-                last[name] = at
-            else:
-                shared.add(name)
-    drops: dict[tuple[int, int], list[str]] = {}
-    makers: dict[str, set[int]] = {}
-    inputs = {name: position for position, name in enumerate(graph.inputs)}
-    slots: dict[str, int] = {}
-    fed: list[str] = []
-    for buffer in program.buffers:
-        name = buffer.name
-        if name in made:
-            makers.setdefault(buffer.storage, set()).add(made[name][0])
-        if buffer.kind == "result" or name in results:
-            shared.add(name)
-        elif name in made:
-            # A local that no step frees is dropped after its last reader.
-            end = freed.get(name) or (None if name in shared else last[name])
-            if end:
-                drops.setdefault(end, []).append(name)
-        if buffer.kind == "given" and buffer.value in inputs:
-            slots[name] = inputs[buffer.value]
-        elif buffer.kind in ("given", "resident"):
-            slots[name] = len(inputs) + len(fed)
-            fed.append(name)
-    size = len(inputs) + len(fed)
-    for buffer in program.buffers:
-        if buffer.name not in slots and buffer.name in shared:
-            slots[buffer.name] = size
-            size += 1
-    return _Layout(slots, size + 1, tuple(fed), drops, makers)
 
 
 class Assembly:
@@ -111,7 +54,8 @@ class Assembly:
     ) -> None:
         self.captured, self.plan, self.program, self.kernels = captured, plan, program, kernels or {}
         self.graph, self.machine = plan.costed.graph, plan.costed.machine
-        self.layout = _layout(program, self.graph)
+        self.constants = constants(program, self.graph)
+        self.layout = laid_out(program, self.graph, self.constants.kept)
         self.devices = tuple(
             torch.device(device.torch_device) for device in self.machine.devices if device.torch_type != "cpu"
         )
@@ -133,7 +77,7 @@ class Assembly:
         }
         # These gates only number the events; each crew has its own gates with the same numbers.
         self.gates = Gates(program)
-        self._codes: dict[tuple[str, bool], _Code] = {}
+        self._codes: dict[tuple[str, bool, Part], _Code] = {}
 
     def torch_device(self, name: str) -> torch.device:
         """Return the torch device of a device of the machine."""
@@ -143,15 +87,24 @@ class Assembly:
         """Return the torch device of a buffer."""
         return self.torch_device(self.program.buffer[buffer].device)
 
-    def code(self, lane: str, recorded: bool) -> _Code:
-        """Return the code of a lane, generated on first use."""
-        if (lane, recorded) not in self._codes:
-            self._codes[lane, recorded] = _Writer(self, self.lanes[lane], recorded).code()
-        return self._codes[lane, recorded]
+    def code(self, lane: str, recorded: bool, part: Part = "whole") -> _Code:
+        """Return the code of a lane, or of a part of its steps, generated on first use."""
+        key = lane, recorded, part
+        if key not in self._codes:
+            self._codes[key] = _Writer(self, self.lanes[lane], recorded, part).code()
+        return self._codes[key]
 
-    def function(self, lane: str, recorded: bool, gates: Gates) -> LaneFunction:
-        """Return the function of a lane that uses `gates`."""
-        return self.code(lane, recorded).function({**gates.names(lane), **self.lanes[lane].names})
+    def step_of(self, lane: str, trace: TracebackType | None) -> int:
+        """Return the index of the step of a lane that a traceback passes through; -1 if there is none."""
+        # It passes through only one of the codes, the one that was executed.
+        codes = [code for (name, *_), code in self._codes.items() if name == lane]
+        return max((code.step_of(trace) for code in codes), default=-1)
+
+    def function(self, lane: str, recorded: bool, gates: Gates, part: Part = "whole") -> LaneFunction:
+        """Return the function of a lane, or of a part of its steps, that uses `gates`."""
+        # Writing the code adds to the names of the lane.
+        code = self.code(lane, recorded, part)
+        return code.function({**gates.names(lane), **self.lanes[lane].names})
 
     def callable(self, step: Compute) -> Callable[..., Any]:
         """Return the callable of a step's task; its in-place form if the step overwrites given buffers."""
@@ -212,10 +165,10 @@ class _Code:
 
 
 class _Writer:
-    """Writer of the code of one lane; `recorded` adds calls of the lane's recorder."""
+    """Writer of the code of a `part` of one lane; `recorded` adds calls of the lane's recorder."""
 
-    def __init__(self, assembly: Assembly, backend: HostLane, recorded: bool) -> None:
-        self.assembly, self.backend, self.recorded = assembly, backend, recorded
+    def __init__(self, assembly: Assembly, backend: HostLane, recorded: bool, part: Part) -> None:
+        self.assembly, self.backend, self.recorded, self.part = assembly, backend, recorded, part
         self.program, self.graph, self.layout = assembly.program, assembly.graph, assembly.layout
         self.lane = self.program.lanes.index(backend.lane)
         self.names: dict[str, Any] = {}
@@ -334,7 +287,7 @@ class _Writer:
         gone = []
         for name in buffers:
             slot = self.layout.slots.get(name)
-            if slot is not None:
+            if slot is not None and self.part != "constant":
                 yield f"s[{slot}] = None"
             elif name in self.local:
                 gone.append(self.local.pop(name))
@@ -345,6 +298,9 @@ class _Writer:
     def step(self, step: Step, index: int) -> Iterator[str]:
         """Yield the lines of a step. Call it in the order of the steps, since they reuse locals."""
         gates, signals, declared = self.assembly.gates, self.assembly.signals, self.assembly.declared
+        if self.part != "whole" and self.assembly.constants.makes(step) != (self.part == "constant"):
+            yield from self.drop(self.layout.drops.get((self.lane, index), ()))
+            return
         match step:
             case Compute():
                 yield from self.compute(step, index)

@@ -17,6 +17,7 @@ from . import thread_state
 from .bind_program import Assembly, LaneFunction
 from .kernels import Kernel
 from .lane_threads import failure
+from .precomputed import Precomputed
 
 
 class InlineCall:
@@ -39,12 +40,16 @@ class InlineCall:
         ]
         self._folded = not any(self._state)
         self._blank = (*(None,) * (layout.size - len(self.names) - 1), assembly.captured.sizes)
+        self._constants: Precomputed | None = None
+        if assembly.constants.kept:
+            self._constants = Precomputed(assembly, assembly.lanes[self._lane], self._blank)
         self._results = chosen([layout.slots[name] for name in program.outputs])
 
     def resized(self, sizes: tuple[float, ...]) -> InlineCall:
         """Return the same function for calls with other sizes."""
         made = copy.copy(self)
         made._blank = (*self._blank[:-1], sizes)
+        made._constants = self._constants and self._constants.resized(made._blank)
         return made
 
     def fits(self, inputs: Sequence[Any]) -> bool:
@@ -61,21 +66,33 @@ class InlineCall:
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Run one call."""
-        slots = [*tensors, *self._blank]
+        function, blank = self._function, self._blank
+        found: bool | None = False
         with self.lock:
+            constants = self._constants
+            if constants is not None:
+                found = constants.serve()
+                if found:
+                    function, blank = constants.function, constants.blank
+                elif found is None:
+                    self._constants = None
+            slots = [*tensors, *blank]
             try:
                 if torch.is_grad_enabled() or anywhere():
                     with contextlib.ExitStack() as stack:
                         thread_state.enter(stack, False, self._assembly.types)
-                        self._function(slots, None)
+                        function(slots, None)
                 else:
-                    self._function(slots, None)
+                    function(slots, None)
             except BaseException as error:
-                found = failure(self._assembly, self._lane, error, True)
-                if found is error:
+                shown = failure(self._assembly, self._lane, error, True)
+                if shown is error:
                     raise
-                raise found from error
-        return list(self._results(slots))
+                raise shown from error
+            results = list(self._results(slots))
+            if found and constants is not None and not constants.apart(results):
+                self._constants = None
+        return results
 
 
 def _read(step: Step, kernels: Mapping[str, Kernel]) -> Sequence[str]:

@@ -253,9 +253,7 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
             "has changed, and the next call starts a new one"
         )
     lane = assembly.lanes[name].lane
-    # The traceback passes through only one of these codes, the one that was executed.
-    codes = (assembly.code(name, recorded) for recorded in (False, True))
-    index = max(code.step_of(error.__traceback__) for code in codes)
+    index = assembly.step_of(name, error.__traceback__)
     step = lane.steps[index] if index >= 0 else None
     if own and not isinstance(error, Exception):
         return error

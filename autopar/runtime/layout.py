@@ -1,0 +1,69 @@
+"""The storage of the buffers of a program in a call: slots, which lanes share, and locals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..ir.graph import Graph
+from ..ir.program import Free, Program, makes, reads
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The storage of all buffers.
+
+    slots: numbers of inputs in order, then of other buffers that exist before the call (`fed`), then of
+    shared buffers that steps make. Any other buffer is a local. The last slot holds the sizes of the call.
+    drops: buffers that a lane drops after the step (index of the lane, position).
+    makers: indices of the lanes that make the buffers of a storage.
+    """
+
+    slots: dict[str, int]
+    size: int
+    fed: tuple[str, ...]
+    drops: dict[tuple[int, int], list[str]]
+    makers: dict[str, set[int]]
+
+
+def laid_out(program: Program, graph: Graph, kept: Collection[str] = ()) -> Layout:
+    """Lay out the buffers of a program of `graph`, with slots for those to be `kept` after a call. Linear in its
+    steps."""
+    made = {name: at for at, step in program.steps() for name in makes(step)}
+    freed = {step.buffer: at for at, step in program.steps() if isinstance(step, Free)}
+    results = frozenset(program.results)
+    # The last use of each buffer in the lane that makes it. Other lanes use shared buffers too.
+    last, shared = dict(made), {*results, *kept}
+    for at, step in program.steps():
+        for name in reads(step):
+            if name in made and made[name][0] == at[0]:
+                last[name] = at
+            else:
+                shared.add(name)
+    drops: dict[tuple[int, int], list[str]] = {}
+    makers: dict[str, set[int]] = {}
+    inputs = {name: position for position, name in enumerate(graph.inputs)}
+    slots: dict[str, int] = {}
+    fed: list[str] = []
+    for buffer in program.buffers:
+        name = buffer.name
+        if name in made:
+            makers.setdefault(buffer.storage, set()).add(made[name][0])
+        if buffer.kind == "result" or name in results:
+            shared.add(name)
+        elif name in made:
+            # A local that no step frees is dropped after its last reader.
+            end = freed.get(name) or (None if name in shared else last[name])
+            if end:
+                drops.setdefault(end, []).append(name)
+        if buffer.kind == "given" and buffer.value in inputs:
+            slots[name] = inputs[buffer.value]
+        elif buffer.kind in ("given", "resident"):
+            slots[name] = len(inputs) + len(fed)
+            fed.append(name)
+    size = len(inputs) + len(fed)
+    for buffer in program.buffers:
+        if buffer.name not in slots and buffer.name in shared:
+            slots[buffer.name] = size
+            size += 1
+    return Layout(slots, size + 1, tuple(fed), drops, makers)
