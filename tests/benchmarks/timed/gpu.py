@@ -1,5 +1,6 @@
-"""On real GPUs: two devices at once, copies behind compute, the runtime's own time, a two-layer MLP, a training step,
-models with compiled kernels against `torch.compile`, and a model larger than the memory it may use.
+"""On real GPUs: two devices at once, copies behind compute, the runtime's own time, a two-layer MLP, training steps of
+an MLP and of a transformer, models with compiled kernels against `torch.compile`, and a model larger than the memory
+it may use.
 
 Use a fresh `AUTOPAR_CACHE`, and a GPU that nothing else keeps busy: rates are measured once and kept.
 """
@@ -17,7 +18,7 @@ from torch import nn
 from autopar.bench import rivals, stacks
 from autopar.bench.contest import contest
 from autopar.costs.detect import accelerators
-from autopar.engine.api import compile
+from autopar.engine.api import compile, train_step
 from autopar.errors import DeviceError
 from autopar.pipeline import compare as equal
 from autopar.system.text import seconds, table
@@ -51,6 +52,8 @@ def run(rounds: int = 0) -> dict[str, Any]:
     data["mlp"] = mlp(["cpu", *there], rounds)
     print("\na training step")
     data["training"] = training.measured(there[0], ["cpu", *there], rounds)
+    print("\na training step of a transformer with dropout")
+    data["transformer"] = transformer(there[0], rounds)
     print("\na model twice as large as the memory it may use")
     data["larger"] = larger(there[0], rounds)
     for name, batches in MODELS.items():
@@ -72,6 +75,40 @@ def kernels(name: str, batch: int, gpu: str, rounds: int = 0) -> dict[str, Any]:
     row = contest(f"{name}, batch {batch}", case, taking, rounds=rounds or 9)
     print(f"\n{row}", flush=True)
     return row.data()
+
+
+def transformer(gpu: str, rounds: int = 0) -> dict[str, Any]:
+    """Steps of four layers of 512 with dropout, batch 16 of 128 tokens: the plain loop, autopar, `torch.compile`."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to(gpu)
+    x = torch.randn(16, 128, 512, device=gpu)
+
+    def loop(wrap: Callable[[nn.Module], Any]) -> training.Step:
+        own = copy.deepcopy(model)
+        call, optimizer = wrap(own), torch.optim.AdamW(own.parameters(), lr=1e-4)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            _mean_square(call(x)).backward()
+            optimizer.step()
+
+        return step
+
+    own = copy.deepcopy(model)
+    whole = train_step(own, _mean_square, torch.optim.AdamW(own.parameters(), lr=1e-4), [gpu])
+    contestants = {
+        "plain loop": loop(lambda model: model),
+        "autopar.compile": loop(lambda model: compile(model, [gpu])),
+        "autopar.train_step": lambda: whole(x),
+        "torch.compile": loop(torch.compile),
+    }
+    samples = interleaved({name: training.turns(step) for name, step in contestants.items()}, rounds or 9)
+    return report(samples, base="plain loop", unit="ms/step", per=training.STEPS)
+
+
+def _mean_square(made: torch.Tensor) -> torch.Tensor:
+    return made.square().mean()
 
 
 def larger(gpu: str, rounds: int = 0) -> dict[str, Any]:
