@@ -24,7 +24,7 @@ from autopar.pipeline.kernel_verdict import signature
 from autopar.runtime import trial
 from autopar.runtime.kernels import STACKS, Compilation, Stack
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 
 @pytest.fixture(autouse=True)

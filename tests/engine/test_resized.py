@@ -15,7 +15,7 @@ import autopar
 from autopar.errors import DifferenceError
 from autopar.ir.open_size import OpenSize
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
 SIZES = [(3, 4), (4, 6), (5, 5), (3, 9), (7, 4), (2, 20), (6, 6), (4, 3), (8, 30)]
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from autopar.runtime.kernels import STACKS, Compilation, Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.thin(5)]
 LIBRARIES = [stack for stack in STACKS if stack.name in ("onnxruntime", "openvino")]
 TABLE, SHORT = torch.arange(40.0).view(10, 4), torch.arange(8.0).view(2, 4)
 
