@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import fx
 
+from ..ops.arguments import by_name
+
 _aten = torch.ops.aten
 _ATTENTION = _aten.scaled_dot_product_attention.default
-_MASK = 3
-"""Position of the mask among the arguments."""
 
 
 def converted_once(graph: fx.Graph) -> None:
@@ -23,19 +22,19 @@ def converted_once(graph: fx.Graph) -> None:
 
     In single and double precision only: for lower ones, cuDNN gets other numbers than -inf.
     """
-    readers: dict[tuple[fx.Node, torch.dtype], list[fx.Node]] = {}
+    # Numbers become tensors of the default dtype.
+    default = torch.get_default_dtype()
+    if default not in (torch.float32, torch.float64):
+        return
+    readers: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.find_nodes(op="call_function", target=_ATTENTION):
-        mask, query = _mask(node), node.args[0]
-        if isinstance(mask, fx.Node) and mask.meta["val"].dtype is torch.bool and isinstance(query, fx.Node):
-            readers.setdefault((mask, query.meta["val"].dtype), []).append(node)
-    for (mask, dtype), nodes in readers.items():
-        # Numbers become tensors of the default dtype.
-        if len(nodes) > 1 and dtype is torch.get_default_dtype() and dtype in (torch.float32, torch.float64):
+        given = by_name(node.target, node.args, node.kwargs)
+        mask, dtype = given["attn_mask"], given["query"].meta["val"].dtype
+        if isinstance(mask, fx.Node) and mask.meta["val"].dtype is torch.bool and dtype is default:
+            readers.setdefault(mask, []).append(node)
+    for mask, nodes in readers.items():
+        if len(nodes) > 1:
             _convert(graph, mask, nodes)
-
-
-def _mask(node: fx.Node) -> Any:
-    return node.args[_MASK] if len(node.args) > _MASK else node.kwargs.get("attn_mask")
 
 
 def _convert(graph: fx.Graph, mask: fx.Node, readers: list[fx.Node]) -> None:
@@ -46,7 +45,4 @@ def _convert(graph: fx.Graph, mask: fx.Node, readers: list[fx.Node]) -> None:
     with found.fake_mode:
         made.meta = {**readers[0].meta, "val": _aten.where.Scalar(found, 0.0, -math.inf)}
     for node in readers:
-        if len(node.args) > _MASK:
-            node.update_arg(_MASK, made)
-        else:
-            node.update_kwarg("attn_mask", made)
+        node.replace_input_with(mask, made)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import torch
-
 from ..ir.graph import Graph, Task
-from ..ir.program import Compute, Free, Program, Step, reads
-from ..ops import resolve
+from ..ir.program import Compute, Free, Program, Step
 
 Part: TypeAlias = Literal["whole", "constant", "varying"]
 """Steps of a lane: all, those with constant results, the others."""
@@ -38,28 +34,20 @@ def constants(program: Program, graph: Graph) -> Constants:
     if len(lanes) != 1 or not all(isinstance(step, Compute | Free) for step in lanes[0].steps):
         return Constants()
     lent = {graph.value[name].storage for name in graph.results}
-    found: set[str] = set()
+    tasks: set[str] = set()
     made: set[str] = set()
+    kept: dict[str, None] = {}
     for task in graph.tasks:
-        values = [graph.value[name] for name in task.outputs]
-        own = all(value.storage not in lent and value.dtype not in ("", "object") for value in values)
-        if values and own and made.issuperset(task.inputs) and _repeats(task):
-            found.add(task.name)
+        own = lent.isdisjoint(graph.value[name].storage for name in task.outputs)
+        if own and made.issuperset(task.inputs) and _repeats(task):
+            tasks.add(task.name)
             made.update(task.outputs)
-    return Constants(frozenset(found), _read(lanes[0].steps, program, found, made))
-
-
-def _read(steps: Sequence[Step], program: Program, tasks: set[str], values: set[str]) -> tuple[str, ...]:
-    """Return the buffers of `values` that steps of other tasks read."""
-    others = [step for step in steps if isinstance(step, Compute) and step.task not in tasks]
-    names = dict.fromkeys(name for step in others for name in reads(step))
-    return tuple(name for name in names if program.buffer[name].value in values)
+        else:
+            kept |= dict.fromkeys(f"{name}@{lanes[0].device}" for name in task.inputs if name in made)
+    return Constants(frozenset(tasks), tuple(kept))
 
 
 def _repeats(task: Task) -> bool:
-    """Return True if a call of a task with equal inputs gives equal results, and is cheap enough not to be one of the
-    products that precision settings change."""
-    if not task.target.startswith("aten.") or "empty" in task.target or task.random or task.flops:
-        return False
-    operator = resolve.target(task.target)
-    return torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ())
+    """Return True if a call of a task with equal inputs gives equal results, does nothing else, and is cheap enough
+    not to be one of the products that precision settings change."""
+    return bool(task.outputs) and task.target.startswith("aten.") and not task.random and not task.flops

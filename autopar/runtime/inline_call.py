@@ -67,15 +67,11 @@ class InlineCall:
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Run one call."""
         function, blank = self._function, self._blank
-        found: bool | None = False
         with self.lock:
             constants = self._constants
-            if constants is not None:
-                found = constants.serve()
-                if found:
-                    function, blank = constants.function, constants.blank
-                elif found is None:
-                    self._constants = None
+            served = constants is not None and constants.serve()
+            if constants is not None and served:
+                function, blank = constants.function, constants.blank
             slots = [*tensors, *blank]
             try:
                 if torch.is_grad_enabled() or anywhere():
@@ -90,7 +86,7 @@ class InlineCall:
                     raise
                 raise shown from error
             results = list(self._results(slots))
-            if found and constants is not None and not constants.apart(results):
+            if constants is not None and served and not constants.apart(results):
                 self._constants = None
         return results
 

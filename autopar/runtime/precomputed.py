@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,8 +32,11 @@ class Precomputed:
 
     def __init__(self, assembly: Assembly, lane: HostLane, blank: Sequence[Any]) -> None:
         self._assembly, self._lane, self._bare = assembly, lane, tuple(blank)
-        self._given = assembly.layout.size - len(self._bare)
-        self._begin()
+        self.blank: tuple[Any, ...] = ()
+        self.bytes = 0
+        self._calls = 0
+        self._apart = False
+        self._stream: torch.Stream | None = None
         self._kept: weakref.WeakSet[Precomputed] = weakref.WeakSet()
         """Those of all sets of sizes that have constants."""
         self._functions: list[LaneFunction] = []
@@ -41,18 +44,10 @@ class Precomputed:
         module = torch.get_device_module(lane.device) if lane.device.type != "cpu" else None
         self._recording: Callable[[], bool] | None = getattr(module, "is_current_stream_capturing", None)
 
-    def _begin(self) -> None:
-        self.blank: tuple[Any, ...] = ()
-        self.bytes = 0
-        self._calls = 0
-        self._apart = False
-        self._stream: torch.Stream | None = None
-
     def resized(self, blank: Sequence[Any]) -> Precomputed:
         """Return the same for calls of other sizes."""
-        made = copy.copy(self)
-        made._bare = tuple(blank)
-        made._begin()
+        made = Precomputed(self._assembly, self._lane, blank)
+        made._kept, made._functions = self._kept, self._functions
         return made
 
     @property
@@ -60,14 +55,14 @@ class Precomputed:
         """The steps that are not constant."""
         return self._functions[1]
 
-    def serve(self) -> bool | None:
-        """Return True if the constants serve a call, which may compute them now; None if they never will."""
-        if not self.blank:
-            self._calls += 1
-            if self._calls < CALLS or self._recorded():
-                return False
-            return self._compute() or None
-        return self._stream is None or (self._stream == self._current() and not self._recorded())
+    def serve(self) -> bool:
+        """Return True if the constants serve a call, which may compute them now."""
+        if self.blank:
+            return self._stream is None or (self._stream == self._current() and not self._recorded())
+        if self._recorded():
+            return False
+        self._calls += 1
+        return self._calls == CALLS and self._compute()
 
     def _current(self) -> torch.Stream | None:
         device = self._lane.device
@@ -80,9 +75,11 @@ class Precomputed:
         """Compute the constants; return False if there is no room for them."""
         assembly, name = self._assembly, self._lane.lane.name
         if not self._functions:
-            for part in ("constant", "varying"):
-                self._functions.append(assembly.function(name, False, assembly.gates, part))
-        slots = [*(None,) * self._given, *self._bare]
+            parts: tuple[Any, ...] = "constant", "varying"
+            # Both or neither, also if the user interrupts this.
+            self._functions += [assembly.function(name, False, assembly.gates, part) for part in parts]
+        given = assembly.layout.size - len(self._bare)
+        slots = [*(None,) * given, *self._bare]
         try:
             with contextlib.ExitStack() as stack:
                 thread_state.enter(stack, False, assembly.types)
@@ -93,28 +90,29 @@ class Precomputed:
         made = [slots[assembly.layout.slots[name]] for name in assembly.constants.kept]
         if any(type(each) is not torch.Tensor or each.layout is not torch.strided for each in made):
             return False
-        memory = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in made}
-        self.bytes = sum(memory.values())
-        if not self._fits(self.bytes + sum(each.bytes for each in self._kept)):
+        self.bytes = sum({_memory(each): each.untyped_storage().nbytes() for each in made}.values())
+        if self.bytes + sum(each.bytes for each in self._kept) > self._room():
             return False
         self._kept.add(self)
-        self._stream, self.blank = self._current(), tuple(slots[self._given :])
+        self._stream, self.blank = self._current(), tuple(slots[given:])
         return True
 
-    def _fits(self, taken: int) -> bool:
-        peaks, caps = self._assembly.plan.peaks, dict(self._assembly.program.caps)
-        device = self._lane.lane.device
-        return taken <= LIMIT and (device not in caps or peaks.get(device, 0) + taken <= caps[device])
+    def _room(self) -> float:
+        """Return the bytes that the constants of all sets of sizes may take."""
+        device, program = self._lane.lane.device, self._assembly.program
+        return min(LIMIT, dict(program.caps).get(device, math.inf) - self._assembly.plan.peaks.get(device, 0))
 
     def apart(self, results: Sequence[Any]) -> bool:
         """Return False if a result of the first call that they serve shares memory with one, which the graph does not
         know: the caller may write to it."""
         if not self._apart:
-            own = {item.untyped_storage().data_ptr() for item in self.blank if isinstance(item, torch.Tensor)}
-            strided = [
+            own = {_memory(item) for item in self.blank if isinstance(item, torch.Tensor)}
+            strided = (
                 item for item in results if isinstance(item, torch.Tensor) and item.layout is torch.strided
-            ]
-            self._apart = own.isdisjoint(
-                item.untyped_storage().data_ptr() for item in strided if item.numel()
             )
+            self._apart = own.isdisjoint(_memory(item) for item in strided if item.numel())
         return self._apart
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

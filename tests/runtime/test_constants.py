@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import autopar
 from autopar.errors import RunError
 from autopar.ir.graph import Ref
 from autopar.runtime import precomputed
+from autopar.runtime.bind_program import Assembly
 
 
 class Masked(nn.Module):
@@ -134,6 +136,27 @@ def test_they_serve_calls_with_and_without_inference_mode() -> None:
     assert not made(fast, x)
     fast(x).sum().backward()
     assert model.linear.weight.grad is not None
+
+
+def test_calls_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = Assembly.function
+
+    def interrupted(self: Assembly, *args: Any) -> Any:
+        if args[-1] == "varying":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return function(self, *args)
+
+    monkeypatch.setattr(Assembly, "function", interrupted)
+    model, x, interrupts = Masked(), torch.randn(5, 8), 0
+    fast = autopar.compile(model, ["cpu"])
+    with torch.no_grad():
+        for _ in range(8):
+            try:
+                torch.testing.assert_close(fast(x), model(x))
+            except KeyboardInterrupt:
+                interrupts += 1
+    assert interrupts == 1
 
 
 def test_random_numbers_are_drawn_in_each_call() -> None:
