@@ -19,7 +19,7 @@ from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import first_line, foreign, short
-from .torch_private import compiling, instance_norm_by_parts, open_floats, overridden, quiet, retried
+from .torch_private import BY_PARTS, compiling, open_floats, overridden, quiet, retried
 
 try:
     import torch._dynamo
@@ -369,7 +369,7 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
     if not _COMPOSITES:
         kept = _collect_all_valid_cia_ops_for_aten_namespace()
         _COMPOSITES.update(dict.fromkeys(kept, _special_op_to_preserve_cia))
-        _COMPOSITES[torch.ops.aten.instance_norm.default] = instance_norm_by_parts
+        _COMPOSITES.update(BY_PARTS)
     with torch.no_grad(), overridden(_override_composite_implicit_decomp, _COMPOSITES):
         return _exported(module, tensors, decompositions)
 

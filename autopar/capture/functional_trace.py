@@ -17,12 +17,12 @@ from torch import fx
 
 from .symbols import is_open
 from .torch_private import (
+    BY_PARTS,
     FakeTensor,
     TorchDispatchMode,
     below_autograd,
     kept_whole,
     memory,
-    updates_statistics,
 )
 
 _aten = torch.ops.aten
@@ -90,13 +90,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             return target(*args)
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target in _UNTOLD:
             raise _Unfit(str(target))
+        if target in BY_PARTS:
+            with self:
+                made = BY_PARTS[target](*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         if kept_whole(target) is False:
             with self:
                 return target.decompose(*args, **kwargs)
         if target is _aten.detach_.default:
             return args[0]
-        if target is _aten.instance_norm.default and updates_statistics(args):
-            raise _Unfit("running statistics change, which no schema says")
         if target._schema.is_mutable:
             return self.in_place(target, args, kwargs)
         if target is _aten.native_batch_norm.default:

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..system import versions
 from .symbols import DIVISIONS, divided
 
 try:
+    from torch._decomp import decompositions
     from torch._dynamo import guards as _guards
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.variables.builder import VariableBuilder as _VariableBuilder
@@ -265,18 +266,35 @@ def kept_whole(operator: Any) -> bool | None:
     return bool(_is_preservable_cia_op(operator))
 
 
-def updates_statistics(args: Sequence[Any]) -> bool:
-    """Return True if `instance_norm` with these arguments changes its running statistics, which its schema denies."""
-    _, _, _, mean, _, of_input, *_ = args
-    return mean is not None and bool(of_input)
+def _by_parts(operator: Any, denied: Callable[..., bool]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not denied(*args, **kwargs):
+            return NotImplemented
+        return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    return run
 
 
-def instance_norm_by_parts(*args: Any) -> Any:
-    """Run the parts of an `instance_norm` that changes its running statistics; NotImplemented for others, which stay
-    whole."""
-    if not updates_statistics(args):
-        return NotImplemented
-    return torch.ops.aten.instance_norm.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+_aten = torch.ops.aten
+_DENIED: dict[Any, Callable[..., bool]] = {
+    # Running statistics, which it changes if it uses those of the input.
+    _aten.instance_norm.default: lambda given, weight, bias, mean, variance, of_input, *_: (
+        mean is not None and of_input
+    ),
+    _aten.einsum.default: lambda equation, tensors, **_: len(tensors) == 1,
+    **dict.fromkeys(
+        (_aten.type_as.default, _aten.sum_to_size.default, _aten.broadcast_tensors.default), lambda *_: True
+    ),
+}
+BY_PARTS: dict[Any, Callable[..., Any]] = {
+    # torch's decomposition of a dropout that is off is a copy.
+    _aten.dropout.default: lambda given, p, train: (
+        decompositions.dropout(given, p, train) if train else given
+    ),
+    **{operator: _by_parts(operator, denied) for operator, denied in _DENIED.items()},
+}
+"""Composites that change an argument, or return one or a view of one, which their schemas deny: they run by their
+parts then, so that a change in place reaches all that share the memory. NotImplemented for calls that stay whole."""
 
 
 @contextmanager

@@ -100,6 +100,30 @@ def wider(x: torch.Tensor) -> torch.Tensor:
     return x.sum() + made
 
 
+def shared_without_a_word(
+    share: Callable[[torch.Tensor], torch.Tensor], into: bool, view: bool
+) -> Callable[..., Any]:
+    """Change a value in place, or one that shares its memory although no schema says so; return the other."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        other = share(made)
+        written = made if into else other
+        (written[0] if view else written).add_(1)
+        return other if into else made
+
+    return call
+
+
+UNTOLD = [
+    lambda made: functional.dropout(made, 0.5, False),
+    lambda made: torch.einsum("ij->ji", made),
+    lambda made: made.type_as(made),
+    lambda made: made.sum_to_size(3, 4),
+    lambda made: torch.broadcast_tensors(made, made)[0],
+]
+
+
 UNSEEN = [in_a_view, seen_by_a_view, seen_by_a_detached_one, into_the_argument, drawn]
 
 
@@ -151,6 +175,23 @@ def test_all_else_is_as_eager(call):
     with torch.no_grad():
         for answer in answers:
             assert torch.equal(answer, call(x.clone()))
+
+
+@pytest.mark.parametrize("view", [True, False])
+@pytest.mark.parametrize("into", [True, False])
+@pytest.mark.parametrize("share", UNTOLD)
+def test_memory_shared_without_a_word(share, into, view):
+    test_all_else_is_as_eager(shared_without_a_word(share, into, view))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_dropout_beside_a_change_in_place(training):
+    def call(x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        made[0] = 1.0
+        return functional.dropout(made, 0.5, training)
+
+    test_all_else_is_as_eager(call)
 
 
 def test_an_argument_that_is_changed_is_the_callers_own():
