@@ -283,7 +283,14 @@ _DENIED: dict[Any, Callable[..., bool]] = {
     ),
     _aten.einsum.default: lambda equation, tensors, **_: len(tensors) == 1,
     **dict.fromkeys(
-        (_aten.type_as.default, _aten.sum_to_size.default, _aten.broadcast_tensors.default), lambda *_: True
+        (
+            _aten.broadcast_tensors.default,
+            _aten.meshgrid.default,
+            _aten.meshgrid.indexing,
+            _aten.sum_to_size.default,
+            _aten.type_as.default,
+        ),
+        lambda *_, **__: True,
     ),
 }
 BY_PARTS: dict[Any, Callable[..., Any]] = {

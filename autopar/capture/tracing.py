@@ -28,9 +28,10 @@ from .masks import converted_once
 from .operators import draws
 from .refusals import Untraceable
 from .source_locations import located
-from .torch_private import INFERENCE_MODE, autograd_keys, differentiates, left_after_errors
+from .torch_private import BY_PARTS, INFERENCE_MODE, autograd_keys, differentiates, left_after_errors
 
 _aten = torch.ops.aten
+_DROPOUT = _aten.dropout.default
 log = logging.getLogger("autopar")
 
 
@@ -74,7 +75,7 @@ def trace(
             # Whatever the error, AOTAutograd can trace the graph too, or explains better what is wrong.
             log.debug("traced by way of AOTAutograd: %s: %s", type(error).__name__, error)
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
-    rules = {**DRAWN, **RULES} if training else DRAWN
+    rules = {**DRAWN, **RULES, _DROPOUT: BY_PARTS[_DROPOUT]} if training else DRAWN
     run = _Run(module, given, wanted, training)
     with standing_in(rules, keys), left_after_errors():
         if training or differentiates(module.graph):

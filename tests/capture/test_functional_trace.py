@@ -121,6 +121,7 @@ UNTOLD = [
     lambda made: made.type_as(made),
     lambda made: made.sum_to_size(3, 4),
     lambda made: torch.broadcast_tensors(made, made)[0],
+    lambda made: torch.meshgrid(made[0], made[1, :1], indexing="ij")[0],
 ]
 
 
@@ -182,6 +183,16 @@ def test_all_else_is_as_eager(call):
 @pytest.mark.parametrize("share", UNTOLD)
 def test_memory_shared_without_a_word(share, into, view):
     test_all_else_is_as_eager(shared_without_a_word(share, into, view))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("into", [True, False])
+def test_a_dropout_that_is_off_in_training(into):
+    call, x = shared_without_a_word(UNTOLD[0], into, view=False), torch.randn(3, 4)
+    fast = autopar.compile(call, ["cpu"], check="never")
+    found, right = (run(x.clone().requires_grad_()) for run in (fast, call))
+    assert found.requires_grad
+    assert torch.equal(found, right)
 
 
 @pytest.mark.parametrize("training", [True, False])
