@@ -47,7 +47,7 @@ def _convolution(*, transposed: bool) -> Callable[..., int]:
 
 def _attention(args: tuple[Any, ...], output: torch.Tensor) -> int:
     query, key, value = (tensor.shape for tensor in args[:3])
-    if len(query) == 4 and query[:2] == key[:2]:
+    if len(query) == len(key) == len(value) == 4 and query[:2] == key[:2]:
         return sdpa_flop_count(query, key, value)
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 

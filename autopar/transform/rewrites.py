@@ -37,9 +37,10 @@ def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
     """Return the axes along which parts may draw independently."""
     shapes = [graph.value[name].shape for name in task.inputs]
     made = graph.value[task.outputs[0]].shape
-    if task.target in _ATTENTION and len(shapes) <= 3 and all(s[:1] == made[:1] for s in shapes):
-        # Only query, key and value: a mask need not have the rows of the batch.
-        axes = range(1)
+    if task.target in _ATTENTION and all((len(s), s[:1]) == (len(made), made[:1]) for s in shapes):
+        # A mask need not have the rows of the batch, and what has only two axes has no batch.
+        masked = any(isinstance(given, Ref) for given in (*task.args[3:], *dict(task.kwargs).values()))
+        axes = range(0 if masked or len(made) < 3 else 1)
     elif task.target in _ELEMENTWISE and shapes == [made]:
         axes = range(len(made))
     else:

@@ -141,6 +141,7 @@ def test_a_large_input_is_staged_in_chunks(slow, monkeypatch, dtype):
         fast.close()
 
 
+@torch.no_grad()
 def test_conjugate_views_come_back_right(slow):
     """Torch conjugates on the host without waiting for the copy."""
 

@@ -135,6 +135,65 @@ def test_the_backward_has_the_masks_of_the_forward_in_each_part(split: int | Non
     fast.close()
 
 
+class Rows(nn.Module):
+    """Attention of the rows of a batch to one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.eye(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, self.values * x.new_ones(()), dropout_p=0.5)
+
+
+def test_rows_that_attend_to_one_another_are_not_split() -> None:
+    fast = autopar.compile(
+        nn.Sequential(nn.Linear(16, 16), Rows(), nn.Linear(16, 16)).to(FIRST),
+        rig.machine(1),
+        policy="heft",
+        split=2,
+    )
+    fast(torch.randn(16, 16, device=FIRST)).sum().backward()
+    tasks = fast.plan.costed.graph.tasks
+    assert any(task.part for task in tasks)
+    assert {task.part for task in tasks if "attention" in task.target} == {""}
+    fast.close()
+
+
+class MaskedOnHost(nn.Module):
+    """Attention with a mask that a test makes on the CPU, so that the forward has two lanes and its backward one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.eye(16).repeat(12, 4, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(16, 16, device=x.device)
+        return F.scaled_dot_product_attention(x, x, self.values * x.new_ones(()), mask, dropout_p=0.5)
+
+
+def masks_on_host(costed) -> dict[str, str]:
+    """Constants on the CPU, the rest on the accelerator."""
+    return {
+        run.name: FIRST if any(costed.graph.task[name].inputs for name in run.tasks) else "cpu"
+        for run in costed.clusters
+    }
+
+
+def test_gradients_are_not_overwritten_while_they_are_read() -> None:
+    """Autograd makes them in memory of the forward's stream, and the backward runs on the caller's."""
+    torch.manual_seed(0)
+    model, x = MaskedOnHost().to(FIRST), torch.randn(12, 4, 16, 16, device=FIRST)
+    fast = autopar.compile(model, rig.machine(1), policy=masks_on_host, split=None, check="never")
+    for _ in range(10):
+        model.zero_grad()
+        made = fast(x)
+        made.sum().backward()
+        wanted = made.detach().sum(2)[..., None].expand(-1, -1, -1, 16)
+        torch.testing.assert_close(model.values.grad, wanted, rtol=1e-4, atol=1e-4)
+    fast.close()
+
+
 def places(plan: autopar.Plan) -> dict[str, str]:
     clusters = plan.costed.cluster
     return {name: placed.device for placed in plan.placed for name in clusters[placed.cluster].tasks}

@@ -75,6 +75,32 @@ def test_parts_draw_for_themselves() -> None:
     assert drawing and all(task.part and task.random == LOCAL for task in drawing)
 
 
+class Bound(nn.Module):
+    """Attention with dropout whose first axes have equal sizes, but not for a batch."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.inner, self.outer = form, nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        rows, length, _ = x.shape
+        query = key = x[:, 0] if self.form == "rows" else x.unflatten(-1, (rows, -1)).transpose(1, 2)
+        mask = x.new_zeros(length, length) if self.form == "mask" else None
+        if self.form == "heads":
+            key = key[0]
+        made = F.scaled_dot_product_attention(query, key, key, mask, dropout_p=0.1)
+        return x + self.outer(x + (made[:, None] if self.form == "rows" else made.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("form", ["rows", "mask", "heads"])
+def test_attention_is_split_along_its_batch_alone(form: str) -> None:
+    """Rows that attend to one another, a mask of as many rows, and heads that all examples share, stay together."""
+    tasks = planned(Bound(form), torch.randn(16, 16, 512), False, split=2).costed.graph.tasks
+    assert any(task.part for task in tasks)
+    assert [task.part for task in tasks if task.random] == [""]
+
+
 @pytest.mark.parametrize("shape", [(8, 6, 10, 10), (8, 6, 10)])
 def test_channels_are_dropped_whole(shape: tuple[int, ...]) -> None:
     """Parts of a batch drop channels of their own rows, never some of the places of a channel."""

@@ -169,6 +169,7 @@ def composite(call: Call) -> Iterator[Way]:
 def attention_backward(call: Call) -> Iterator[Way]:
     """Yield the ways of any composite; with dropout and no mask the batch, if the forward is split too."""
     yield from composite(call)
-    rows = {call[name].shape[0] for name in ("query", "key", "value")}
-    if call["dropout_p"] != 0 and call["attn_mask"] is None and len(rows) == 1:
+    forms = {(call.rank(name), call[name].shape[0]) for name in ("query", "key", "value")}
+    alike = len(forms) == 1 and call.rank("query") > 2
+    if call["dropout_p"] != 0 and call["attn_mask"] is None and alike:
         yield Way({"grads": [0], "outputs": [0, 0], "query": 0, "key": 0, "value": 0}, 0)

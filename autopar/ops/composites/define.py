@@ -159,7 +159,12 @@ def play(
     wanted = [leaf for leaf, needed in zip(leaves, needs) if needed]
     if not wanted or not all(leaf.requires_grad for leaf in wanted):
         return None
-    return _gradients(made, wanted, grads, retain=True)
+    found = _gradients(made, wanted, grads, retain=True)
+    for tensor in found:
+        if tensor.device.type != "cpu":
+            # Autograd computes on the stream of the forward, and in its memory; a program without copies has another.
+            tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+    return found
 
 
 def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:
