@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import torch
 import torch._dynamo
 
-from ..capture.torch_private import keeps_graph, memory, raising
+from ..capture.torch_private import keeps_graph, memory, packs_saved, raising
+from ..ops.composites.define import drawn
 
 Written: TypeAlias = Callable[[Mapping[int, torch.Tensor]], Sequence[torch.Tensor] | None]
 """The same call in eager, with other tensors in the place of those with these ids; returns its outputs, None if a
@@ -34,6 +35,8 @@ class _Bridge(torch.autograd.Function):
         # Keep the tensors themselves, since saved-tensor hooks may return copies.
         ctx.watched = watched
         ctx.save_for_backward(*saved, *watched)
+        # A copy of a tape has no graph.
+        ctx.drawn = drawn(saved) if packs_saved() else {}
         # Without saved values, autograd allows another backward.
         ctx.once = bool(saved or watched)
         smooth = {id(tensor) for tensor in halved.smooth(outputs)}
@@ -52,10 +55,13 @@ class _Bridge(torch.autograd.Function):
         if all(tangent is None for tangent in tangents):
             return (None, None, None, *(None for _ in ctx.needs_input_grad[3:]))
         saved = ctx.saved_tensors[: ctx.saved] if ctx.once else ()
+        for place, graph in ctx.drawn.items():
+            vars(saved[place])["graph"] = graph
         made = _Bridge.gradients(ctx, saved, tangents)
         if ctx.once and not keeps_graph():
             # Released like the saved values: a loss that is kept for a log would keep the inputs of its call.
             ctx.written = ctx.leaves = None
+            ctx.drawn = {}
         return None, None, None, *made
 
     @staticmethod

@@ -194,6 +194,18 @@ def test_gradients_are_not_overwritten_while_they_are_read() -> None:
     fast.close()
 
 
+def test_hooks_of_saved_tensors_leave_the_masks_to_the_backward() -> None:
+    """The caller's hooks return copies of what is saved, and a copy of a tape has no graph."""
+    model, x = Shown(16).to(FIRST), torch.randn(4, 2, 16, 16, device=FIRST)
+    fast = autopar.compile(model, rig.machine(1), policy=f"single {FIRST}", split=None)
+    with torch.autograd.graph.save_on_cpu():
+        made = fast(x)
+    made.sum().backward()
+    wanted = made.detach().sum(2)[..., None].expand(-1, -1, -1, 16)
+    torch.testing.assert_close(model.values.grad, wanted, rtol=1e-4, atol=1e-4)
+    fast.close()
+
+
 def places(plan: autopar.Plan) -> dict[str, str]:
     clusters = plan.costed.cluster
     return {name: placed.device for placed in plan.placed for name in clusters[placed.cluster].tasks}

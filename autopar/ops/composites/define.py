@@ -63,7 +63,7 @@ def define(
     backward = getattr(torch.ops.autopar, f"{name}_backward").default
     fake = like or call
     if tape:
-        call = recording(call, tape, lambda *arguments: draws(*arguments) or worth(*arguments), fixed)
+        call = recording(call, tape, worth, fixed, draws)
         fake = _fake_recording(fake, tape)
 
     def gradients(grads: Sequence[Tensor | None], *rest: Any) -> list[Tensor]:
@@ -114,6 +114,7 @@ def recording(
     shape: Shape,
     worth: Callable[..., bool],
     fixed: Callable[..., Container[int]],
+    draws: Callable[..., bool] = lambda *arguments: False,
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return the call with its tape, as in `define`."""
 
@@ -131,11 +132,11 @@ def recording(
 
         with torch.enable_grad():
             given = replace(arguments, leaf)
-            if torch.is_inference_mode_enabled() or not worth(*given):
+            if torch.is_inference_mode_enabled() or not (draws(*given) or worth(*given)):
                 given = arguments
             made = _row(call(*given))
         if any(output.requires_grad for output in made):
-            vars(tape)["graph"] = leaves, made
+            vars(tape).update(graph=(leaves, made), drawn=draws(*arguments))
         return (*(output.detach() for output in made), tape)
 
     return recorded
@@ -165,6 +166,12 @@ def play(
             # Autograd computes on the stream of the forward, and in its memory; a program without copies has another.
             tensor.record_stream(torch.accelerator.current_stream(tensor.device))
     return found
+
+
+def drawn(saved: Sequence[Any]) -> dict[int, Any]:
+    """Return the graphs of tapes among saved values that their backward cannot do without, by position."""
+    held = ((place, vars(value)) for place, value in enumerate(saved) if isinstance(value, Tensor))
+    return {place: found["graph"] for place, found in held if found.get("drawn")}
 
 
 def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:
