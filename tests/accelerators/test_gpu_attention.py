@@ -206,6 +206,24 @@ def test_hooks_of_saved_tensors_leave_the_masks_to_the_backward() -> None:
     fast.close()
 
 
+@pytest.mark.skipif(rig.KIND == "cuda", reason="fused kernels save no scores")
+def test_peaks_count_the_scores_that_a_tape_keeps() -> None:
+    model, x = (
+        nn.Sequential(*(Attention() for _ in range(3))).to(FIRST),
+        torch.randn(4, 256, 32, device=FIRST),
+    )
+    fast = autopar.compile(model, rig.machine(1), policy=f"single {FIRST}", split=None, check="never")
+    fast(x).sum().backward()
+    model.zero_grad()
+    rig.synchronize()
+    before = torch.accelerator.memory_allocated(0)
+    torch.accelerator.reset_peak_memory_stats(0)
+    fast(x).sum().backward()
+    rig.synchronize()
+    assert torch.accelerator.max_memory_allocated(0) - before <= fast.plan.peaks[FIRST]
+    fast.close()
+
+
 def places(plan: autopar.Plan) -> dict[str, str]:
     clusters = plan.costed.cluster
     return {name: placed.device for placed in plan.placed for name in clusters[placed.cluster].tasks}
