@@ -34,15 +34,11 @@ class _Plain(Exception):
 
 
 def _tape_shape(query: Tensor, key: Tensor, *rest: Any) -> tuple[int, ...]:
-    """Return the shape of one float per query, the log-sum-exp of its softmax: fused kernels save only this.
-
-    With dropout, the tape of others holds of each score its softmax, what is left of it, and masks.
-    """
-    fuses = query.device.type in ("cuda", "xpu") and query.dtype is not torch.float64
-    return (
-        *query.shape[:-1],
-        4 if fuses or not rest[2] else key.shape[-2] * (2 * max(4, query.itemsize) + 2),
-    )
+    """Return the shape of one float per query, the log-sum-exp of its softmax: fused kernels save only this. With
+    dropout, the tape of others holds of each score its softmax, what is left of it, and masks."""
+    if rest[2] and (query.device.type not in ("cuda", "xpu") or query.dtype is torch.float64):
+        return (*query.shape[:-1], key.shape[-2] * (2 * max(4, query.itemsize) + 2))
+    return (*query.shape[:-1], 4)
 
 
 def _fused(*given: Any) -> bool:
