@@ -4,7 +4,7 @@ computes a graph task by task on one device, as the reference for the fast path.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,6 +72,13 @@ def _form(item: Any) -> tuple[str, str, str]:
     if not isinstance(item, torch.Tensor):
         return type(item).__name__, "", ""
     return "a tensor", f"of {item.dtype}", f"of shape {list(item.shape)}"
+
+
+def largest(items: Iterable[Any]) -> float:
+    """Return the largest finite entry of all dense floating-point tensors, or 0."""
+    tensors = (item.detach() for item in items if isinstance(item, torch.Tensor) and item.numel())
+    floating = (t for t in tensors if t.is_floating_point() and t.layout is torch.strided)
+    return max((float(t.abs().nan_to_num(0.0, 0.0).max()) for t in floating), default=0.0)
 
 
 def limit(reference: Any) -> float:

@@ -31,6 +31,7 @@ from .compare import (
     error,
     generators,
     interpret,
+    largest,
     limit,
     no_worse,
     restore,
@@ -149,7 +150,7 @@ class Eager(Snapshot):
         if self.differentiated:
             _tell(self.captured, list(outputs), self.strides)
             self._require_gradients(found, makers)
-            floor, floors = FLOOR * _largest(self.gradients.values()), FLOOR * _largest(self.updates.values())
+            floor, floors = FLOOR * largest(self.gradients.values()), FLOOR * largest(self.updates.values())
         blank = self._uninitialised()
         pairs: list[tuple[str, Any, Any, float]] = [
             (f"output {index}", a, b, 0.0)
@@ -304,12 +305,6 @@ def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         for hooks, own in held:
             hooks.update(own)
-
-
-def _largest(tensors: Iterable[torch.Tensor | None]) -> float:
-    """Return the largest finite entry of all floating-point tensors."""
-    floating = (t.detach() for t in tensors if t is not None and t.is_floating_point() and t.numel())
-    return max((float(t.abs().nan_to_num(0.0, 0.0).max()) for t in floating), default=0.0)
 
 
 def _rounded(graph: Graph) -> set[torch.dtype]:

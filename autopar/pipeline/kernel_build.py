@@ -31,7 +31,7 @@ from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
 from ..runtime.kernels.stack import LEAST, Axes, module_of, shortest
 from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
-from .compare import error, interpret, limit, no_worse, present, widen
+from .compare import error, interpret, largest, limit, no_worse, present, widen
 from .kernel_calls import fitting, fitting_all
 
 log = logging.getLogger("autopar")
@@ -161,8 +161,10 @@ def arranged(
     made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
     trial = trying(form, program, pool, kernels) or made
     with turn:
-        for inputs, outputs in samples:
-            _judge(form, inputs, trial(inputs), plain(inputs) if form.changing else outputs)
+        right = [plain(inputs) if form.changing else outputs for inputs, outputs in samples]
+        scales = [largest(each) for each in zip(*right)]
+        for (inputs, _), eager in zip(samples, right):
+            _judge(form, inputs, trial(inputs), eager, scales)
         if form.symbols:
             _lengthened(form, samples[0][0], trial, plain)
     if limits:
@@ -260,14 +262,17 @@ def _folded(form: Form, program: Program, piece: Piece, device: torch.device) ->
     return {name: state[name].detach().to(device) for name in names if name in state and form.steady(name)}
 
 
-def _judge(form: Form, inputs: Sequence[Any], found: Sequence[Any], eager: Sequence[Any]) -> None:
+def _judge(
+    form: Form, inputs: Sequence[Any], found: Sequence[Any], eager: Sequence[Any], scales: Sequence[float]
+) -> None:
     """Raise Refusal if a result differs from eager's by more than the tolerance, and from the float64 result by more
-    than twice eager's error."""
+    than twice eager's error. Errors are relative to `scales`, the largest values over all samples: a result of
+    one number may be near zero in one of them."""
     wide: list[Any] = []
-    for index, (ours, right) in enumerate(zip(found, eager)):
-        if (off := error(ours, right)) > limit(right):
+    for index, (ours, right, floor) in enumerate(zip(found, eager, scales)):
+        if (off := error(ours, right, floor)) > limit(right):
             wide = wide or _in_double(form, inputs)
-            if not no_worse(ours, right, wide[index]):
+            if not no_worse(ours, right, wide[index], floor):
                 raise Refusal(f"its answer differs from eager's by {off:.1g}, {limit(right):.1g} is allowed")
 
 

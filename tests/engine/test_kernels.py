@@ -19,6 +19,7 @@ from torch import nn
 import autopar
 from autopar.costs.blocks import Block
 from autopar.pipeline import kernel_choice
+from autopar.pipeline.kernel_build import perturbed
 from autopar.runtime.kernels import Compilation
 
 HISTORIES = 200
@@ -90,6 +91,18 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     assert chosen(fast) == "eager"  # None is timed as faster, and the one that would be is out.
     assert "wrong: its answer differs from eager's by" in fast.explain()
     assert torch.equal(fast(x), model(x))
+
+
+@pytest.mark.parametrize(("off", "serves"), [(1e-5, "folding"), (1e-2, "eager")])
+def test_an_answer_near_zero_is_judged_by_those_of_other_inputs(
+    monkeypatch: pytest.MonkeyPatch, off: float, serves: str
+) -> None:
+    using(monkeypatch, Folding(off=off), fastest="folding")
+    model, x = nn.Linear(8, 1), torch.arange(8.0)[None]
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.copy_(1e-4 - model.weight @ perturbed([x], integers=False)[0][0])
+    assert chosen(compiled(model, x)) == serves
 
 
 @pytest.mark.parametrize(
