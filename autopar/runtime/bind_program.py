@@ -26,11 +26,10 @@ from ..ir.open_size import OPENED
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Piece, Program, Record, Step, Wait
 from ..ops import resolve
-from .constants import Part, constants
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane, apart
-from .layout import laid_out
+from .layout import Part, laid_out
 from .worker import Gates, events
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ class Assembly:
     ) -> None:
         self.captured, self.plan, self.program, self.kernels = captured, plan, program, kernels or {}
         self.graph, self.machine = plan.costed.graph, plan.costed.machine
-        self.constants = constants(program, self.graph)
-        self.layout = laid_out(program, self.graph, self.constants.kept)
+        self.layout = laid_out(program, self.graph)
         self.devices = tuple(
             torch.device(device.torch_device) for device in self.machine.devices if device.torch_type != "cpu"
         )
@@ -298,7 +296,7 @@ class _Writer:
     def step(self, step: Step, index: int) -> Iterator[str]:
         """Yield the lines of a step. Call it in the order of the steps, since they reuse locals."""
         gates, signals, declared = self.assembly.gates, self.assembly.signals, self.assembly.declared
-        if self.part != "whole" and self.assembly.constants.makes(step) != (self.part == "constant"):
+        if not self.layout.holds(step, self.part):
             yield from self.drop(self.layout.drops.get((self.lane, index), ()))
             return
         match step:

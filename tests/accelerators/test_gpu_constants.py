@@ -9,7 +9,7 @@ from rig import FIRST
 from torch import Tensor, nn
 
 import autopar
-from autopar.runtime.precomputed import Precomputed
+from autopar.runtime.inline_call import _Precomputed
 
 pytestmark = pytest.mark.gpu
 
@@ -28,14 +28,14 @@ class Masked(nn.Module):
 
 
 def test_a_call_on_another_stream_does_not_read_what_is_not_there_yet(monkeypatch) -> None:
-    compute, made = Precomputed._compute, []
+    compute, made = _Precomputed._compute, []
 
-    def late(self: Precomputed) -> bool:
+    def late(self: _Precomputed) -> bool:
         rig.sleep(SLEEP)
         made.append(compute(self))
         return made[-1]
 
-    monkeypatch.setattr(Precomputed, "_compute", late)
+    monkeypatch.setattr(_Precomputed, "_compute", late)
     model, x = Masked().to(FIRST), torch.randn(5, 8, device=FIRST)
     streams = [torch.Stream(device=FIRST) for _ in range(2)]
     before = torch.accelerator.current_stream(FIRST)

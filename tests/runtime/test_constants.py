@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 import autopar
 from autopar.errors import RunError
 from autopar.ir.graph import Ref
-from autopar.runtime import precomputed
+from autopar.runtime import inline_call
 from autopar.runtime.bind_program import Assembly
 
 
@@ -102,21 +102,21 @@ def test_memory_shared_without_a_word() -> None:
 
 def test_without_room_they_are_made_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(5, 8)
-    monkeypatch.setattr(precomputed, "LIMIT", 5 * 5 * 4 - 1)
+    monkeypatch.setattr(inline_call, "LIMIT", 5 * 5 * 4 - 1)
     assert made(warm(Masked(), x), x)
-    monkeypatch.setattr(precomputed, "LIMIT", 5 * 5 * 4)
+    monkeypatch.setattr(inline_call, "LIMIT", 5 * 5 * 4)
     assert not made(warm(Masked(), x), x)
 
 
 def test_a_call_that_a_graph_records_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precomputed.Precomputed, "_recorded", lambda _: True)
+    monkeypatch.setattr(inline_call._Precomputed, "_recorded", lambda _: True)
     x = torch.randn(5, 8)
     assert made(warm(Masked(), x), x)
 
 
 @pytest.mark.slow
 def test_the_room_is_for_all_sizes_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precomputed, "LIMIT", 300)
+    monkeypatch.setattr(inline_call, "LIMIT", 300)
     model = Masked()
     fast, several = warm(model, torch.randn(4, 8)), [torch.randn(rows, 8) for rows in (5, 6, 7)]
     with torch.no_grad():
