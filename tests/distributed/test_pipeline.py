@@ -67,7 +67,7 @@ def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], placed:
         optimizer.zero_grad()
         losses.append(float(job.step(x, target=y)))
         optimizer.step()
-    plans = [entry.stage.plan for entry in job._entries.values()] if placed else []
+    plans = [stage.plan for stage in job._placed.values()] if placed else []
     used = {each.device for plan in plans for each in plan.placed}
     state = plain.state_dict()
     # A stage may have no weights.

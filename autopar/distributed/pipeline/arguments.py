@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,40 +13,30 @@ from torch.utils import _pytree as pytree
 from ...errors import PlanError
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """The arguments with which a model was captured, and with which it must be called again.
+def given_like(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+) -> Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]:
+    """Return a function from the arguments of a call to what they give to each input node of a graph that was captured
+    with `args` and `kwargs`, by the `names` of these nodes.
 
-    example: their leaves by place, such as `batch['mask']`; tensors without memory.
-    names: input nodes of the graph for these leaves, in the same order.
+    It raises PlanError if a call has other arguments than the captured one, tensors of other sizes but for their rows,
+    or other values than tensors: all of these are constants of the graph, and stages would wait for messages of these
+    sizes.
     """
+    # Tensors without memory, by place, such as `batch['mask']`.
+    example = {
+        place: torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
+        for place, leaf in _leaves(model, args, kwargs).items()
+    }
 
-    model: nn.Module
-    example: Mapping[str, Any]
-    names: tuple[str, ...]
-
-    @staticmethod
-    def captured(
-        model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
-    ) -> Call:
-        """Return the call of a capture with these arguments, and the names of its input nodes."""
-        example = {
-            place: torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
-            for place, leaf in _leaves(model, args, kwargs).items()
-        }
-        return Call(model, example, tuple(names))
-
-    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a call gives to each input, by node name. Raises PlanError if it has other arguments than the
-        captured call, tensors of other sizes but for their rows, or other values than tensors: all of these are
-        constants of the graph, and stages would wait for messages of these sizes."""
-        found = _leaves(self.model, args, kwargs)
-        if found.keys() != self.example.keys():
+    def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        found = _leaves(model, args, kwargs)
+        if found.keys() != example.keys():
             raise PlanError(
-                f"the model was captured with {', '.join(self.example)}, and is called with "
+                f"the model was captured with {', '.join(example)}, and is called with "
                 f"{', '.join(found) or 'nothing'}; give what example_inputs had"
             )
-        for place, known in self.example.items():
+        for place, known in example.items():
             was, now = _form(known), _form(found[place])
             if was != now:
                 remedy = "give batches of these sizes, padded if need be" if "rows" in was else "give that"
@@ -55,7 +44,9 @@ class Call:
                     f"{place} was {was} in example_inputs, for which the stages were made, and is {now} now; {remedy}, "
                     "or distribute again with the new ones"
                 )
-        return {name: found[place] for place, name in zip(self.example, self.names)}
+        return {name: found[place] for place, name in zip(example, names)}
+
+    return given
 
 
 def _form(value: Any) -> str:

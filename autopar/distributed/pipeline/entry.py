@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
 from torch.utils import _pytree as pytree
 
+from ...ir.distribution import Distribution
 from ...ir.timeline import Span
 from ..tensor.shards import restored
 from .reduction import Sums
@@ -33,7 +35,7 @@ class _InOnePiece(torch.autograd.Function):
         return gradient.contiguous()
 
 
-class Entry(nn.Module):
+class _Entry(nn.Module):
     """A stage as called by `PipelineStage`.
 
     Before the first step torch calls each stage once more, for the sizes of its outputs, with received tensors that
@@ -80,11 +82,11 @@ def _untouched(stage: nn.Module, device: torch.device) -> Iterator[None]:
             module._buffers.update(buffers)
 
 
-class TimedStage(pipelining.PipelineStage):
+class _TimedStage(pipelining.PipelineStage):
     """A `PipelineStage` that records when it computes and what it answers, and starts the sums of gradients that are
     final."""
 
-    entry: Entry
+    entry: _Entry
     spans: list[Span]
     answers: list[tuple[int, Sequence[torch.Tensor]]]
     sums: Sums
@@ -122,3 +124,28 @@ class TimedStage(pipelining.PipelineStage):
             Span(f"{device}/0", device, "compute", name, began, time.perf_counter(), phase=phase)
         )
         return result
+
+
+def torch_stages(
+    placed: Mapping[int, nn.Module],
+    plain: Mapping[int, nn.Module],
+    plan: Distribution,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    sums: Sums,
+    spans: list[Span],
+    answers: list[tuple[int, Sequence[torch.Tensor]]],
+) -> list[pipelining.PipelineStage]:
+    """Return the stages of this process for a schedule of torch's, by number: `placed` as they run, and `plain` as they
+    were before.
+
+    They note each pass in `spans`, add what the last stage answers without a backward to `answers`, with the number of
+    its micro-batch, and start `sums`.
+    """
+    found: list[pipelining.PipelineStage] = []
+    for number, module in placed.items():
+        entry = _Entry(module, plain[number], plan.schedule == "zero-bubble", device)
+        stage = _TimedStage(entry, number, len(plan.stages), device, group=group)
+        stage.entry, stage.sums, stage.spans, stage.answers = entry, sums, spans, answers
+        found.append(stage)
+    return found

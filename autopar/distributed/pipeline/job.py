@@ -21,7 +21,7 @@ from ...ir.timeline import Span, Timeline
 from ...planner.pipelines.simulation import grid_of, predicted, waits
 from ...system.text import seconds, size, table
 from ..tensor.shards import local
-from .entry import INPUT, Entry, TimedStage
+from .entry import INPUT, torch_stages
 from .reduction import Sums
 from .stages import rows_as, staged
 from .units import Units
@@ -71,7 +71,7 @@ class Distributed:
         self._sums = Sums(modules, plan, grid, self.position, whole)
         self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
-        self._call = units.call
+        self._given = units.given
         model = units.model
         self._fixed = [(path, each, each.requires_grad) for path, each in model.named_parameters()]
         self._unlike_serving = units.trains if model.training else ""
@@ -88,8 +88,7 @@ class Distributed:
             if self.position == 0 and path not in held
         }
         self._targets: tuple[Any, ...] = ()
-        apart = plan.schedule == "zero-bubble"
-        self._entries = {n: Entry(place(module), module, apart, device) for n, module in self.stages.items()}
+        self._placed = {n: place(module) for n, module in self.stages.items()}
         self._spans: list[Span] = []
         self._answers: list[tuple[int, Sequence[torch.Tensor]]] = []
         self._took = (0.0, 0.0)
@@ -97,13 +96,16 @@ class Distributed:
         self._serving: Any = None
 
     def _scheduled(self, loss: Callable[..., torch.Tensor] | None) -> Any:
-        built = [
-            TimedStage(entry, n, len(self.plan.stages), self._device, group=self._chain)
-            for n, entry in self._entries.items()
-        ]
-        for stage in built:
-            stage.entry, stage.sums = self._entries[stage.stage_index], self._sums
-            stage.spans, stage.answers = self._spans, self._answers
+        built = torch_stages(
+            self._placed,
+            self.stages,
+            self.plan,
+            self._device,
+            self._chain,
+            self._sums,
+            self._spans,
+            self._answers,
+        )
         kind: Any = _SCHEDULES[self.plan.schedule]
         single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
         given = built[0] if single else built
@@ -288,7 +290,7 @@ class Distributed:
 
         Every process checks all of them: if one refused a batch alone, the others would wait for it.
         """
-        given = self._call.given(args, kwargs)
+        given = self._given(args, kwargs)
         self._check(given)
         needed = {name for module in self.stages.values() for name in module.needs}
         return {f"{INPUT}{name}": self._rows(leaf) for name, leaf in given.items() if name in needed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ...errors import CaptureError
-from .arguments import Call, bound
+from .arguments import bound, given_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Units:
     anywhere: nodes that every stage computes for itself: they depend only on inputs and buffers and need no gradient,
     such as masks and positions.
     inputs: the model's inputs, by node name.
-    call: the arguments that they are for.
+    given: what a call like the captured one gives to each (`given_like`).
     rows: size of their first axis, that of one micro-batch.
     """
 
@@ -35,7 +35,7 @@ class Units:
     nodes: tuple[tuple[fx.Node, ...], ...]
     anywhere: frozenset[fx.Node]
     inputs: tuple[fx.Node, ...]
-    call: Call
+    given: Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]
     rows: int
     out_spec: Any
     unit: Mapping[fx.Node, int] = field(repr=False)
@@ -163,8 +163,8 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
     at = {node: number for number, nodes in enumerate(chain) for node in nodes}
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
-    call = Call.captured(model, args, kwargs, [node.name for node in inputs])
-    return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, call, rows, spec, at)
+    given = given_like(model, args, kwargs, [node.name for node in inputs])
+    return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, given, rows, spec, at)
 
 
 _BLOCKS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
