@@ -174,7 +174,7 @@ def evenly(instance: Instance) -> float:
     )
 
 
-class Crossings:
+class _Crossings:
     """Lower bounds on the seconds of buses: `fixed[w]` on bus w in any case, and for each row (cluster,
     device, bus, seconds) its seconds if the cluster is on the device.
 
@@ -217,7 +217,7 @@ class Crossings:
         return found
 
 
-def crossings(instance: Instance) -> Crossings:
+def crossings(instance: Instance) -> _Crossings:
     """Bound the seconds of buses by values with one fixed end: inputs, deliveries, clusters with one device.
 
     A value enters a device over one of its incoming links. If these share a queue or bus, it takes that for
@@ -250,7 +250,7 @@ def crossings(instance: Instance) -> Crossings:
             for d in instance.able[r]:
                 for wire, latency, s_per_byte in entrances[d] if d != source and d not in wanted else ():
                     rows.append((r, d, wire, (latency + instance.bytes[v] * s_per_byte) / len(free)))
-    return Crossings(fixed, rows, len(instance.devices), uncounted)
+    return _Crossings(fixed, rows, len(instance.devices), uncounted)
 
 
 def _entrances(instance: Instance, d: int) -> list[tuple[int, float, float]]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..model.instance import Instance
 from .critical_path import Floats, Paths
-from .load import Crossings, areas, crossings
+from .load import areas, crossings
 
 ROUNDS = 100
 """Rounds of the search for prices: any prices give a valid bound."""
@@ -30,13 +30,12 @@ def traffic(instance: Instance, paths: Paths, load: tuple[float, Floats], bound:
     """
     if instance.clusters * len(instance.devices) > CELLS // FEWEST:
         return bound
-    wires = crossings(instance)
-    trips = _Trips(instance, wires.uncounted)
+    trips = _Trips(instance)
     cells = instance.clusters * trips.devices + 2 * trips.reader.size * trips.devices
     rounds = min(ROUNDS, CELLS // max(1, cells))
     if trips.devices < 2 or rounds < FEWEST or not trips.reader.size:
         return bound
-    market = _Market(instance, paths, wires, trips)
+    market = _Market(instance, paths, trips)
     if market.spread() > bound and market.overloaded(*load):
         bound = max(bound, *(market.turn(step / rounds) for step in range(rounds)))
     return bound
@@ -44,10 +43,12 @@ def traffic(instance: Instance, paths: Paths, load: tuple[float, Floats], bound:
 
 class _Trips:
     """Reads of values with both ends open: value, maker and reader of each read, in the order of values; the least
-    seconds of each value into each device, and the buses by which it enters."""
+    seconds of each value into each device, and the buses by which it enters. `wires`: the seconds of buses for all
+    other values."""
 
-    def __init__(self, instance: Instance, values: list[int]) -> None:
-        values = [v for v in values if instance.readers[v]]
+    def __init__(self, instance: Instance) -> None:
+        self.wires = crossings(instance)
+        values = [v for v in self.wires.uncounted if instance.readers[v]]
         self.devices = len(instance.devices)
         counts = [len(instance.readers[v]) for v in values]
         self.value = np.repeat(np.arange(len(values)), counts)
@@ -91,16 +92,16 @@ class _Market:
     """Prices of lanes and buses, which sum to 1, the share of each reader in the cost of its values, and the
     devices of clusters."""
 
-    def __init__(self, instance: Instance, paths: Paths, wires: Crossings, trips: _Trips) -> None:
-        self.wires, self.trips = wires, trips
+    def __init__(self, instance: Instance, paths: Paths, trips: _Trips) -> None:
+        self.wires, self.trips = trips.wires, trips
         work = areas(instance, paths)
         self.able = np.isfinite(work)
         self.work = np.where(self.able, work, 0.0)
         self.lanes = np.array(instance.widths, dtype=float)
         self.idle = np.minimum(paths.head.min(axis=0) + paths.tail.min(axis=0), paths.length)
-        self.of = np.concatenate([self.lanes, np.ones(len(wires.fixed))])
+        self.of = np.concatenate([self.lanes, np.ones(len(self.wires.fixed))])
         self.price = np.concatenate(
-            [np.where(self.able.any(axis=0), 1.0, 0.0), np.full(len(wires.fixed), 0.1)]
+            [np.where(self.able.any(axis=0), 1.0, 0.0), np.full(len(self.wires.fixed), 0.1)]
         )
         self.price /= self.price @ self.of
         counts = np.diff(np.append(trips.first, len(trips.reader)))
