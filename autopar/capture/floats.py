@@ -13,7 +13,7 @@ from torch import fx
 
 from .dynamo_private import holds_number, source_of
 from .refusals import Untraceable
-from .torch_private import Undefined
+from .symbols import computed
 
 T = TypeVar("T")
 _OF_A_TENSOR = re.compile(r"\.(size|stride|storage_offset)\(\)")
@@ -106,10 +106,7 @@ def calculator(module: fx.GraphModule, given: Sequence[Any]) -> Callable[[fx.Nod
     def number(node: fx.Node) -> Any:
         if node not in known:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), number)
-            try:
-                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-            except ValueError as error:
-                raise Undefined(str(error)) from error
+            known[node] = computed(node.target, *args, **kwargs)  # type: ignore[arg-type]
         return known[node]
 
     return number

@@ -41,6 +41,18 @@ def is_open(value: Any) -> bool:
     return isinstance(value, OPEN)
 
 
+class _Undefined(ArithmeticError, ValueError):
+    """Python's `math` cannot compute a number; as its error is a ValueError."""
+
+
+def computed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the number that a function of Python's returns. Raises ArithmeticError where that raises an error."""
+    try:
+        return function(*args, **kwargs)
+    except ValueError as error:
+        raise _Undefined(str(error)) from error
+
+
 DIVISIONS: dict[str, Callable[[Any, Any], Any]] = {
     "__floordiv__": operator.floordiv,
     "__rfloordiv__": lambda number, other: other // number,

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad, grad_mode
 
 from ..errors import CaptureError
 from ..system import versions
-from .symbols import DIVISIONS, divided
+from .symbols import DIVISIONS, computed, divided
 
 try:
     from torch._decomp import decompositions
@@ -64,17 +64,11 @@ _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch
 _TIMED = _guards.profile_guard_manager
 
 
-class Undefined(ArithmeticError, ValueError):
-    """Python's `math` cannot compute a number; as its error is a ValueError."""
-
-
 def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
     """Return the value of a symbolic number as Python computes it, to the sign of a zero; as sympy does, whose zeros
     have none, if torch knows no other way. Raises ArithmeticError where Python raises an error."""
     try:
-        return sympy_interp(PythonReferenceAnalysis, dict(numbers), expression)
-    except ValueError as error:
-        raise Undefined(str(error)) from error
+        return computed(sympy_interp, PythonReferenceAnalysis, dict(numbers), expression)
     except (AttributeError, NotImplementedError):
         return expression.xreplace(
             {symbol: sympy.sympify(numbers[symbol]) for symbol in expression.free_symbols}
