@@ -22,7 +22,7 @@ from ..capture.refusals import explain
 from ..capture.region import Region, in_eager, unprinted
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.plan import Plan
-from ..pipeline.calls import CHECKED, RESIZED, Done, ProgramCache, Short, again
+from ..pipeline.calls import CHECKED, Done, ProgramCache, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
@@ -86,7 +86,7 @@ class Served:
         self._unchecked: set[Hashable] = set()
         # Their check drew other random numbers than eager, perhaps for another thread: the next is checked.
         self._disturbed: set[Hashable] = set()
-        self._shorts: dict[Hashable, Short] = {}
+        self._shorts = self.programs.shorts
         self.owners = owners(region, self.backend.root) if region is not None else []
 
     @property
@@ -153,21 +153,11 @@ class Served:
         if prepared.captured.stateful:
             with self.backend.lock:
                 return self.run(prepared, args)
-        self._shorten(key, prepared, args)
+        self.programs.shorten(key, prepared, args)
         found = self.run(prepared, args)
         if isinstance(prepared, Training) and (returned := backend.returned) is not None:
             returned.append((self, found))
         return found
-
-    def _shorten(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> None:
-        """Let later calls of these sizes take the short path, if they can."""
-        own, known = self.backend.options.kernels == "eager" or key in self.programs, self._shorts.get(key)
-        if not (own or prepared.open) or self.region.moved or (known and known.prepared is prepared):
-            return
-        if isinstance(prepared, Prepared) and Short.fits(self.backend.options, prepared):
-            if len(self._shorts) >= RESIZED:
-                self._shorts.clear()
-            self._shorts[key] = Short(self.region, prepared, args, own)
 
     def results(
         self, prepared: Planned, inputs: Sequence[Any], sizes: Sequence[Any]
@@ -185,7 +175,7 @@ class Served:
             if more or options.check == "always" or options.verify_replicas:
                 return None
             return lambda inputs: self.run(prepared, self.region.filled(inputs, sizes))
-        self._shorten(key, prepared, self.region.filled(inputs, sizes))
+        self.programs.shorten(key, prepared, self.region.filled(inputs, sizes))
         short = self._shorts.get(key)
         if short is None or short.prepared is not prepared:
             return None
