@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.graph import Argument, Const, Graph, Ref, Task, Value, refs
-from ..ir.open_size import OpenFloat, OpenSize
+from ..ir.open_size import opened
 from ..transform.rewrites import folded, own, renamed
 from .captured import Captured, memory_order
 from .operators import draws, flops, shared
@@ -58,7 +58,7 @@ class _Conversion:
         self.sizes: dict[Any, tuple[int, Any]] = {}
         """Place and symbol of each size or float that is an argument, by its expression."""
         self.fixed = False
-        """True if an argument depends on the sizes of the call but is neither an `OpenSize` nor an `OpenFloat`."""
+        """True if an argument depends on the sizes of the call but is not `opened`."""
         self.random: str | None = None
         self.phase: Literal["forward", "backward"] = "forward"
 
@@ -238,12 +238,11 @@ class _Conversion:
             self.twins[key] = found
 
     def number(self, traced: Any, value: Any) -> Argument:
-        """Return a number as an argument; an `OpenSize` or `OpenFloat` if it depends on the sizes or floats of the
-        call."""
+        """Return a number as an argument, `opened` if it depends on the sizes or floats of the call."""
         if not isinstance(traced, (torch.SymInt, torch.SymFloat)) or not traced.node.expr.free_symbols:
             return value
         place, _ = self.sizes.setdefault(traced.node.expr, (len(self.sizes), traced))
-        return OpenSize(value, place) if isinstance(traced, torch.SymInt) else OpenFloat(value, place)
+        return opened(int(value) if isinstance(traced, torch.SymInt) else float(value), place)
 
     def stand_in(self, argument: Argument) -> Any:
         """Return an argument with each value replaced by its one fake tensor."""

@@ -1,9 +1,10 @@
-"""`OpenSize` and `OpenFloat`: arguments of a task that depend on the sizes and floats of a call."""
+"""Arguments of a task that depend on the sizes and floats of a call."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import TypeAlias
 
 from .graph import Value
 
@@ -42,13 +43,13 @@ class OpenSize(int):
         return int(self), self.place, self.share
 
 
-class OpenFloat(float):
+class _OpenFloat(float):
     """A float argument of a task, with its value in the call for which the graph was made. In another call, it is the
     one at `place` among the sizes of the call, which include its floats."""
 
     place: int
 
-    def __new__(cls, value: float, place: int) -> OpenFloat:
+    def __new__(cls, value: float, place: int) -> _OpenFloat:
         """Return the number `value`, which is at `place` among the sizes of a call."""
         made = super().__new__(cls, value)
         made.place = place
@@ -68,8 +69,14 @@ class OpenFloat(float):
         return float(self), self.place
 
 
-OPENED = (OpenSize, OpenFloat)
-"""Types of arguments that depend on the sizes and floats of a call."""
+Opened: TypeAlias = OpenSize | _OpenFloat
+"""An argument that depends on the sizes and floats of a call."""
+OPENED = (OpenSize, _OpenFloat)
+
+
+def opened(number: float, place: int) -> Opened:
+    """Return a number as the argument that is at `place` among the sizes and floats of a call."""
+    return OpenSize(number, place) if isinstance(number, int) else _OpenFloat(number, place)
 
 
 def extents(value: Value) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from ..capture import Captured
 from ..capture.results import expressions, resizable
 from ..ir.costed import CostedGraph
 from ..ir.graph import Const, Task
-from ..ir.open_size import OPENED, OpenFloat, OpenSize
+from ..ir.open_size import OPENED, Opened, OpenSize
 from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Piece, Program
 from ..lowering.check import check
@@ -81,9 +81,9 @@ class Form:
         """Number of compute lanes."""
         return len(self.program.lanes)
 
-    def shaped(self, number: OpenSize | OpenFloat) -> bool:
+    def shaped(self, number: Opened) -> bool:
         """Return True if an argument is known from the shapes of inputs, or fixed in this form."""
-        if isinstance(number, OpenFloat):
+        if not isinstance(number, OpenSize):
             return False
         return not self.symbols or self.symbols[number.place].free_symbols <= self._lengths
 
