@@ -4,7 +4,7 @@ Steps are appended to their lanes in the plan's predicted order, which respects 
 not yet known to follow a predecessor on another lane (`vector_clocks`), it gets a `Wait`, and the other lane
 a `Record`: an online transitive reduction. A buffer is freed in the lane that made it, at the first point
 where that lane is known to follow its last reader and the frees of its views. A wait for a free alone is
-added only at the lane's end, or if the device's memory cap requires it (`Ledger`).
+added only at the lane's end, or if the device's memory cap requires it (`memory_bound`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Ste
 from ..ir.timeline import Transfer
 from ..system.text import size
 from .linearize import sequence
-from .memory_bound import Ledger, footprint
+from .memory_bound import footprint, ledgers
 from .vector_clocks import Clock, joined, needed
 
 
@@ -102,12 +102,7 @@ class _Lowering:
         self.parents: dict[str, tuple[str, ...]] = {}
         # Storages that a result shares, whose bytes are never freed.
         self.delivered: set[str] = set()
-        self.ledgers: dict[str, Ledger] = {}
-        for unit in machine.devices:
-            if unit.memory_bytes is not None:
-                own = [b for b in self.buffers.values() if b.device == unit.name and b.storage == b.name]
-                base, strictly = sum(buffer.bytes for buffer in own), unit.name in strict
-                self.ledgers[unit.name] = Ledger(unit.name, unit.memory_bytes, base, len(lanes), strictly)
+        self.ledgers = ledgers(machine, self.buffers.values(), len(lanes), strict)
 
     def there(self, value: str, device: str, kind: str) -> None:
         """Add a buffer that exists before the call."""
@@ -250,7 +245,7 @@ class _Lowering:
         if ledger is None or not new + scratch:
             self.wait(tape, wanted)
             return tape.append(step)
-        self.wait(tape, self.room(tape, ledger, step, new + scratch, wanted))
+        self.wait(tape, self.room(tape, device, step, new + scratch, wanted))
         ledger.allocate(tape.index, len(tape.steps), new, scratch, tape.clock)
         return tape.append(step)
 
@@ -325,36 +320,38 @@ class _Lowering:
         return buffer.bytes if buffer.storage == name and name not in self.delivered else 0
 
     def room(
-        self, tape: _Tape, ledger: Ledger, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
+        self, tape: _Tape, device: str, step: Compute | Copy, nbytes: int, wanted: dict[int, int]
     ) -> dict[int, int]:
-        """Return `wanted` plus the waits needed so that `nbytes` more fit in every order of the other lanes."""
+        """Return `wanted` plus the waits needed so that `nbytes` more fit on a device in every order of the other
+        lanes."""
+        ledger = self.ledgers[device]
         while True:
             clock = self.after(tape, wanted)
-            short = ledger.alive() - self.back(tape, ledger.device, clock) + nbytes - ledger.cap
+            short = ledger.alive() - self.back(tape, device, clock) + nbytes - ledger.cap
             if short <= 0:
                 break
-            if not self.reclaim(tape, ledger.device):
+            if not self.reclaim(tape, device):
                 what = f"the copy {step.dst}" if isinstance(step, Copy) else self.graph.task[step.task].where
                 raise MemoryCapError(
-                    f"{what} needs {size(nbytes)} on {ledger.device}, where {size(max(nbytes - short, 0))} "
+                    f"{what} needs {size(nbytes)} on {device}, where {size(max(nbytes - short, 0))} "
                     f"of the cap of {size(ledger.cap)} are free in the plan's order",
-                    f"Raise it with memory={{{ledger.device!r}: {ledger.cap + short}}}, pin something to another "
+                    f"Raise it with memory={{{device!r}: {ledger.cap + short}}}, pin something to another "
                     "device or split the batch",
                 )
         # Bytes that are still short are already freed, but by steps of other lanes that this lane does not
         # know to have ended.
         more = dict(wanted)
-        while (short := ledger.short(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))) > 0:
+        while (short := ledger.short(tape.index, clock, nbytes - self.back(tape, device, clock))) > 0:
             lane, position = ledger.behind(tape.index, clock, short)
             more[lane] = position
             clock = self.after(tape, more)
-        more |= ledger.crossed(tape.index, clock, nbytes - self.back(tape, ledger.device, clock))
+        more |= ledger.crossed(tape.index, clock, nbytes - self.back(tape, device, clock))
         for lane in [lane for lane, position in more.items() if wanted.get(lane) != position]:
             less = {other: position for other, position in more.items() if other != lane}
             if lane in wanted:
                 less[lane] = wanted[lane]
             clock = self.after(tape, less)
-            net = nbytes - self.back(tape, ledger.device, clock)
+            net = nbytes - self.back(tape, device, clock)
             if ledger.short(tape.index, clock, net) <= 0 and not ledger.crossed(tape.index, clock, net):
                 more = less
         return more

@@ -5,19 +5,21 @@ another lane is between the last of its steps known to have ended and the first 
 It holds at most the maximum over that window. The sum over lanes bounds the device (`footprint`). With two
 allocating lanes (an accelerator's compute and copy-in), all of the window is reachable: the bound is exact.
 
-Lowering (`Ledger`) admits allocations in the order of appending. Of the buffers alive at any moment, the last
+Lowering (`ledgers`) admits allocations in the order of appending. Of the buffers alive at any moment, the last
 one was admitted with all others counted as alive, because none of them is certain to be freed before it. If
-`Ledger.short` was never positive at an allocation, no order of the lanes therefore exceeds the cap.
+`_Ledger.short` was never positive at an allocation, no order of the lanes therefore exceeds the cap.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..errors import MemoryCapError
-from ..ir.program import Compute, Copy, Free, Piece, Program, tasks_of
+from ..ir.machine import Machine
+from ..ir.program import Buffer, Compute, Copy, Free, Piece, Program, tasks_of
 from ..system.text import size
 from .vector_clocks import Clock, History
 
@@ -126,7 +128,22 @@ class _Allocation:
     others: list[int]
 
 
-class Ledger:
+def ledgers(
+    machine: Machine, there: Iterable[Buffer], lanes: int, strict: Collection[str]
+) -> dict[str, _Ledger]:
+    """Return the ledger of each device with a cap. `there`: the buffers that exist before the call."""
+    base: dict[str, int] = {}
+    for buffer in there:
+        if buffer.storage == buffer.name:
+            base[buffer.device] = base.get(buffer.device, 0) + buffer.bytes
+    return {
+        unit.name: _Ledger(unit.name, unit.memory_bytes, base.get(unit.name, 0), lanes, unit.name in strict)
+        for unit in machine.devices
+        if unit.memory_bytes is not None
+    }
+
+
+class _Ledger:
     """Bytes of one device under a cap: `base` always, the rest by lane and position.
 
     With `strict`, later steps update the bound of every allocation, so that `footprint`, which does not know
@@ -139,7 +156,7 @@ class Ledger:
                 f"inputs and state on {device} take {size(base)}, over its cap of {size(cap)}, before anything runs",
                 f"Raise it above memory={{{device!r}: {base}}} or pin some modules to another device",
             )
-        self.device, self.cap, self.base, self.strict = device, cap, base, strict
+        self.cap, self.base, self.strict = cap, base, strict
         self.levels: list[list[tuple[int, int]]] = [[] for _ in range(lanes)]
         # For each lane, the allocations that no later one exceeds. The first of them from a position on is
         # the most that the lane holds from there on.
