@@ -15,7 +15,7 @@ from ..costs.blocks import median, timed
 from ..errors import AutoparError, RunError
 from ..runtime.choice import Arrangement, Choice
 from ..runtime.executor import Executor
-from ..runtime.kernels import STACKS, Busy, Refusal, named
+from ..runtime.kernels import STACKS, Refusal, named
 from ..runtime.kernels.stack import LEAST
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.lanes.host import clone
@@ -246,9 +246,9 @@ class _Race:
                     name, stack, form, self.choice.pool, self.samples, self.watch, self.worker, self.plain,
                     self.to.turn,
                 )  # fmt: skip
-        except Busy:
-            raise
         except Exception as problem:
+            if isinstance(problem, Refusal) and problem.passing:
+                raise
             if not self.watch.unchanged():
                 raise Refusal("weights changed while it was compiled") from problem
             self.verdict.refused[name] = reason(problem)

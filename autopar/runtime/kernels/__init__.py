@@ -11,7 +11,7 @@ from typing import Any
 from ...capture.torch_private import compiling
 from ..thread_state import alone
 from . import cuda_graphs, inductor, onnx_runtime, open_vino
-from .stack import Busy, Compilation, Kernel, Refusal, Stack
+from .stack import Compilation, Kernel, Refusal, Stack
 
 PATIENCE_S = 5.0
 """Seconds that a call waits until no other thread traces. Not forever: the call may hold the lock of its model, for
@@ -41,7 +41,8 @@ def named(name: str) -> Stack | None:
 
 
 def _by_backend(name: str, work: Compilation) -> Callable[..., Any]:
-    """Let a backend compile a piece like a graph of Dynamo, with weights as arguments. Raises its errors, and Busy."""
+    """Let a backend compile a piece like a graph of Dynamo, with weights as arguments. Raises its errors, and
+    Refusal if others trace for too long."""
     import torch._dynamo
 
     backend = torch._dynamo.lookup_backend(name)
@@ -53,20 +54,20 @@ def _by_backend(name: str, work: Compilation) -> Callable[..., Any]:
 @contextmanager
 def _tracing() -> Iterator[None]:
     """Let no other thread trace within the block: two at once would leave torch's flag of a trace set for good, after
-    which each call of a compiled model fails. Raises Busy if others trace for too long."""
+    which each call of a compiled model fails. Raises Refusal if others trace for too long."""
     from torch._dynamo import convert_frame
 
     captures = convert_frame.compile_lock
     if not captures.acquire(timeout=PATIENCE_S):
-        raise Busy("another thread captures a model")
+        raise Refusal("another thread captures a model", passing=True)
     try:
         with alone(PATIENCE_S) as locked:
             if not locked:
-                raise Busy("another thread captures a model")
+                raise Refusal("another thread captures a model", passing=True)
             with compiling():
                 yield
     finally:
         captures.release()
 
 
-__all__ = ["STACKS", "Busy", "Compilation", "Kernel", "Refusal", "Stack", "named"]
+__all__ = ["STACKS", "Compilation", "Kernel", "Refusal", "Stack", "named"]

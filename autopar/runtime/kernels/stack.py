@@ -52,15 +52,12 @@ class Refusal(Exception):
     """A library cannot compile a piece, or its kernel is wrong; the text is one sentence with the reason.
 
     lacking: the operators that the library's message names, as targets of tasks.
+    passing: later calls try again.
     """
 
-    def __init__(self, text: str, lacking: frozenset[str] = frozenset()) -> None:
+    def __init__(self, text: str, lacking: frozenset[str] = frozenset(), passing: bool = False) -> None:
         super().__init__(text)
-        self.lacking = lacking
-
-
-class Busy(Refusal):
-    """Other threads trace, so that this one cannot; later calls try again."""
+        self.lacking, self.passing = lacking, passing
 
 
 @dataclass(frozen=True, eq=False)
