@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..bench import machine
 from ..errors import AutoparError
-from .arguments import FACTORY, above_zero, duration, made, names, require_torch, require_writable, write
+from . import FACTORY, above_zero, duration, made, names, require_torch, require_writable, write
 
 if TYPE_CHECKING:
     from ..bench.contest import Row

@@ -13,7 +13,7 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..system.text import percent, seconds
-from .arguments import FACTORY, made, names, require_writable, write
+from . import FACTORY, made, names, require_writable, write
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine, as opposed to names of chips, which contain a number."""

@@ -12,7 +12,7 @@ from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
 from ..system.text import table
-from .arguments import FACTORY, above_zero, made, require_torch, require_writable, write
+from . import FACTORY, above_zero, made, require_torch, require_writable, write
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Choice of the fastest compiled form of a program on this machine. `kernel_refusals` says when there is none."""
+"""Choice of the fastest compiled form of a program on this machine. `kernel_verdict` says when there is none."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from ..runtime.replicas import Replicas, Watch
 from ..runtime.tuned import TunedExecutor
 from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
-from .kernel_refusals import more, refused
-from .kernel_verdict import Verdict, signature
+from .kernel_verdict import Verdict, more, refused, signature
 
 log = logging.getLogger("autopar")
 
