@@ -307,16 +307,11 @@ def bound(target: Any, rule: Rule) -> Rule:
 @contextlib.contextmanager
 def standing_in(rules: dict[Any, Rule], keys: list[Any]) -> Iterator[None]:
     """Within the block, make the rules the kernels of their operators at these dispatch keys."""
-    placed = [(target, key) for target in rules for key in keys]
-    try:
-        for target, key in placed:
-            target.py_impl(key)(bound(target, rules[target]))
-            target._dispatch_cache.clear()
+    with contextlib.ExitStack() as stack:
+        for target, rule in rules.items():
+            kernels = dict.fromkeys(keys, bound(target, rule))
+            stack.enter_context(_replaced(target.py_kernels, kernels, target._dispatch_cache.clear))
         yield
-    finally:
-        for target, key in placed:
-            target.py_kernels.pop(key, None)
-            target._dispatch_cache.clear()
 
 
 @contextlib.contextmanager
