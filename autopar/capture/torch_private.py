@@ -28,6 +28,7 @@ try:
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
     from torch._subclasses import fake_impls as _fakes
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.distributed.distributed_c10d import _world as process_groups
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.optim import optimizer as _optimizer
@@ -47,8 +48,8 @@ if not versions.supported(torch.__version__):
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "flop_registry", "pytree",
-    "sdpa_flop_count", "tag_activation_checkpoint",
+    "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "flop_registry", "process_groups",
+    "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import errors
+from ..capture.torch_private import process_groups
 from ..errors import AutoparError, PlanError
 from ..system.versions import VERSION
 
@@ -34,6 +35,18 @@ def rank_of(group: Group = None) -> int:
 def size_of(group: Group = None) -> int:
     """Return the number of ranks of a group; 1 outside a job."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def subgroup(ranks: Sequence[int], group: Group = None) -> Any:
+    """Make a group of some ranks, given as those of the job; only its members can use what is returned. Every rank of
+    `group` must call it, and no other."""
+    if size_of(group) == size_of():
+        return dist.new_group([*ranks])
+    # The ranks of a part of the job make it alone. torch then names it by the number of groups that each member knows.
+    own = len(process_groups.pg_names)
+    for _ in range(max(gather(own, group)) - own):
+        dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return dist.new_group([*ranks], use_local_synchronization=True)
 
 
 def device_of(group: Group = None) -> torch.device:

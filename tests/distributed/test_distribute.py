@@ -79,6 +79,31 @@ def test_a_process_that_one_job_leaves_idle_takes_part_in_the_next():
     assert all(difference < 1e-12 for _, difference in found)
 
 
+def _in_a_part_of_the_job(rank: int) -> tuple[float, float]:
+    """The largest difference of losses to one process, and a sum in a group that is made afterwards."""
+    import torch.distributed as dist
+
+    import autopar
+
+    parts = [dist.new_group(part) for part in ([0, 1], [2, 3])]
+    dist.new_group([0, 3])  # Members of one part then know unequally many groups.
+    options = {"stages": 2} if rank < 2 else {"replicas": 2, "stages": 1, "shard_replicas": True}
+    model, x, y = made("mlp")
+    expected = trained(copy.deepcopy(model), x, y, 2)
+    job = autopar.distribute(model, example_inputs=(x,), loss=loss, group=parts[rank // 2], **options)
+    losses = stepped(job, x, y, 2)
+    later, total = dist.new_group([0, 2]), torch.ones(1)
+    if rank in (0, 2):
+        dist.all_reduce(total, group=later)
+    return max(abs(a - b) for a, b in zip(losses, expected)), total.item()
+
+
+def test_parts_of_a_job_have_pipelines_of_their_own_and_then_groups_together():
+    found = ranks(4, _in_a_part_of_the_job, timeout_s=60)
+    assert all(difference < 1e-9 for difference, _ in found)
+    assert [total for _, total in found] == [2.0, 1.0, 2.0, 1.0]
+
+
 def _accumulated(job, plain: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     """The largest difference of gradients after two steps without an update to those of one process, whose weights are
     as those of the job."""

@@ -20,6 +20,7 @@ from ...ir.distribution import Distribution
 from ...ir.timeline import Span, Timeline
 from ...planner.pipelines.simulation import grid_of, predicted, waits
 from ...system.text import seconds, size, table
+from ...training.messages import subgroup
 from ..tensor.shards import local
 from .entry import INPUT, torch_stages
 from .reduction import Sums
@@ -63,12 +64,11 @@ class Distributed:
         places = [(r, p) for r, row in enumerate(grid) for p, rank in enumerate(row) if rank == own]
         # A process that the plan leaves idle only waits for the loss.
         self.replica, self.position = places[0] if places else (-1, -1)
-        # torch requires that every process makes all groups.
-        chains = [dist.new_group(row) for row in grid]
+        chains = [subgroup(row, group) for row in grid]
         self._chain = chains[self.replica] if places else None
-        modules, whole = staged(units, plan, grid, self.position, device)
+        modules, whole = staged(units, plan, grid, self.position, device, group)
         self.stages = {n: module for n, module in modules.items() if plan.position(n) == self.position}
-        self._sums = Sums(modules, plan, grid, self.position, whole)
+        self._sums = Sums(modules, plan, grid, self.position, whole, group)
         self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
         self._given = units.given

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES, Distribution
+from ...training.messages import Group, subgroup
 from ...transform.buckets import filled
 from ..tensor.shards import local
 from .stages import Staged
@@ -68,6 +69,7 @@ class Sums:
         grid: Sequence[Sequence[int]],
         position: int,
         whole: set[str] | None,
+        group: Group,
     ) -> None:
         stages = {n: module for n, module in modules.items() if plan.position(n) == position}
         self._passes, self._left = plan.micro_batches, Counter[int]()
@@ -76,14 +78,14 @@ class Sums:
         self._early: list[list[_Bucket]] = []
         self._late: list[_Bucket] = []
         self._of: dict[int, tuple[_Bucket, list[_Bucket]]] = {}
-        for parameters, group, one in _shared(modules, plan, grid, position, whole):
+        for parameters, holders, one in _shared(modules, plan, grid, position, whole, group):
             self._parameters += parameters
             trained = [p for p in parameters if p.requires_grad]
             early = [p for p in reversed(trained) if one and users[id(p)] == 1]
-            queue = _buckets(early, group)
+            queue = _buckets(early, holders)
             self._of |= {id(p): (bucket, queue) for bucket in queue for p in bucket.parameters}
             self._early.append(queue)
-            self._late += _buckets([p for p in trained if id(p) not in self._of], group)
+            self._late += _buckets([p for p in trained if id(p) not in self._of], holders)
         self._own = {
             number: [p for p in module.parameters() if id(p) in self._of] for number, module in stages.items()
         }
@@ -140,6 +142,7 @@ def _shared(
     grid: Sequence[Sequence[int]],
     position: int,
     whole: set[str] | None,
+    group: Group,
 ) -> list[tuple[list[nn.Parameter], dist.ProcessGroup, bool]]:
     """Return the parameters that this process shares with other stages or replicas, as (parameters with the
     same holders, the holders' group, whether only one position holds them)."""
@@ -159,9 +162,9 @@ def _shared(
         rows = [[row[p] for p in shared] for row in grid]
         # If replicas are sharded, each replica sums by itself, and FSDP2 sums over replicas.
         for members in [[*itertools.chain(*rows)]] if everywhere else rows:
-            group = dist.new_group(sorted(members)) if len(members) > 1 else None
-            if group is not None and dist.get_rank() in members:
-                found.append(([own[path] for path in paths], group, len(shared) == 1))
+            holding = subgroup(sorted(members), group) if len(members) > 1 else None
+            if holding is not None and dist.get_rank() in members:
+                found.append(([own[path] for path in paths], holding, len(shared) == 1))
     return found
 
 

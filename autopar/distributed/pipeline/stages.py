@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from ...ir.distribution import Distribution, Stage
+from ...training.messages import Group, subgroup
 from .units import Units, writes
 
 
@@ -173,7 +174,12 @@ Staged: TypeAlias = StageModule | _ShardedStage
 
 
 def staged(
-    units: Units, plan: Distribution, grid: Sequence[Sequence[int]], position: int, device: torch.device
+    units: Units,
+    plan: Distribution,
+    grid: Sequence[Sequence[int]],
+    position: int,
+    device: torch.device,
+    group: Group,
 ) -> tuple[dict[int, Staged], set[str] | None]:
     """Return all stages of a plan, those at this process's `position` on its device, and None. If the plan is
     sharded, shard them over the replicas in `grid`; instead of None, return the paths of whole parameters."""
@@ -186,7 +192,7 @@ def staged(
     for number, module in modules.items():
         if plan.position(number) == position:
             module.to(device)
-    return modules, _sharded(modules, plan, grid, device, units.model) if plan.sharded else None
+    return modules, _sharded(modules, plan, grid, device, units.model, group) if plan.sharded else None
 
 
 def _sharded(
@@ -195,6 +201,7 @@ def _sharded(
     grid: Sequence[Sequence[int]],
     device: torch.device,
     model: nn.Module,
+    group: Group,
 ) -> set[str]:
     """Shard the stages of this process; return the paths of the parameters that each replica keeps whole.
 
@@ -221,10 +228,9 @@ def _sharded(
         or nbytes[parameter.dtype] < max(nbytes.values())
     }
     for position, column in enumerate(zip(*grid)):
-        # torch requires that every process makes all groups.
-        group = dist.new_group([*column])
+        replicas = subgroup(column, group)
         if dist.get_rank() in column:
-            mesh = DeviceMesh.from_group(group, device.type)
+            mesh = DeviceMesh.from_group(replicas, device.type)
             for number, stage in stages.items():
                 if plan.position(number) == position and isinstance(stage, _ShardedStage):
                     stage.shard(model, mesh, {*whole.values()})
