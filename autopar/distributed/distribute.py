@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import socket
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from ..ir.hosts import Host, Hosts, compute_devices
 from ..ir.machine import Machine
 from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
-from ..training.messages import agree, gather, share_weights
+from ..training.messages import agree, gather, made_by_first, share_weights
 from .agreement import agreed, described
 from .pipeline.arguments import bound
 from .pipeline.job import Distributed
@@ -41,6 +42,12 @@ _LANES = (
     "sharded replicas need one lane to each process, as FSDP2 frees and fills weights that autopar.compile has copied "
     'to other lanes; give each process one device, such as devices=["cpu"], or shard_replicas=False'
 )
+
+
+_held: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, torch.Tensor, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Of each model that a job has, by path: the rank that updates the tensor, the tensor here, and its version then."""
 
 
 def distribute(  # noqa: PLR0913 - what users may fix
@@ -70,7 +77,8 @@ def distribute(  # noqa: PLR0913 - what users may fix
             loss = job.step(x, target=y)
             optimizer.step()
 
-    model: an `nn.Module` that `torch.export` captures; every process gets the parameters and buffers of rank 0.
+    model: an `nn.Module` that `torch.export` captures; every process gets the parameters and buffers of rank 0. If an
+    earlier job had the model, each is that of the process that has trained it, unless rank 0 has written it since.
     hosts: "auto": the hosts as found, with measured links. `Hosts`, or a text such as "2 x cpu over
     ethernet-10", with one host for each process: the hosts to plan for instead.
     example_inputs, example_kwargs: one whole batch, of the size of every step.
@@ -95,7 +103,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
     agree(lambda: _wanted(model, rows_of(batch), loss is not None, plan is not None), group)
-    share_weights(model, group, device)
+    share_weights(model, group, device, made_by_first(lambda: _sources(model, group), group))
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
     chain = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
@@ -148,7 +156,38 @@ def _job(
     def place(stage: nn.Module) -> nn.Module:
         return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
 
-    return Distributed(captured, plan, loss, group, device, place)
+    job = Distributed(captured, plan, loss, group, device, place)
+    _held[captured.model] = {
+        path: (job.holders[path], tensor, _version(tensor))
+        for path, tensor in _state(captured.model).items()
+        if path in job.holders
+    }
+    return job
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {path: tensor for each in named for path, tensor in each}
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _sources(model: nn.Module, group: dist.ProcessGroup | None) -> dict[str, int]:
+    """Return the rank in the group of what another process than this one has updated in an earlier job of the model."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    state, found = _state(model), {}
+    for path, (rank, tensor, version) in _held.get(model, {}).items():
+        if rank == dist.get_rank() or state.get(path) is not tensor or _version(tensor) != version:
+            continue
+        if rank not in ranks:
+            raise PlanError(
+                f"rank {rank} has {path} from an earlier job of this model, and is not in the group; give a group with "
+                "this rank, or a new model, and load a checkpoint of the earlier job into it"
+            )
+        found[path] = ranks.index(rank)
+    return found
 
 
 def _schedules(named: str) -> tuple[str, ...]:
@@ -163,8 +202,8 @@ def _whole(model: nn.Module) -> nn.Module:
     split = next((path for path, tensor in model.named_parameters() if isinstance(tensor, DTensor)), None)
     if split:
         raise PlanError(
-            f"{split} is a DTensor, split over ranks already, as by tensor_parallel or fully_shard; give the plain "
-            "model, which distribute splits by itself (shard_replicas=True shards the replicas)"
+            f"{split} is a DTensor, split over ranks already, as by tensor_parallel, fully_shard or an earlier job; "
+            "give the plain model, which distribute splits by itself (shard_replicas=True shards the replicas)"
         )
     return model
 

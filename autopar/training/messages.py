@@ -99,12 +99,17 @@ def _raised(name: str, text: str) -> Exception:
 
 
 @torch.no_grad()
-def share_weights(model: nn.Module, group: Group, device: torch.device) -> None:
-    """Replace the parameters and buffers of a model by those of rank 0, sent from `device`."""
-    for tensor in (*model.parameters(), *model.buffers()):
+def share_weights(
+    model: nn.Module, group: Group, device: torch.device, sources: Mapping[str, int] | None = None
+) -> None:
+    """Replace the parameters and buffers of a model by those of rank 0, or of the ranks of the group that `sources`
+    has by name, sent from `device`."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         sent = tensor.to(device).contiguous()
         # As bytes: backends refuse some dtypes.
-        dist.broadcast(sent.reshape(-1).view(torch.uint8), group=group, group_src=0)
+        dist.broadcast(
+            sent.reshape(-1).view(torch.uint8), group=group, group_src=(sources or {}).get(name, 0)
+        )
         tensor.copy_(sent)
 
 

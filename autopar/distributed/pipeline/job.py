@@ -44,7 +44,8 @@ class Distributed:
     `job.step(*inputs, target=…)` runs forward, backward and the sum of gradients; `job(*inputs)` only the forward.
     Every process gets the whole batch, and each replica takes its rows. Parameters are the model's own objects:
     `torch.optim.SGD(job.parameters())` updates those of this process. If the plan shards them over replicas, they are
-    replaced in the model by DTensors, as by `fully_shard`.
+    replaced in the model by DTensors, as by `fully_shard`. `holders` has a rank of the whole job for each parameter and
+    buffer that the stages use: the first that updates it.
     """
 
     def __init__(
@@ -75,6 +76,11 @@ class Distributed:
         model = units.model
         self._fixed = [(path, each, each.requires_grad) for path, each in model.named_parameters()]
         self._unlike_serving = units.trains if model.training else ""
+        self.holders: dict[str, int] = {}
+        for number, module in modules.items():
+            for name in module.state_dict(keep_vars=True):
+                for path in module.paths[name]:
+                    self.holders.setdefault(path, grid[0][plan.position(number)])
         # Copies of a tied parameter count once in a norm.
         self._first: dict[str, int] = {}
         for number, module in modules.items():
