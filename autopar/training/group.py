@@ -81,7 +81,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
     def average(self) -> None:
         """Replace each `.grad` by its mean over all ranks, with None as zeros; None if no rank has one.
 
-        Buffers that changed on any rank become those of the first rank that has not joined, unless their size has
+        Buffers that changed on any rank become those of the first rank with rows in the step, unless their size has
         changed on a rank: that of a rank's own rows may differ from those of others.
         """
         if not self.joined and (notice := Join.notify_join_context(self)) is not None:
@@ -97,7 +97,9 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
             ]
             resized = [_size(now) != size for (now, _), size in zip(looked, self._sizes)]
             there = [each.grad is not None for each in self._trained]
-            here = [not self.joined and at == dist.get_rank(self.ranks) for at in range(self.size)]
+            # What a rank had accumulated when its batches ended makes it count in one more step.
+            counts = not self.joined or any(there)
+            here = [counts and at == dist.get_rank(self.ranks) for at in range(self.size)]
             marks = torch.tensor(
                 [*there, *changed, *resized, *here], dtype=torch.uint8, device=self.join_device
             )

@@ -263,9 +263,10 @@ class TrainStep(Recorded):
         """Within the block, ranks may take different numbers of steps, as in `DistributedDataParallel.join`.
 
         A rank without batches takes part in the steps of the others with gradients of zero, so that weights and
-        optimizer state stay equal on all ranks.
+        optimizer state stay equal on all ranks. Gradients that it has accumulated by then go into the first of these
+        steps; without one, into its next step after the block.
 
-        divide_by_initial_world_size: average over all ranks; False: over those that still have batches.
+        divide_by_initial_world_size: average over all ranks; False: over those with rows in the step.
         enable: False: the block does nothing.
         throw_on_early_termination: raise RuntimeError on all ranks once one has no batches left.
 

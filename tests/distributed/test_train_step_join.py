@@ -69,6 +69,49 @@ def test_ranks_without_batches_take_part_in_the_steps_of_the_others(kind, steps,
         assert weights["norm.num_batches_tracked"] == max(steps) + 1, "those of a rank that has batches"
 
 
+def _windows(rank: int, step: Any, data: list[Any], counts: tuple[int, int]) -> None:
+    """Windows of two batches, the last of which may be incomplete."""
+    for number, batch in enumerate(data[: counts[rank]]):
+        step(*own(batch, rank, COUNT), accumulate=number % 2 == 0)
+
+
+def _left(rank: int, counts: tuple[int, int], by_all: bool) -> Any:
+    network = model("mlp")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    step = autopar.train_step(network, loss_of("mlp"), optimizer, ["cpu"], process_group=True)
+    *data, last = batches("mlp", max(counts) + 1)
+    with step.join(divide_by_initial_world_size=by_all):
+        _windows(rank, step, data, counts)
+    left = next(network.parameters()).grad is not None
+    step(*own(last, rank, COUNT))
+    step.close()
+    return values(network), left
+
+
+@pytest.mark.parametrize(("counts", "by_all"), [((3, 6), True), ((3, 6), False), ((4, 5), False)])
+def test_what_a_rank_has_accumulated_when_its_batches_end_goes_into_its_next_step(counts, by_all):
+    network, criterion = model("mlp"), loss_of("mlp")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    *data, last = batches("mlp", max(counts) + 1)
+    waiting: list[list[Any]] = [data[:count] for count in counts]
+    for number in range(max(counts) // 2 + 1):
+        final = number == max(counts) // 2
+        windows = [[*each, last] if final else each[:2] for each in waiting]
+        waiting = [[] if final else each[2:] for each in waiting]
+        losses = [
+            criterion(network(x), y)
+            for rank, window in enumerate(windows)
+            for x, y in (own(batch, rank, COUNT) for batch in window)
+        ]
+        optimizer.zero_grad()
+        (sum(losses) / (COUNT if by_all else sum(map(bool, windows)))).backward()
+        optimizer.step()
+    (weights, first), (others, second) = ranks(COUNT, _left, counts, by_all)
+    same(others, weights, 0)
+    same(weights, values(network))
+    assert [first, second] == [False, counts[1] % 2 == 1]
+
+
 def _thrown(rank: int) -> str:
     network = model("mlp")
     step = autopar.train_step(network, loss_of("mlp"), _optimizer(network), ["cpu"], process_group=True)
