@@ -320,6 +320,15 @@ def test_the_better_link_splits_more_and_no_group_loses() -> None:
     )
 
 
+@pytest.mark.thin(1)
+def test_the_gradient_of_a_single_tensor_is_clipped_as_by_torch() -> None:
+    found, expected = (nn.Parameter(torch.zeros(4, 3)) for _ in range(2))
+    found.grad, expected.grad = (torch.arange(12.0).view(4, 3) for _ in range(2))
+    norm = clip_grad_norm_(found, 0.5)
+    assert norm == nn.utils.clip_grad_norm_(expected, 0.5) > 1
+    torch.testing.assert_close(found.grad, expected.grad)
+
+
 def test_links_of_hosts() -> None:
     near, far = (
         slowest_link("1 x (cpu + 2 h100) over ib-400", 2),

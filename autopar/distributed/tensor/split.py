@@ -100,13 +100,14 @@ def tensor_parallel(
 
 
 def clip_grad_norm_(
-    parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
+    parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2.0
 ) -> torch.Tensor:
     """Scale gradients so that their global norm is at most `max_norm`; return the original norm, equal on all ranks.
 
     Like `torch.nn.utils.clip_grad_norm_`, which does not accept a mix of DTensors and tensors.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    clipped = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    gradients = [parameter.grad for parameter in clipped if parameter.grad is not None]
     norms = [torch.linalg.vector_norm(gradient, norm_type) for gradient in gradients]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     total = torch.linalg.vector_norm(torch.stack(whole), norm_type) if whole else torch.tensor(0.0)
