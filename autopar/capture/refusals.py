@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from traceback import FrameSummary
+from typing import Any
 
 from torch import fx
 
@@ -13,7 +16,7 @@ from ..errors import CaptureError
 from ..system.text import brief
 from .dynamo_private import TorchDynamoException
 from .operators import collective
-from .source_locations import first_line, foreign, located, short
+from .source_locations import first_line, foreign, line, located, short
 from .torch_private import depends_on_values
 
 
@@ -79,6 +82,39 @@ def explain(name: str, error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     what, change = known(text) or ("torch cannot trace it", "write it with torch operators on tensors")
     return f"{name}{place(error)}: {what} ({brief(error)}); {change}"
+
+
+_FAILED = "Error detected in "
+"""The begin of torch's warning of a backward that fails in anomaly mode."""
+
+
+@contextmanager
+def unannounced() -> Iterator[None]:
+    """Within the block, put the line whose backward fails into the error.
+
+    AOTAutograd differentiates in anomaly mode, in which torch prints that line as a warning. In eager, the same call
+    may never be differentiated.
+    """
+    lines: list[tuple[str, str]] = []
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def shown(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+            if _FAILED in str(message):
+                lines.append(line(str(message)))
+            else:
+                show(message, *args, **kwargs)
+
+        warnings.showwarning = shown
+        warnings.filterwarnings("always", _FAILED)
+        try:
+            yield
+        except Exception as error:
+            if not lines or isinstance(error, CaptureError):
+                raise
+            what, change = known(str(error)) or ("torch cannot differentiate it", "change that line")
+            (where, code), reason = lines[0], brief(error).partition(" Hint:")[0]
+            raise Untraceable(f"{what} (`{code}` at {where}: {reason}); {change}") from error
 
 
 def known(text: str) -> tuple[str, str] | None:
@@ -153,6 +189,21 @@ def valued(name: str, module: fx.GraphModule, error: Untraceable) -> CaptureErro
                 "the model"
             )
     return CaptureError(f"{name}: {error}")
+
+
+def ordered(graph: fx.Graph) -> Untraceable | None:
+    """Return the error for a graph that AOTAutograd has given tokens, which keep effects in order, with the line; None
+    if it has none."""
+    node = next(
+        (node for node in graph.nodes if getattr(node.target, "__name__", "") == "with_effects"), None
+    )
+    if node is None:
+        return None
+    _, where, code = located(node)
+    return Untraceable(
+        f"{node.args[1]}{f' at {where}: `{code}`' if where else ''} has effects beside its results, which must happen "
+        "in order; take it out of the model, or place the parts around it, autopar.compile(part, devices)"
+    )
 
 
 def waiting(module: fx.GraphModule) -> Untraceable | None:

@@ -26,7 +26,7 @@ from .dynamo_private import differentiated, flattened
 from .functional_trace import record
 from .masks import converted_once
 from .operators import draws
-from .refusals import Untraceable
+from .refusals import Untraceable, ordered, unannounced
 from .source_locations import located
 from .torch_private import BY_PARTS, INFERENCE_MODE, autograd_keys, differentiates, left_after_errors
 
@@ -77,7 +77,7 @@ def trace(
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES, _DROPOUT: BY_PARTS[_DROPOUT]} if training else DRAWN
     run = _Run(module, given, wanted, training)
-    with standing_in(rules, keys), left_after_errors():
+    with standing_in(rules, keys), left_after_errors(), unannounced():
         if training or differentiates(module.graph):
             made = differentiated(run, tuple(given), IN_PLACE, training)
         else:
@@ -93,6 +93,8 @@ def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -
 
 def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> _Traced:
     graph = made.graph
+    if error := ordered(graph):
+        raise error
     held = [(node, getattr(made, str(node.target))) for node in graph.find_nodes(op="get_attr")]
     inputs: dict[int, fx.Node] = {}
     outputs: dict[int, fx.Node] = {}

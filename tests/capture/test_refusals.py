@@ -1,0 +1,69 @@
+"""What torch says in its own words of a call that no graph can hold, in those of a user: the line, what to change."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar.capture.refusals import unannounced
+
+
+class Changed(nn.Module):
+    """A tensor that its backward needs is changed in place; the loss need not read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.linear(x)
+        square = hidden.pow(2)
+        hidden.add_(1)
+        return hidden.sum(), square.sum()
+
+
+class Printing(nn.Module):
+    """An operator with an effect, which AOTAutograd keeps in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.linear(x)
+        torch._higher_order_ops.print("hidden")
+        return hidden.sum()
+
+
+def test_a_backward_that_fails_is_no_warning_and_its_line_is_in_the_reason() -> None:
+    model, x = Changed(), torch.randn(3, 4)
+    fast = autopar.compile(model, ["cpu"])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fast(x)[0].backward()
+    assert not said
+    reason = (
+        r"needs is changed in place \(`square = hidden\.pow\(2\)` at .*test_refusals\.py:\d+: .*\); change a"
+    )
+    with pytest.raises(autopar.AutoparError, match=reason):
+        fast.explain()
+
+
+def test_other_warnings_of_a_capture_that_fails_are_shown() -> None:
+    with warnings.catch_warnings(record=True) as said, pytest.raises(ValueError), unannounced():
+        warnings.simplefilter("always")
+        warnings.warn("another", DeprecationWarning, stacklevel=1)
+        raise ValueError
+    assert [(str(each.message), each.category) for each in said] == [("another", DeprecationWarning)]
+
+
+def test_effects_are_named_with_their_line() -> None:
+    fast, x = autopar.compile(Printing(), ["cpu"]), torch.randn(3, 4)
+    fast(x)
+    reason = r'print at .*test_refusals\.py:\d+: `torch\._higher_order_ops\.print\("hidden"\)` has effects'
+    with pytest.raises(autopar.AutoparError, match=reason):
+        fast.explain()
