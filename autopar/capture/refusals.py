@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from traceback import FrameSummary
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..errors import CaptureError
@@ -204,6 +205,20 @@ def ordered(graph: fx.Graph) -> Untraceable | None:
         f"{node.args[1]}{f' at {where}: `{code}`' if where else ''} has effects beside its results, which must happen "
         "in order; take it out of the model, or place the parts around it, autopar.compile(part, devices)"
     )
+
+
+def assigned(graph: fx.Graph) -> Untraceable | None:
+    """Return the error for a graph of Dynamo's with `tensor.data = …` of a tensor that is given, with the line; None if
+    it has none."""
+    for node in graph.find_nodes(op="call_function", target=torch.Tensor.set_):
+        if getattr(node.args[0], "op", "") == "placeholder":
+            _, where, code = located(node)
+            return Untraceable(
+                f"forward assigns .data{f' at {where}: `{code}`' if where else ''} of a parameter, buffer or input, "
+                "which no graph can hold; use the new tensor in its place, as by torch.func.functional_call, or assign "
+                "it before the call"
+            )
+    return None
 
 
 def waiting(module: fx.GraphModule) -> Untraceable | None:

@@ -61,6 +61,26 @@ def test_other_warnings_of_a_capture_that_fails_are_shown() -> None:
     assert [(str(each.message), each.category) for each in said] == [("another", DeprecationWarning)]
 
 
+class Assigned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.linear.weight.data = self.linear.weight.data.clamp(-1, 1)
+        return self.linear(x).sum()
+
+
+def test_an_assignment_of_data_within_forward_is_named_with_its_line() -> None:
+    model, x = Assigned(), torch.randn(3, 4)
+    step = autopar.train_step(
+        model, None, torch.optim.SGD(model.parameters()), ["cpu"], step_fn=lambda model, x: model(x)
+    )
+    line = r"assigns \.data at .*test_refusals\.py:\d+: `self\.linear\.weight\.data = .*`.*assign it before the call"
+    with pytest.raises(autopar.CaptureError, match=line):
+        step(x)
+
+
 def test_effects_are_named_with_their_line() -> None:
     fast, x = autopar.compile(Printing(), ["cpu"]), torch.randn(3, 4)
     fast(x)
