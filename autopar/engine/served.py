@@ -87,6 +87,7 @@ class Served:
         # Their check drew other random numbers than eager, perhaps for another thread: the next is checked.
         self._disturbed: set[Hashable] = set()
         self._shorts = self.programs.shorts
+        self.shortcuts: list[weakref.ref[Any]] = []
         self.owners = owners(region, self.backend.root) if region is not None else []
 
     @property
@@ -220,8 +221,7 @@ class Served:
                 if prepared is None:
                     prepared = self._planned(args)
                     if self.programs.add(key, prepared):
-                        # Calls by a short path would start the threads of a dropped program again.
-                        self._shorts.clear()
+                        self._renew()
                     self.backend.replaced_by(self)
             except Untraceable as error:
                 self.as_written(str(error))
@@ -238,16 +238,16 @@ class Served:
             return prepared, self._wants_check(prepared)
 
     def _renew(self) -> None:
-        """Drop everything derived from programs."""
-        self._shorts.clear()
+        """Drop what leads to programs: it would keep the memory of dropped ones, and start their threads again."""
+        for kept in (self._shorts, *(each.entries for found in self.shortcuts if (each := found()))):
+            kept.clear()
         self.programs.drop_resized()
 
     def forget(self, *keys: Hashable) -> None:
         """Drop the programs for these sizes."""
         self._renew()
         for key in keys:
-            old = self.programs.pop(key, None)
-            if old is not None:
+            if (old := self.programs.pop(key, None)) is not None:
                 old.close()
 
     def exchange(self, prepared: Planned, other: Planned) -> None:

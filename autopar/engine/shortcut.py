@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter, methodcaller
 from typing import Any
@@ -49,7 +50,7 @@ class Shortcut:
         self._region, self._programs = served.region, served.programs
         self._stores, self._names, self._answer = served.stores or (), names, answer
         self._inputs, self._sizes, self.resized = chosen(inputs), sizes, bool(sizes)
-        self._entries: dict[Hashable, _Entry] = {}
+        self.entries: dict[Hashable, _Entry] = {}
         self._tuned = False
         """True if executors check the weights themselves, so that guards do not."""
         self._holds: Check = lambda *_: False
@@ -94,6 +95,8 @@ class Shortcut:
             return None
         made._holds = holds
         backend.direct.add(served)
+        # A new list, as another thread may read the old one.
+        served.shortcuts = [*(each for each in served.shortcuts if each()), weakref.ref(made)]
         return made
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,12 +131,12 @@ class Shortcut:
         if self.resized:
             sizes = [values[at] if read is None else read(values[at]) for at, read in self._sizes]
             key = self._region.key(sizes)
-        entry, prepared = self._entries.get(key), self._programs.current(key)
+        entry, prepared = self.entries.get(key), self._programs.current(key)
         if entry is not None and entry.prepared is prepared:
             return entry
-        if entry is not None or len(self._entries) >= RESIZED:
+        if entry is not None or len(self.entries) >= RESIZED:
             # A program was dropped, and perhaps others with it: nothing here may keep their memory.
-            self._entries.clear()
+            self.entries.clear()
         if (
             prepared is None
             or served.programs is not self._programs
@@ -143,7 +146,7 @@ class Shortcut:
         results = served.results(prepared, self._inputs(values), sizes)
         if results is None:
             return None
-        self._entries[key] = entry = _Entry(prepared, results, (served, prepared))
+        self.entries[key] = entry = _Entry(prepared, results, (served, prepared))
         return entry
 
 

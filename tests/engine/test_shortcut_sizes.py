@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,23 @@ def test_a_dropped_program_is_not_called() -> None:
     served.forget(*served.programs)
     assert long_calls(fast, x) >= 1
     assert long_calls(fast, x) == 0
+
+
+def test_no_form_of_call_keeps_a_dropped_program_alive() -> None:
+    model = mlp()
+    fast = autopar.compile(model, ["cpu"], kernels="eager")
+    varied(fast, 5, 4, 6)
+    for _ in range(LONG):
+        fast(input=torch.randn(5, 8))
+    assert long_calls(fast, input=torch.randn(5, 8)) == long_calls(fast, torch.randn(5, 8)) == 0
+    captured = fast._placement.backend.served
+    programs = [weakref.ref(program) for served in captured for program in served.programs.values()]
+    for served in captured:
+        served.forget(*served.programs)
+    for _ in range(2):
+        fast(torch.randn(5, 8))
+    gc.collect()
+    assert programs and not any(program() for program in programs)
 
 
 class Pair(nn.Module):
