@@ -91,6 +91,9 @@ if versions.release(torch.__version__) < (2, 13):
         "use_recursive_dict_tags_for_guards": False,
         "skip_tensor_guards_with_matching_dict_tags": False,
     }
+else:
+    # Otherwise, torch.utils.swap_tensors refuses the weights, as before 2.13.
+    _SETTINGS["invalidate_compile_context_weakrefs"] = True
 _HOOKS = tuple(
     f"_{way}_{kind}" for way in ("forward", "forward_pre") for kind in ("hooks", "hooks_with_kwargs")
 ) + ("_backward_hooks", "_backward_pre_hooks")
@@ -126,9 +129,8 @@ class _Entry:
         self.resting -= 1
         if self.resting <= 0:
             self.resting = 0
-            _eval_frame.set_code_exec_strategy(
-                self.code, FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
-            )
+            again = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+            _eval_frame.set_code_exec_strategy(self.code, again)
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known, before = {}, 0
@@ -263,8 +265,7 @@ def compiled(
     def guard(arguments: Arguments, pinned: Mapping[str, Any], watched: Collection[str]) -> Check | None:
         try:
             return _check(function, code, arguments, pinned, watched)
-        except (AttributeError, LookupError, TypeError, RuntimeError):
-            # A release of torch with other internals.
+        except (AttributeError, LookupError, TypeError, RuntimeError):  # other internals of torch
             return None
 
     return called, guard
@@ -356,8 +357,7 @@ def holds_number(node: fx.Node) -> bool:
 
 
 def _named(source: Any) -> str:
-    name = getattr(source, "name", "")
-    # It is a method before torch 2.12.
+    name = getattr(source, "name", "")  # a method before torch 2.12
     return str(name() if callable(name) else name)
 
 

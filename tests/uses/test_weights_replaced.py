@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import alike, compiled, twins
+from pairs import alike, compiled, gradients, twins
 from torch import nn
 from torch.func import functional_call
+
+from autopar.system.versions import release
 
 
 def _layers() -> nn.Sequential:
@@ -60,3 +62,20 @@ def test_two_modules_given_to_one_function():
         x = torch.randn(4, 6)
         found = torch.autograd.grad((fast(one, x) * fast(two, x)).sum(), weights)
         assert alike(found, torch.autograd.grad((one(x) * two(x)).sum(), weights))
+
+
+@pytest.mark.skipif(
+    release(torch.__version__) < (2, 13), reason="torch.compile keeps weak references to weights"
+)
+def test_weights_that_are_swapped_are_read():
+    plain, fast = twins(_layers)
+    x = torch.randn(4, 6)
+    for scale in (1.0, 2.0, 3.0):
+        for model in (plain, fast.module):
+            torch.utils.swap_tensors(model[2].weight, nn.Parameter(torch.full((6, 6), scale)))
+        with torch.no_grad():
+            assert alike(fast(x), plain(x))
+        assert alike(
+            [*gradients(fast, lambda: fast(x).sum()).values()],
+            [*gradients(plain, lambda: plain(x).sum()).values()],
+        )
