@@ -71,7 +71,7 @@ class _Placement:
         output = self.run(*args, **kwargs)
         if expected:
             try:
-                judge(model, expected[0], output, backend.machine)
+                judge(model, expected, output, backend.machine)
             except DifferenceError:
                 # Programs that failed their first check must be checked again.
                 backend.forget()

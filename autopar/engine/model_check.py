@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..capture import autocast as casting
 from ..errors import DifferenceError
 from ..ir.machine import Machine
-from ..pipeline.compare import LIMIT, Snapshot, apart, coarse, error
+from ..pipeline.compare import LIMIT, Snapshot, apart, coarse, error, rounded
 
 LOOSE = 100.0
 """Factor on a graph's own tolerance, since a model that torch captures may round differently."""
@@ -46,7 +46,8 @@ def asked(entry: CodeType) -> _Asked | None:
 
 
 def answer(call: _Asked, snapshot: Snapshot) -> None:
-    """Run the plain model for the call, then restore all that `snapshot` holds."""
+    """Run the plain model for the call, then restore all that `snapshot` holds; leave the leaves of its output, and the
+    tolerance of the graph's least precise dtype."""
     args, kwargs = pytree.tree_map_only(torch.Tensor, _own(snapshot), (call.args, call.kwargs))
     with snapshot.restored():
         try:
@@ -54,7 +55,9 @@ def answer(call: _Asked, snapshot: Snapshot) -> None:
         except Exception:
             # The placed run that follows raises the error in the right place.
             return
-        call.expected[:] = [[apart(leaf) for leaf in pytree.tree_leaves(output)]]
+        dtypes = rounded(snapshot.captured.graph)
+        leaves = [apart(leaf) for leaf in pytree.tree_leaves(output)]
+        call.expected[:] = leaves, max((LIMIT[dtype] for dtype in dtypes), default=0.0)
 
 
 def _own(snapshot: Snapshot) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -68,15 +71,19 @@ def _own(snapshot: Snapshot) -> Callable[[torch.Tensor], torch.Tensor]:
     return own
 
 
-def judge(model: Callable[..., Any], wanted: list[Any], output: Any, machine: Machine) -> None:
-    """Compare the output of a call on a machine with the leaves of the model's output. Raises DifferenceError."""
-    found, loosest = pytree.tree_leaves(output), coarse(machine)
+def judge(model: Callable[..., Any], expected: list[Any], output: Any, machine: Machine) -> None:
+    """Compare the output of a call on a machine with the model's, given as `answer` leaves it. Raises
+    DifferenceError."""
+    wanted, loosest = expected
+    found, tf32 = pytree.tree_leaves(output), coarse(machine)
     for index, (ours, eager) in enumerate(zip(found, wanted)):
         if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
             continue
         allowed = LOOSE * LIMIT.get(eager.dtype, 0.0)
         if eager.dtype is torch.float32:
-            allowed = max(allowed, loosest)
+            allowed = max(allowed, tf32)
+        # An output that was converted at the end is as precise as what it was computed from.
+        allowed = allowed and max(allowed, loosest)
         if allowed and casting.enabled(eager.device.type):
             # Autocast rounds products to its dtype, whatever the dtype of the output.
             allowed = max(allowed, LIMIT[torch.bfloat16])

@@ -86,6 +86,11 @@ def limit(reference: Any) -> float:
     return LIMIT.get(reference.dtype, 0.0) if isinstance(reference, torch.Tensor) else 0.0
 
 
+def rounded(graph: Graph) -> set[torch.dtype]:
+    """Return the floating-point dtypes of a graph, whose numbers are rounded."""
+    return {dtype for value in graph.values if (dtype := getattr(torch, value.dtype, None)) in LIMIT}
+
+
 def coarse(machine: Machine | None, graph: Graph | None = None) -> float:
     """Return the tolerance for float32 where a GPU may round factors to TF32, with the mantissa of float16,
     as cuDNN does by default in convolutions and recurrent layers; else 0. None: any machine or graph."""

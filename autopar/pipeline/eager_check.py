@@ -18,7 +18,7 @@ from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
 from ..capture.region import unprinted
 from ..errors import DifferenceError
-from ..ir.graph import LOCAL, Graph
+from ..ir.graph import LOCAL
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..system.text import seconds
@@ -35,6 +35,7 @@ from .compare import (
     limit,
     no_worse,
     restore,
+    rounded,
     widen,
 )
 from .options import Options
@@ -163,21 +164,23 @@ class Eager(Snapshot):
             for p, b in self.gradients.items()
             if b is not None
         ]
-        # Under autocast, gradients are float32 but only as precise as the least precise dtype.
-        dtypes = _rounded(graph) if self.differentiated else ()
+        # Under autocast, gradients are float32 but only as precise as the least precise dtype, and so are outputs that
+        # were converted. Without random numbers, float64 tells how precise these are.
+        drawn = any(task.random for task in graph.tasks)
+        dtypes = rounded(graph) if self.differentiated or drawn else ()
         loose = max([self.coarse, *(LIMIT[dtype] for dtype in dtypes)])
         wrong = [pair for pair in pairs if not error(*pair[1:]) <= _allowed(pair[2], loose)]
         if not wrong:
             return
         wide = self.in_double()
-        rounded: dict[str, Any] | None = None
+        shaken: dict[str, Any] | None = None
         named = {f"output {i}": graph.producer.get(name, "") for i, name in enumerate(graph.outputs)}
         for what, a, b, least in wrong:
             if no_worse(a, b, wide.get(what), least):
                 continue
             if self.differentiated:
-                rounded = self.shaken() if rounded is None else rounded
-                if what in rounded and error(a, b, least) <= SHAKEN * error(rounded[what], b, least):
+                shaken = self.shaken() if shaken is None else shaken
+                if what in shaken and error(a, b, least) <= SHAKEN * error(shaken[what], b, least):
                     continue
                 maker = named.get(what) or makers.get(what.removeprefix("the gradient of "), "")
                 where = f"It is made by {graph.task[maker].where}. " if maker else ""
@@ -228,7 +231,7 @@ class Eager(Snapshot):
         rounding; empty if there can be none."""
         draw = torch.Generator().manual_seed(0)
         # Autocast rounds weights to fewer bits than they have.
-        coarsest = max((torch.finfo(dtype).eps for dtype in _rounded(self.captured.graph)), default=0.0)
+        coarsest = max((torch.finfo(dtype).eps for dtype in rounded(self.captured.graph)), default=0.0)
 
         def shaken(path: str, leaf: Any) -> Any:
             made = apart(leaf)
@@ -305,11 +308,6 @@ def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
     finally:
         for hooks, own in held:
             hooks.update(own)
-
-
-def _rounded(graph: Graph) -> set[torch.dtype]:
-    """Return the floating-point dtypes of a graph, whose numbers are rounded."""
-    return {dtype for value in graph.values if (dtype := getattr(torch, value.dtype, None)) in LIMIT}
 
 
 def _allowed(reference: Any, loose: float) -> float:

@@ -120,6 +120,23 @@ def test_the_first_call_may_be_off_by_what_is_stated_and_no_more(monkeypatch, dt
             fast(x)
 
 
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+@pytest.mark.parametrize("off", [1e-9, 1e-3])
+def test_an_answer_that_was_converted_is_as_precise_as_what_it_was_computed_from(monkeypatch, drop, off):
+    class Converted(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x).double()
+
+    torch.manual_seed(0)
+    fast, run = autopar.compile(Converted(nn.Dropout(drop), nn.Linear(64, 4)), ["cpu"]), Served.run
+    monkeypatch.setattr(Served, "run", lambda *call: [found * (1 + off) for found in run(*call)])
+    if off < 1e-5:
+        fast(torch.randn(3, 64))
+    else:
+        with pytest.raises(autopar.DifferenceError, match="output 0 is not eager's"):
+            fast(torch.randn(3, 64))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 2.0])
 def test_a_change_of_state_may_be_off_by_as_much(monkeypatch, share):
