@@ -41,12 +41,11 @@ def open_or_fixed(capture: Callable[[], T], module: fx.GraphModule) -> T:
     values."""
     try:
         return capture()
-    except Untraceable:
-        # No graph can hold it, whatever the numbers.
-        raise
-    except Exception:
-        # Not all that torch can trace with a number it can trace with a symbol.
-        if not _fixed(module):
+    except Exception as error:
+        # Not all that torch can trace with a number it can trace with a symbol. What is not its own error holds for all
+        # numbers.
+        refused = isinstance(error, Untraceable) and error.__cause__ is None
+        if refused or not _fixed(module):
             raise
         return capture()
 
