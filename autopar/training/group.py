@@ -24,6 +24,9 @@ BUCKET_BYTES = 4 << 20
 """Bytes of gradients in one all-reduce: on loopback and 10 Gbit/s links they take milliseconds, ten times the
 latency."""
 
+_PIECES = torch.ops.aten.unflatten_dense_tensors.default
+"""The parts of a flat tensor in the shapes of others."""
+
 _Slot: TypeAlias = tuple[dict[str, Any], str]
 """A tensor slot: the dict of its module and its key there, since the tensor may be replaced."""
 
@@ -117,7 +120,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
                 work.wait()
                 if not self._by_all:
                     flat.mul_(self.size / sum(active))
-                for parameter, mean in zip(bucket, _pieces(flat, bucket)):
+                for parameter, mean in zip(bucket, _PIECES(flat, bucket)):
                     parameter.grad = own(mean, parameter, False) if id(parameter) in alive else None
             of_buffers = zip(looked, found[len(there) :], found[len(there) + len(looked) :])
             buffers = (now for (now, _), some, odd in of_buffers if some and not odd)
@@ -188,7 +191,7 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
                     'kind of device, init_process_group("cpu:gloo,cuda:nccl"), or move the model'
                 ) from error
             with torch.no_grad():
-                for tensor, piece in zip(bucket, _pieces(flat, bucket)):
+                for tensor, piece in zip(bucket, _PIECES(flat, bucket)):
                     if not first:
                         with torch.inference_mode() if tensor.is_inference() else nullcontext():
                             tensor.copy_(piece)
@@ -225,9 +228,3 @@ def _size(buffer: torch.Tensor | None) -> Any:
 def _place(tensor: torch.Tensor, places: dict[torch.device, int]) -> str:
     """Return a tensor's device type and number among the model's devices; ranks may use other indices."""
     return f"{tensor.device.type} {places.setdefault(tensor.device, len(places))}"
-
-
-def _pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the parts of a flat tensor in the shapes of `tensors`."""
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors)]

@@ -44,9 +44,10 @@ class _Bucket:
         """Wait for the all-reduce, and write the sums into the gradients."""
         self.work.wait()
         gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
-        sizes = [gradient.numel() for gradient in gradients]
-        for gradient, summed in zip(gradients, self.flat.split(sizes)):
-            gradient.copy_(summed.view_as(gradient))
+        for gradient, summed in zip(
+            gradients, torch.ops.aten.unflatten_dense_tensors.default(self.flat, gradients)
+        ):
+            gradient.copy_(summed)
         self.flat, self.work = torch.empty(0), None
 
 
