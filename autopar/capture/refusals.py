@@ -208,8 +208,8 @@ def ordered(graph: fx.Graph) -> Untraceable | None:
 
 
 def assigned(graph: fx.Graph) -> Untraceable | None:
-    """Return the error for a graph of Dynamo's with `tensor.data = …` of a tensor that is given, with the line; None if
-    it has none."""
+    """Return the error for a graph of Dynamo's that torch cannot trace if it has `tensor.data = …` of a tensor that is
+    given, with the line; None if it has none."""
     for node in graph.find_nodes(op="call_function", target=torch.Tensor.set_):
         if getattr(node.args[0], "op", "") == "placeholder":
             _, where, code = located(node)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from . import torch_private as private
 from .dynamo_private import source_of
 from .floats import arithmetic
-from .refusals import Untraceable, assigned, waiting
+from .refusals import Untraceable, waiting
 from .source_locations import located, name_modules, origins, path_of
 from .symbols import OPEN, is_open, symbols_in
 from .torch_private import enables_grad, memory, pytree, tag_activation_checkpoint
@@ -82,7 +82,7 @@ class Region:
         root: nn.Module | None,
         parameters: Sequence[str],
     ) -> None:
-        if refused := waiting(module) or assigned(module.graph):
+        if refused := waiting(module):
             raise refused
         self.module, self.arithmetic = module, arithmetic(module)
         nodes = module.graph.find_nodes(op="placeholder")

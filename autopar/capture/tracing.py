@@ -26,7 +26,7 @@ from .dynamo_private import differentiated, flattened
 from .functional_trace import record
 from .masks import converted_once
 from .operators import draws
-from .refusals import Untraceable, ordered, unannounced
+from .refusals import Untraceable, assigned, ordered, unannounced
 from .source_locations import located
 from .torch_private import BY_PARTS, INFERENCE_MODE, autograd_keys, differentiates, left_after_errors
 
@@ -78,11 +78,14 @@ def trace(
     rules = {**DRAWN, **RULES, _DROPOUT: BY_PARTS[_DROPOUT]} if training else DRAWN
     run = _Run(module, given, wanted, training)
     with standing_in(rules, keys), left_after_errors(), unannounced():
-        if training or differentiates(module.graph):
-            made = differentiated(run, tuple(given), IN_PLACE, training)
-        else:
-            made = flattened(run, tuple(given), IN_PLACE)
-            converted_once(made.graph)
+        try:
+            if training or differentiates(module.graph):
+                made = differentiated(run, tuple(given), IN_PLACE, training)
+            else:
+                made = flattened(run, tuple(given), IN_PLACE)
+                converted_once(made.graph)
+        except AssertionError as error:
+            raise assigned(module.graph) or error
     return _meant(made, given, names)
 
 

@@ -81,6 +81,23 @@ def test_an_assignment_of_data_within_forward_is_named_with_its_line() -> None:
         step(x)
 
 
+class Cast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.linear = self.linear.to(torch.float32)
+        return self.linear(x)
+
+
+def test_an_assignment_of_data_that_changes_nothing_is_placed() -> None:
+    model, x = Cast(), torch.randn(3, 4)
+    fast = autopar.compile(model, ["cpu"])
+    assert torch.equal(fast(x), model(x))
+    assert not any(served.written for served in fast._placement.backend.served)
+
+
 def test_effects_are_named_with_their_line() -> None:
     fast, x = autopar.compile(Printing(), ["cpu"]), torch.randn(3, 4)
     fast(x)

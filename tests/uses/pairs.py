@@ -15,9 +15,17 @@ DEVICES = ("cpu", "emulated:0")
 
 
 def turns(model: nn.Module) -> dict[str, str]:
-    """Pins that put every other of a model's innermost modules on the second device."""
-    inner = [path for path, module in model.named_modules() if path and not list(module.children())]
-    return {path: DEVICES[(index + 1) % 2] for index, path in enumerate(inner)}
+    """Pins that put every other of a model's innermost modules on the second device, those with a weight of an earlier
+    one beside that."""
+    pins: dict[str, str] = {}
+    homes: dict[int, str] = {}
+    for path, module in model.named_modules():
+        if path and not list(module.children()):
+            weights = [*map(id, module.parameters())]
+            tied = (homes[weight] for weight in weights if weight in homes)
+            pins[path] = next(tied, DEVICES[(len(pins) + 1) % 2])
+            homes.update(dict.fromkeys(weights, pins[path]))
+    return pins
 
 
 def compiled(model: Any, **options: Any) -> Any:
