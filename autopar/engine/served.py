@@ -28,7 +28,7 @@ from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, prepare, rewritten, timed
 from ..runtime.autograd_bridge import Written
-from ..runtime.thread_state import alone, unseen
+from ..runtime.thread_state import alone_with, unseen
 from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..training.dropin import Training, plan_training
@@ -198,7 +198,7 @@ class Served:
 
     def _rebound(self, args: Sequence[Any]) -> Any:
         """Run a call whose state is not the state that the graph reads."""
-        with alone(), self.backend.lock:
+        with alone_with(self.backend.lock):
             self._renew()
             if self.region.move(args):
                 return self._placed(self.backend, args)
@@ -213,7 +213,7 @@ class Served:
 
     def _first(self, key: tuple[Any, ...], args: Sequence[Any]) -> tuple[Planned, bool] | None:
         """Return the program for new sizes, and whether to compare it with eager; None if there is no program."""
-        with alone(), self.backend.lock, unseen(), uncollected():
+        with alone_with(self.backend.lock), unseen(), uncollected():
             if (known := self.programs.get(key)) is not None:
                 return known, self.backend.options.check == "always" and self._wants_check(known)
             try:
@@ -335,7 +335,7 @@ class Served:
 
     def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
-            with alone(), self.backend.lock:
+            with alone_with(self.backend.lock):
                 call = asked(self.backend.entry) if self.whole and self.backend.entry else None
                 captured = prepared.captured
                 if key not in self.programs:

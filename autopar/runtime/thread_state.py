@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -35,8 +36,8 @@ def alone(seconds: float = -1.0) -> Iterator[bool]:
     """Lock the process for captures and eager comparison runs, since tracing replaces `nn.Module.__call__` for all
     threads. Yields False, without the lock, if another thread has it for so many `seconds`.
 
-    Lanes of a call made inside count as inside. Enter it before the lock of any model, or for some seconds: code
-    inside may call compiled models.
+    Lanes of a call made inside count as inside. Enter it before the lock of any model (`alone_with`), or for some
+    seconds: code inside may call compiled models.
     """
     if _ALONE in entered.stack:
         yield True
@@ -52,6 +53,28 @@ def alone(seconds: float = -1.0) -> Iterator[bool]:
     finally:
         entered.stack = before
         lock.release()
+
+
+WAIT_S, PAUSE_S = 0.1, 0.001
+"""Longest wait for a model's lock while alone, and the pause then, in which another thread may be alone."""
+
+
+@contextlib.contextmanager
+def alone_with(lock: threading.RLock) -> Iterator[None]:
+    """Be `alone`, and hold the lock of a model.
+
+    Another thread may hold that lock in a call of the model, and wait to be alone in a task that calls another compiled
+    model: this one does not wait for it forever.
+    """
+    while True:
+        with alone():
+            if lock.acquire(timeout=WAIT_S):
+                try:
+                    yield
+                finally:
+                    lock.release()
+                return
+        time.sleep(PAUSE_S)
 
 
 reset_after_fork: weakref.WeakSet[Any] = weakref.WeakSet()

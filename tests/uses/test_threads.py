@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from pairs import alike, compiled, twins
 from torch import nn
+
+from autopar.runtime.thread_state import entered
 
 pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
 
@@ -124,3 +127,68 @@ def test_a_loader_with_workers_and_a_short_last_batch(workers):
                 sizes.append(len(x))
             assert sizes == [4, 4, 2]
     fast.close()
+
+
+class Calling(nn.Module):
+    """Changes statistics, so that one call runs at a time, and calls another compiled model in a task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.ops.autopar_threads.inner(self.norm(x)))
+
+
+def test_a_task_that_calls_another_model_while_a_thread_plans() -> None:
+    inner, planning, calls = compiled(nn.Linear(8, 8)), threading.Event(), threading.Event()
+
+    @torch.library.custom_op("autopar_threads::inner", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        if threading.current_thread() is first:
+            calls.set()
+            assert planning.wait(30)
+        with torch.no_grad():
+            return inner(x)
+
+    op.register_fake(torch.empty_like)
+    fast = compiled(Calling())
+
+    @torch.no_grad()
+    def called(rows: int) -> None:
+        fast(torch.randn(rows, 8))
+
+    class Watched:
+        """The lock of the model, which says that a thread which is alone waits for it."""
+
+        def __init__(self) -> None:
+            self.lock = fast._placement.backend.lock
+
+        def acquire(self, *args: Any, **kwargs: Any) -> bool:
+            if threading.current_thread() is not first and entered.stack:
+                planning.set()
+            return self.lock.acquire(*args, **kwargs)
+
+        def release(self) -> None:
+            self.lock.release()
+
+        def __enter__(self) -> bool:
+            return self.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.release()
+
+    first = threading.Thread(target=called, args=(5,), daemon=True)
+    for rows in (4, 5):
+        for _ in range(3):
+            called(rows)
+    for served in inner._placement.backend.served:
+        served.forget(*served.programs)
+    fast._placement.backend.lock = Watched()
+    first.start()
+    assert calls.wait(30)
+    second = threading.Thread(target=called, args=(6,), daemon=True)
+    second.start()
+    for thread in (first, second):
+        thread.join(30)
+        assert not thread.is_alive()
