@@ -30,9 +30,8 @@ _STRIDELESS = {_aten.view.default: _aten.reshape.default, _aten._unsafe_view.def
 """Views that fail on the strides of another device's kernel, and their stride-independent equivalents."""
 
 _ASSERTS = frozenset({
-    "aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar",
-    "aten._functional_assert_async",
-    "aten._functional_assert_scalar", "aten.sym_constrain_range", "aten.sym_constrain_range_for_size",
+    "aten._assert_tensor_metadata", "aten._assert_scalar", "aten._functional_assert_scalar",
+    "aten.sym_constrain_range", "aten.sym_constrain_range_for_size",
 })  # fmt: skip
 
 
@@ -200,7 +199,7 @@ class _Conversion:
         everything = (*args, *(item for _, item in kwargs))
         given = self.memories(everything)
         names = [f"{node.name}.{index}" for index in range(len(output))] if unpack else [node.name]
-        items = output if unpack else () if output is None else (output,)
+        items = output if unpack else (output,)
         outputs = [
             self.hold(node, name, item, base or given.get(memory(item))) for name, item in zip(names, items)
         ]

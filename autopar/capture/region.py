@@ -137,7 +137,7 @@ class Region:
         shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
         self.shapes = tuple({str(shape): shape for shape in shapes}.values())
         """The distinct shapes of values that depend on the sizes of a call, and such numbers."""
-        self.forward = live(traced.graph, [*traced.outputs, *(node for _, node in traced.updates)])
+        self.forward = live(traced.graph, [*traced.outputs, *(node for _, node in traced.updates)], training)
         done, gradients = set(self.forward), [node for _, node in traced.gradients]
         self.backward = [node for node in live(traced.graph, [*done, *gradients]) if node not in done]
         self._origins = origins(traced.graph) if training else {}

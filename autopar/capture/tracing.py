@@ -32,6 +32,7 @@ from .torch_private import BY_PARTS, INFERENCE_MODE, autograd_keys, differentiat
 
 _aten = torch.ops.aten
 _DROPOUT = _aten.dropout.default
+_ASSERTS = (_aten._assert_async.default, _aten._assert_async.msg)
 log = logging.getLogger("autopar")
 
 
@@ -199,15 +200,22 @@ def _cast_once(item: Any) -> bool:
     return bool(weight and item.is_leaf and not item._is_view())
 
 
-def live(graph: fx.Graph, results: Iterable[Any]) -> list[fx.Node]:
-    """Return the calls that a result needs or that draw random numbers, which advances the generator."""
+def live(graph: fx.Graph, results: Iterable[Any], forward: bool = False) -> list[fx.Node]:
+    """Return the calls that a result needs, that draw random numbers, which advances the generator, or that assert
+    something of values. With `forward`, only draws and assertions of the forward of a joint graph count."""
     needed = {node for node in results if isinstance(node, fx.Node)}
     kept = []
     for node in reversed(graph.nodes):
-        if node.op == "call_function" and (node in needed or _draws(node)):
+        if node.op == "call_function" and (node in needed or _effective(node, forward)):
             needed.update(node.all_input_nodes)
             kept.append(node)
     return kept[::-1]
+
+
+def _effective(node: fx.Node, forward: bool) -> bool:
+    # A backward that the user wrote has no tag.
+    counts = not forward or node.meta.get("partitioner_tag") == "is_forward"
+    return counts and (node.target in _ASSERTS or _draws(node))
 
 
 def _draws(node: fx.Node) -> bool:

@@ -30,7 +30,10 @@ def closed(graph: Graph, tangents: Sequence[str], gradients: int) -> Graph:
         home=True,
         phase="backward",
     )
-    later = depending(graph, tangents)
+    drawn = (
+        name for task in graph.tasks if task.random and task.phase == "backward" for name in task.outputs
+    )
+    later = depending(graph, (*tangents, *drawn))
     ahead = [task for task in graph.tasks if later.isdisjoint(task.outputs) and later.isdisjoint(task.inputs)]
     known = {task.name for task in ahead}
     behind = [task for task in graph.tasks if task.name not in known]
@@ -56,7 +59,7 @@ def divide(graph: Graph, gradients: int) -> tuple[Graph, Graph]:
     tangents = next(task.outputs for task in graph.tasks if task.target == LOSS)
     count = len(graph.outputs) - gradients
     wanted = [*graph.outputs[:count], *(made for made, _ in graph.updates)]
-    first = needed(graph.tasks, wanted, lambda task: task.phase == "forward" and bool(task.random))
+    first = needed(graph.tasks, wanted, _effective)
     ahead = {task.name for task in first}
     behind = [task for task in graph.tasks if task.name not in ahead and task.target != LOSS]
     there = {task.name for task in behind}
@@ -88,6 +91,11 @@ def divide(graph: Graph, gradients: int) -> tuple[Graph, Graph]:
         streamed=tuple(name for name in graph.streamed if name in kept),
     )
     return forward.check(), backward.check()
+
+
+def _effective(task: Task) -> bool:
+    """Return True for a task of the forward that draws random numbers, or asserts something of values."""
+    return task.phase == "forward" and bool(task.random or task.target.startswith("aten._assert_async."))
 
 
 def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Graph:
