@@ -86,7 +86,7 @@ def trace(
                 made = flattened(run, tuple(given), IN_PLACE)
                 converted_once(made.graph)
         except AssertionError as error:
-            raise assigned(module.graph) or error
+            raise assigned(module.graph) or error from None
     return _meant(made, given, names)
 
 
