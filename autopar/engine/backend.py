@@ -144,11 +144,8 @@ class Backend(Recorded):
 
     def notes(self) -> list[str]:
         """Return remarks beside one plan: on other graphs, and on calls that were not placed."""
-        found = [
-            f"{served.name} runs as written, not placed: {served.written}"
-            for served in self.served
-            if served.written
-        ]
+        written = [(served.name, served.written) for served in self.served if served.written]
+        found = [f"{name} runs as written, not placed: {why}" for name, why in dict.fromkeys(written)]
         found += [served.programs.note for served in self.served if served.programs.note]
         if len(self.served) > 1:
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]

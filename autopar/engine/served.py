@@ -99,8 +99,11 @@ class Served:
 
     def as_written(self, why: str) -> None:
         """Run as written from now on, on the current device."""
+        known = any((each.name, each.written) == (self.name, why) for each in self.backend.served)
         self.written = why
-        log.warning("%s runs as written, not placed: %s", self.name, why)
+        log.log(
+            logging.DEBUG if known else logging.WARNING, "%s runs as written, not placed: %s", self.name, why
+        )
 
     def __call__(self, *args: Any) -> Any:
         """Return the outputs of the graph for these arguments."""

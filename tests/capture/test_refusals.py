@@ -81,6 +81,25 @@ def test_an_assignment_of_data_within_forward_is_named_with_its_line() -> None:
         step(x)
 
 
+class Twice(Assigned):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x).expand(3, 4)
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+def test_a_reason_that_several_graphs_have_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    fast = autopar.compile(Twice(), ["cpu"])
+    fast(torch.randn(3, 4))
+    written = [served.written for served in fast._placement.backend.served if served.written]
+    assert len(written) == 2
+    assert len(set(written)) == 1
+    assert caplog.text.count(written[0]) == 1
+    with pytest.raises(autopar.AutoparError) as raised:
+        fast.explain()
+    assert str(raised.value).count(written[0]) == 1
+
+
 class Cast(nn.Module):
     def __init__(self) -> None:
         super().__init__()
