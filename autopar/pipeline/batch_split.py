@@ -22,8 +22,7 @@ from ..transform.feature_split import Price, feature_cuts
 from ..transform.rematerialize import recomputed
 from ..transform.rewrites import own
 from ..transform.row_sums import single_valued, summed
-from ..transform.shares import fitting
-from ..transform.split import allot, even, shares, split
+from ..transform.split import allot, even, fitting, shares, split
 from .options import Options
 
 log = logging.getLogger("autopar")

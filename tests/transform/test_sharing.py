@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.transform.shares import fitting, share_out
-from autopar.transform.split import allot
+from autopar.transform.split import allot, fitting, share_out
 
 DEVICES = st.lists(
     st.tuples(
