@@ -14,8 +14,8 @@ from .candidates import SHORTER, Entry, Race
 from .model.instance import Instance
 from .model.simulator import in_order
 from .native import searches
+from .search import COPIES, Listed, capped, non_delay
 from .search.anneal import CHAINS, TOGETHER, winners
-from .search.core import COPIES, Listed, capped, non_delay
 
 EACH = 4_500
 STEPS = 225_000

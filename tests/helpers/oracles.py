@@ -18,7 +18,7 @@ from autopar.planner.formats import described, read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.model.timing import timing
-from autopar.planner.search.core import Listed, evaluate
+from autopar.planner.search import Listed, evaluate
 
 needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.TOLD)
 

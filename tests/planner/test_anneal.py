@@ -17,9 +17,9 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.search import Annealing
 from autopar.planner.search import anneal as search
 from autopar.planner.search.anneal import CHAINS, FIRST, ROOM, STEPS, anneal, polish
-from autopar.planner.search.core import Annealing
 
 pytestmark = needs_native
 

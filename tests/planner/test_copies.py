@@ -12,10 +12,10 @@ from oracles import carried_out, needs_native, timed_again, verified
 from test_duplicate import wanted
 
 from autopar.ir.costed import repeatable
+from autopar.planner import search
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
-from autopar.planner.search import core
-from autopar.planner.search.core import Annealing, Listed, evaluate
+from autopar.planner.search import Annealing, Listed, evaluate
 
 pytestmark = needs_native
 
@@ -54,7 +54,7 @@ def test_every_copy_is_read_where_its_run_is_not(seed):
     for instance, kept in drawn(seed, changes=9):
         clusters = instance.clusters
         copies = [*zip(kept.of, kept.device[clusters + 1 :])]
-        assert len({*copies}) == len(copies) <= core.MOST
+        assert len({*copies}) == len(copies) <= search.MOST
         there = {*copies, *enumerate(kept.device[:clusters])}
         for r, d in copies:
             assert kept.device[r] != d and repeatable(instance.costed, instance.costed.clusters[r])
@@ -70,5 +70,5 @@ def test_copies_come_and_go():
 
 
 def test_where_all_places_are_taken_no_copy_is_made(monkeypatch):
-    monkeypatch.setattr(core, "MOST", 2)
+    monkeypatch.setattr(search, "MOST", 2)
     assert max(len(kept.of) for seed in range(10) for _, kept in drawn(seed, changes=12)) == 2

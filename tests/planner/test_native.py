@@ -28,9 +28,9 @@ from autopar.planner.duplication import repeated
 from autopar.planner.formats import described, read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
+from autopar.planner.search import COPIES, KEEP, Annealing, Listed, evaluate
 from autopar.planner.search import anneal as search
 from autopar.planner.search.anneal import pack
-from autopar.planner.search.core import COPIES, KEEP, Annealing, Listed, evaluate
 
 HEATS = ((0.1, 0.03), (0.03, 0.003))
 

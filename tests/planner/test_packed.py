@@ -18,7 +18,7 @@ from partitionings import data
 from taskfiles import link, randomly
 from test_duplicate import wanted
 
-from autopar.planner import schedule
+from autopar.planner import schedule, search
 from autopar.planner.candidates import Race
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
@@ -27,9 +27,8 @@ from autopar.planner.formats.read import dnn_partitioning
 from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.timing import memory
-from autopar.planner.search import core
+from autopar.planner.search import Annealing, capped, evaluate
 from autopar.planner.search.anneal import pack, stretches
-from autopar.planner.search.core import Annealing, capped, evaluate
 
 
 def short(seed):
@@ -119,7 +118,7 @@ def beyond_the_caps(seed: int) -> tuple[float, float] | None:
     peaks = [own.peak for own in memory(entry.play)]
     instance.caps = tuple(draw.choice((None, peak, peak // 2)) for peak in peaks)
     over = sum(peak - cap for peak, cap in zip(peaks, instance.caps) if cap is not None)
-    core._ARRAYS.pop(instance, None)
+    search._ARRAYS.pop(instance, None)
     with capped(instance):
         return evaluate(instance, timed.device, timed.keys, eager=True).over, over
 

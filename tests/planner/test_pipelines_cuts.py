@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.planner.pipelines.cuts import PRECISION, Cutting
+from autopar.planner.pipelines.pricing import PRECISION, Cutting
 
 SECONDS = st.floats(0, 10).map(lambda s: round(s, 2))
 

@@ -13,8 +13,8 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.search import evaluate
 from autopar.planner.search.anneal import LARGE
-from autopar.planner.search.core import evaluate
 from autopar.planner.search.large import contended
 
 

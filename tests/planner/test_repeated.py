@@ -21,8 +21,8 @@ from autopar.planner.duplication import once, repeated, scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
+from autopar.planner.search import evaluate
 from autopar.planner.search.anneal import STEPS
-from autopar.planner.search.core import evaluate
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from oracles import exact, needs_native, played
 
 from autopar.planner import native
 from autopar.planner.model.instance import Instance
-from autopar.planner.search.core import evaluate
+from autopar.planner.search import evaluate
 
 pytestmark = needs_native
 

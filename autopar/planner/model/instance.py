@@ -36,7 +36,7 @@ class Hop:
 class Instance:
     """A scheduling problem as index arrays, for R clusters, V values, D devices and G colocate groups.
 
-    The arrays are lists and tuples, which Python's loops read faster; `search/core` has the C arrays. Raises
+    The arrays are lists and tuples, which Python's loops read faster; `search` has the C arrays. Raises
     PlanError if a cluster can run on no device, or on none with routes for its values.
 
     Of cluster r:

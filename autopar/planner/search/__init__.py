@@ -1,1 +1,313 @@
-"""Local search over placements and orders: annealing, hill climbing, placements by price."""
+"""Python interface of the native search: the structures of `native/core.h`, field by field, timed lists, and annealing
+chains."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+
+from ...ir.costed import repeatable
+from .. import native
+from ..lists.heft import cost_to_go
+from ..model.instance import Instance
+from ..model.simulator import Play, Schedule, in_order
+from ..model.toposort import inverse
+
+MOST = 24
+"""Limit on duplicates in a list."""
+COPIES = 3
+"""Weight of the move that adds or removes duplicates, relative to the other moves (`native/anneal.c`)."""
+KEEP = 6
+"""Number of schedules that a chain returns."""
+CLOSE = 1e-6
+"""Gap to the lower bound, as a share, at which a chain ends."""
+
+Int, Float = ctypes.c_int, ctypes.c_double
+Ints, Floats = ctypes.POINTER(Int), ctypes.POINTER(Float)
+
+log = logging.getLogger("autopar")
+
+
+class _Lists(ctypes.Structure):
+    """Structure `Lists` of `native/core.h`."""
+
+    _fields_ = [("at", Ints), ("of", Ints)]
+
+
+class _Arrays(ctypes.Structure):
+    """Structure `Network` of `native/core.h`: a problem."""
+
+    _fields_ = [
+        *((name, Int) for name in ("clusters", "devices", "wires", "values", "groups", "most_copies")),
+        *((name, Int) for name in ("storages", "capped", "given_up")),
+        ("lane_at", Ints),
+        *((name, Floats) for name in ("seconds", "to_go", "bytes", "latency", "s_per_byte")),
+        *((name, Ints) for name in ("hop_at", "hop_wire", "hop_queue", "hop_stop")),
+        *((name, Floats) for name in ("hop_latency", "hop_s_per_byte")),
+        *((name, _Lists) for name in ("makes", "readers", "deliver", "reads", "sooner", "later")),
+        *((name, _Lists) for name in ("near", "before", "after", "allowed", "members", "keeps")),
+        *((name, Ints) for name in ("waits", "maker", "home", "repeatable", "stays")),
+        *((name, Floats) for name in ("room", "stored", "size", "scratch")),
+    ]
+
+    def __init__(self, instance: Instance, **fields: Any) -> None:
+        """Fill each field with a number or (nested) sequence from `fields`, or else from the instance."""
+        super().__init__()
+        self.held: list[np.ndarray[Any, Any]] = []
+        for name, kind, *_ in self._fields_:
+            given = fields[name] if name in fields else getattr(instance, name)
+            if kind is _Lists:
+                at = [0, *accumulate(map(len, given))]
+                setattr(self, name, _Lists(self._array(at, Ints), self._array([*chain(*given)], Ints)))
+            else:
+                setattr(self, name, given if kind is Int else self._array(given, kind))
+
+    def _array(self, numbers: Any, kind: Any) -> Any:
+        made = np.array(numbers, dtype=np.int32 if kind is Ints else np.float64).ravel()
+        # One element more, since an empty array would have no address.
+        self.held.append(np.append(made, made.dtype.type(0)))
+        return self.held[-1].ctypes.data_as(kind)
+
+
+_ARRAYS: weakref.WeakKeyDictionary[Instance, _Arrays] = weakref.WeakKeyDictionary()
+
+
+def arrays(instance: Instance) -> _Arrays:
+    """Return the problem as C arrays, made once."""
+    if instance not in _ARRAYS:
+        _ARRAYS[instance] = _arrays(instance)
+    return _ARRAYS[instance]
+
+
+def _arrays(instance: Instance) -> _Arrays:
+    none = instance.wires + len(instance.copy_lanes)
+    # Bus, copy queue, next device, latency in seconds and seconds per byte of each hop of each route.
+    routes: list[list[tuple[int, int, int, float, float]]] = []
+    for row in instance.route:
+        for target, route in enumerate(row):
+            hops = [] if route is not None else [(none, none, target, math.inf, 0.0)]
+            for hop in route or ():
+                queue = instance.wires + hop.lane if hop.lane >= 0 else none
+                wire, queue = (hop.wire, queue) if hop.wire >= 0 else (queue, none)
+                hops.append((wire, queue, hop.dst, hop.latency_s, hop.s_per_byte))
+            routes.append(hops)
+    wires, queues, stops, latency, s_per_byte = [*zip(*chain(*routes))] or [()] * 5
+    storages = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in chain(*instance.kept)))}
+    stored = np.zeros((len(storages), len(instance.devices)))
+    for name, nbytes in chain(*instance.kept):
+        stored[storages[name]] = np.maximum(stored[storages[name]], nbytes)
+    for d, given in enumerate(instance.given):
+        stored[[at for name, at in storages.items() if name in given], d] = 0.0
+    return _Arrays(
+        instance,
+        devices=len(instance.devices),
+        wires=none,
+        values=len(instance.bytes),
+        groups=len(instance.members),
+        most_copies=MOST,
+        storages=len(storages),
+        capped=0,
+        given_up=instance.costed.consumed,
+        lane_at=[0, *accumulate(instance.widths)],
+        to_go=cost_to_go(instance),
+        hop_at=[0, *accumulate(map(len, routes))],
+        hop_wire=wires,
+        hop_queue=queues,
+        hop_stop=stops,
+        hop_latency=latency,
+        hop_s_per_byte=s_per_byte,
+        makes=[*instance.makes, [v for v, maker in enumerate(instance.maker) if maker < 0]],
+        # Values that exist before the call are read, but nothing else waits for them.
+        later=[*inverse(instance.sooner), []],
+        near=[dict.fromkeys((*earlier, *later)) for earlier, later in zip(instance.before, instance.after)],
+        waits=[len(reads) + len(own) for reads, own in zip(instance.reads, instance.sooner)],
+        repeatable=[repeatable(instance.costed, cluster) for cluster in instance.costed.clusters],
+        keeps=[[storages[name] for name, _ in own] for own in instance.kept],
+        stored=stored,
+        size=[0 if name in instance.views else own for name, own in zip(instance.values, instance.bytes)],
+        scratch=instance.workspace,
+    )
+
+
+@contextmanager
+def capped(instance: Instance) -> Iterator[None]:
+    """Within the block, chains reject moves that increase the bytes above the caps."""
+    arrays(instance).capped = 1
+    try:
+        yield
+    finally:
+        arrays(instance).capped = 0
+
+
+class _List(ctypes.Structure):
+    """Structure `List` of `native/core.h`."""
+
+    _fields_ = [
+        ("device", Ints),
+        ("eager", Int),
+        ("copies", Int),
+        ("of", Ints),
+        ("keys", Floats),
+        ("makespan", Float),
+        ("over", Float),
+    ]
+
+    @classmethod
+    def holding(cls, listed: Listed) -> _List:
+        """Return a structure that holds this list and has room for any other list of the problem."""
+        count = listed.instance.clusters + 1 + MOST
+        own = cls((Int * count)(), listed.eager, len(listed.of), (Int * MOST)(), (Float * count)())
+        for to, numbers in ((own.device, listed.device), (own.keys, listed.keys), (own.of, listed.of)):
+            np.ctypeslib.as_array(to, (len(numbers),))[:] = numbers
+        own.makespan, own.over = listed.makespan, listed.over
+        return own
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """A list: each device starts its clusters on its lanes in the order of their `keys`, as early as
+    possible; if `eager`, it starts any ready cluster, the least key first.
+
+    Numbers below R are clusters. With duplicates, R is the maker of given values, and R + 1 + i a duplicate
+    of cluster `of[i]`. `makespan` is in seconds, inf without a route or in a deadlock; `over` is the total
+    bytes above the caps of a list made while the instance is `capped`. `evaluate` adds, by number, `start`
+    and `end` in seconds, and `lane` within the device.
+    """
+
+    instance: Instance
+    device: Sequence[int]
+    keys: Sequence[float]
+    eager: bool = False
+    of: Sequence[int] = ()
+    makespan: float = math.inf
+    over: float = 0.0
+    start: Sequence[float] = ()
+    end: Sequence[float] = ()
+    lane: Sequence[int] = ()
+    ended: int = 0
+
+    def schedule(self, policy: str) -> Schedule:
+        """Return the orders of the lanes of an evaluated list without duplicates."""
+        clusters = sorted(range(self.instance.clusters), key=lambda r: (self.start[r], self.end[r], r))
+        return in_order(self.instance, policy, ((r, self.device[r], (self.lane[r],)) for r in clusters))
+
+
+def evaluate(
+    instance: Instance,
+    device: Sequence[int],
+    keys: Sequence[float],
+    limit: float = math.inf,
+    eager: bool = False,
+    of: Sequence[int] = (),
+) -> Listed:
+    """Return a list with its times.
+
+    Stops with an infinite makespan once the list must exceed `limit`; `ended` clusters and duplicates had
+    ended by then. Ignores dispatch and orders of transfers other than FIFO, and requests second hops with the
+    first; otherwise equal to the simulator. O(V log V + E). Raises MemoryError if memory runs out.
+    """
+    assert native.LIBRARY
+    listed = Listed(instance, device, keys, eager, of)
+    own, ended = _List.holding(listed), Int()
+    starts, ends = (np.empty(instance.clusters + 1 + len(of)) for _ in range(2))
+    lanes = np.empty(len(starts), dtype=np.int32)
+    failed = native.LIBRARY.autopar_time(
+        ctypes.byref(arrays(instance)),
+        ctypes.byref(own),
+        Float(limit),
+        starts.ctypes.data_as(Floats),
+        ends.ctypes.data_as(Floats),
+        lanes.ctypes.data_as(Ints),
+        ctypes.byref(ended),
+    )
+    if failed:
+        raise MemoryError(
+            f"no memory to time {instance.clusters} clusters on {len(instance.devices)} devices"
+        )
+    start, end, lane = (times[: len(device)].tolist() for times in (starts, ends, lanes))
+    return replace(
+        listed, makespan=own.makespan, over=own.over, start=start, end=end, lane=lane, ended=ended.value
+    )
+
+
+def non_delay(play: Play) -> Listed:
+    """Return the non-delay list of a simulated schedule: with its devices, and its starts as keys."""
+    return evaluate(play.instance, play.device, play.start[: play.instance.clusters], eager=True)
+
+
+class _State(ctypes.Structure):
+    """Structure `Chain` of `native/anneal.c`."""
+
+    _fields_ = [
+        ("now", _List),
+        ("best", ctypes.POINTER(_List)),
+        *((name, Int) for name in ("count", "keep", "copies")),
+        ("bound", Float),
+        ("spent", Float),
+        ("draw", ctypes.c_uint64),
+    ]
+
+
+class Annealing:
+    """One annealing chain (`native/anneal.c`), which ends at `bound` seconds. `copies`: weight of duplication; `seed`:
+    of its random numbers."""
+
+    def __init__(self, start: Listed, bound: float, seed: int, copies: int = 0) -> None:
+        self.instance, self.bound = start.instance, bound
+        self._best = (_List * KEEP)(*(_List.holding(start) for _ in range(KEEP)))
+        enough = bound * (1 + CLOSE)
+        self._state = _State(_List.holding(start), self._best, 1, KEEP, copies, enough, 0.0, seed)
+
+    def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
+        """Continue for about `steps` steps, from one temperature to another, each a share of the shortest makespan, or
+        until `until` of the monotonic clock. If memory runs out, it only logs a warning."""
+        assert native.LIBRARY
+        failed = native.LIBRARY.autopar_cool(
+            ctypes.byref(arrays(self.instance)),
+            ctypes.byref(self._state),
+            *map(Float, (steps, *heats, until - time.monotonic())),
+        )
+        if failed:
+            clusters, devices = self.instance.clusters, len(self.instance.devices)
+            log.warning("no memory to search for a plan of %d clusters on %d devices", clusters, devices)
+
+    @property
+    def makespan(self) -> float:
+        """Makespan of the shortest list so far, in seconds."""
+        return float(self._best[0].makespan)
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Sort key: bytes above the caps and makespan of the best list so far."""
+        return self._best[0].over, self._best[0].makespan
+
+    @property
+    def spent(self) -> float:
+        """Steps of the last cooling."""
+        return float(self._state.spent)
+
+    @property
+    def now(self) -> Listed:
+        """The current list."""
+        return self._listed(self._state.now)
+
+    @property
+    def best(self) -> list[Listed]:
+        """The shortest lists so far, the shortest first."""
+        return [self._listed(kept) for kept in self._best[: self._state.count]]
+
+    def _listed(self, kept: _List) -> Listed:
+        count = self.instance.clusters + (1 + kept.copies if kept.copies else 0)
+        of = tuple(kept.of[: kept.copies])
+        numbers = kept.device[:count], kept.keys[:count], bool(kept.eager), of
+        return Listed(self.instance, *numbers, kept.makespan, kept.over)

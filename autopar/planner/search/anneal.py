@@ -19,7 +19,7 @@ from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..model.toposort import late
 from ..native import searches
-from .core import CLOSE, KEEP, Annealing, Listed, capped, evaluate, non_delay
+from . import CLOSE, KEEP, Annealing, Listed, capped, evaluate, non_delay
 from .large import WEIGHTS, polished
 
 POLICY = "search"

@@ -20,7 +20,7 @@ from ..lists.heft import cost_to_go, heft, list_schedule, mean_first, placed
 from ..model.instance import Instance
 from ..model.simulator import Schedule
 from ..native import searches
-from .core import Listed, evaluate
+from . import Listed, evaluate
 
 LARGE = 500
 """Least number of clusters of a graph for which these are tried."""
