@@ -8,6 +8,7 @@ graph, with composites for operators that a CPU would decompose (`ops.composites
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
+from ..ops.arguments import by_name
 from ..ops.composites import recurrent
 from ..ops.composites.define import lowered
 from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
 from .autocast import enabled
 from .dynamo_private import differentiated, flattened
 from .functional_trace import record
-from .masks import converted_once
 from .operators import draws
 from .refusals import Untraceable, assigned, ordered, unannounced
 from .source_locations import located
@@ -32,6 +33,7 @@ from .torch_private import BY_PARTS, INFERENCE_MODE, autograd_keys, differentiat
 
 _aten = torch.ops.aten
 _DROPOUT = _aten.dropout.default
+_ATTENTION = _aten.scaled_dot_product_attention.default
 _ASSERTS = (_aten._assert_async.default, _aten._assert_async.msg)
 log = logging.getLogger("autopar")
 
@@ -70,7 +72,7 @@ def trace(
         try:
             with left_after_errors():
                 traced = _once(module, given, wanted)
-            converted_once(traced.graph)
+            _masks_once(traced.graph)
             return traced
         except Exception as error:
             # Whatever the error, AOTAutograd can trace the graph too, or explains better what is wrong.
@@ -84,10 +86,43 @@ def trace(
                 made = differentiated(run, tuple(given), IN_PLACE, training)
             else:
                 made = flattened(run, tuple(given), IN_PLACE)
-                converted_once(made.graph)
+                _masks_once(made.graph)
         except AssertionError as error:
             raise assigned(module.graph) or error from None
     return _meant(made, given, names)
+
+
+def _masks_once(graph: fx.Graph) -> None:
+    """Let the attentions of a functional graph that share a boolean mask read one tensor with 0 where it is true and
+    -inf elsewhere.
+
+    `scaled_dot_product_attention` makes them anew in each call, by three kernels. In single and double precision only:
+    for lower ones, cuDNN gets other numbers than -inf.
+    """
+    # Numbers become tensors of the default dtype.
+    default = torch.get_default_dtype()
+    if default not in (torch.float32, torch.float64):
+        return
+    readers: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.find_nodes(op="call_function", target=_ATTENTION):
+        given = by_name(node.target, node.args, node.kwargs)
+        mask, dtype = given["attn_mask"], given["query"].meta["val"].dtype
+        if isinstance(mask, fx.Node) and mask.meta["val"].dtype is torch.bool and dtype is default:
+            readers.setdefault(mask, []).append(node)
+    for mask, nodes in readers.items():
+        if len(nodes) > 1:
+            _as_numbers(graph, mask, nodes)
+
+
+def _as_numbers(graph: fx.Graph, mask: fx.Node, readers: list[fx.Node]) -> None:
+    """Insert the numbers of a mask before their first reader, whose place in the user's code they get."""
+    found = mask.meta["val"]
+    with graph.inserting_before(readers[0]):
+        made = graph.call_function(_aten.where.Scalar, (mask, 0.0, -math.inf))
+    with found.fake_mode:
+        made.meta = {**readers[0].meta, "val": _aten.where.Scalar(found, 0.0, -math.inf)}
+    for node in readers:
+        node.replace_input_with(mask, made)
 
 
 def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -> _Traced:

@@ -28,10 +28,9 @@ from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
 from ..training.messages import agree, gather, made_by_first, share_weights
 from .agreement import agreed, described
-from .pipeline.arguments import bound
 from .pipeline.job import Distributed
 from .pipeline.profile import BACKWARD, FORWARD, Times, added_bytes_per_s, profile, share
-from .pipeline.units import Units, rows_of, units
+from .pipeline.units import Units, bound, rows_of, units
 
 log = logging.getLogger("autopar")
 

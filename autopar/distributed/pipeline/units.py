@@ -1,7 +1,9 @@
-"""The units of a model: its operators in order, as `torch.export` captures them, and what each cut sends."""
+"""The units of a model: its operators in order, as `torch.export` captures them, what each cut sends, and what later
+calls must have in common with the captured one."""
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +16,7 @@ from torch import fx, nn
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from ...errors import CaptureError
-from .arguments import bound, given_like
+from ...errors import CaptureError, PlanError
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Units:
     anywhere: nodes that every stage computes for itself: they depend only on inputs and buffers and need no gradient,
     such as masks and positions.
     inputs: the model's inputs, by node name.
-    given: what a call like the captured one gives to each (`given_like`).
+    given: what a call like the captured one gives to each (`_given_like`).
     rows: size of their first axis, that of one micro-batch.
     """
 
@@ -163,7 +164,7 @@ def units(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> U
     at = {node: number for number, nodes in enumerate(chain) for node in nodes}
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
     spec = graph.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
-    given = given_like(model, args, kwargs, [node.name for node in inputs])
+    given = _given_like(model, args, kwargs, [node.name for node in inputs])
     return Units(model, graph, tuple(map(tuple, chain)), anywhere, inputs, given, rows, spec, at)
 
 
@@ -176,9 +177,7 @@ def _unwrapped(graph: fx.GraphModule, name: str) -> None:
 
     Raises CaptureError for a block with autocast.
     """
-    while (
-        call := next((node for node in graph.graph.nodes if str(node.target) in _BLOCKS), None)
-    ) is not None:
+    while call := next((node for node in graph.graph.nodes if str(node.target) in _BLOCKS), None):
         at = _BLOCKS[str(call.target)]
         if at > 1 and call.args[2]:
             raise CaptureError(
@@ -190,9 +189,7 @@ def _unwrapped(graph: fx.GraphModule, name: str) -> None:
         made, ends = dict[fx.Node, Any](), tuple[fx.Node, ...]()
         with graph.graph.inserting_before(call):
             if at == 1 and not call.args[0]:
-                given = [
-                    _detached(graph.graph, each) if isinstance(each, fx.Node) else each for each in given
-                ]
+                given = [_detached(graph.graph, one) if isinstance(one, fx.Node) else one for one in given]
             for node in block.graph.nodes:
                 if node.op == "placeholder":
                     made[node] = given.pop(0)
@@ -224,18 +221,15 @@ def _uncut(graph: fx.GraphModule, chain: Sequence[Sequence[fx.Node]]) -> list[li
     torch sends no gradients of complex numbers.
     """
     place = {node: number for number, nodes in enumerate(chain) for node in nodes}
-    last = {
-        node: max((place.get(user, len(chain) - 1) for user in node.users), default=-1)
-        for node in graph.graph.nodes
-    }
+    every, end = graph.graph.nodes, len(chain) - 1
+    last = {node: max((place.get(user, end) for user in node.users), default=-1) for node in every}
     roots, writes_at = _roots(graph), defaultdict[fx.Node, list[int]](list)
     for node, number in place.items():
         for source in written(node):
             writes_at[roots[source]].append(number)
 
     def complex_(node: fx.Node) -> bool:
-        val = node.meta.get("val")
-        return isinstance(val, torch.Tensor) and val.is_complex()
+        return isinstance(val := node.meta.get("val"), torch.Tensor) and val.is_complex()
 
     looked = [node for node in place if roots[node] in writes_at or complex_(node)]
 
@@ -283,12 +277,11 @@ def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
     for node in graph.graph.nodes:
         if node.op != "call_function" or writes(node) or _draws(node):
             continue
-        sources = node.all_input_nodes
         plain = all(
             (source.op == "placeholder" and not _floating(source) and source not in changed)
             or (source.op == "get_attr" and source.target not in parameters and source not in changed)
             or source in found
-            for source in sources
+            for source in node.all_input_nodes
         )  # fmt: skip
         if plain and node not in changed:
             found.add(node)
@@ -296,8 +289,7 @@ def _anywhere(graph: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def _floating(node: fx.Node) -> bool:
-    val = node.meta.get("val")
-    return isinstance(val, torch.Tensor) and val.is_floating_point()
+    return isinstance(val := node.meta.get("val"), torch.Tensor) and val.is_floating_point()
 
 
 def writes(node: fx.Node) -> bool:
@@ -336,3 +328,70 @@ def _trains(node: fx.Node) -> bool:
 
 def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _given_like(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+) -> Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any]]:
+    """Return a function from the arguments of a call to what they give to each input node of a graph that was captured
+    with `args` and `kwargs`, by the `names` of these nodes.
+
+    It raises PlanError if a call has other arguments than the captured one, tensors of other sizes but for their rows,
+    or other values than tensors: all of these are constants of the graph, and stages would wait for messages of these
+    sizes.
+    """
+    # Tensors without memory, by place, such as `batch['mask']`.
+    example = {
+        place: torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
+        for place, leaf in _leaves(model, args, kwargs).items()
+    }
+
+    def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        found = _leaves(model, args, kwargs)
+        if found.keys() != example.keys():
+            raise PlanError(
+                f"the model was captured with {', '.join(example)}, and is called with "
+                f"{', '.join(found) or 'nothing'}; give what example_inputs had"
+            )
+        for place, known in example.items():
+            was, now = _form(known), _form(found[place])
+            if was != now:
+                remedy = "give batches of these sizes, padded if need be" if "rows" in was else "give that"
+                raise PlanError(
+                    f"{place} was {was} in example_inputs, for which the stages were made, and is {now} now; {remedy}, "
+                    "or distribute again with the new ones"
+                )
+        return {name: found[place] for place, name in zip(example, names)}
+
+    return given
+
+
+def _form(value: Any) -> str:
+    """Return the dtype of a tensor and its sizes but for the rows, or the text of another value."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"rows of {[*value.shape[1:]]} in {str(value.dtype).removeprefix('torch.')}"
+
+
+def bound(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call in the order of the parameters of `forward`, by position where possible; what
+    does not fit these parameters stays as it is."""
+    try:
+        found = inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return tuple(args), dict(kwargs)
+    return found.args, found.kwargs
+
+
+def _leaves(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a call's arguments by their places, such as `batch['mask']`, in the order of a capture."""
+    try:
+        named = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        named = {"args": tuple(args), "kwargs": dict(kwargs)}
+    return {
+        f"{getattr(path[0], 'key', '')}{pytree.keystr(path[1:])}": leaf
+        for path, leaf in pytree.tree_flatten_with_path(named)[0]
+    }
