@@ -71,7 +71,7 @@ def contest(
         def nudged() -> list[list[torch.Tensor]]:
             return [rivals[0].build(case.nudged(seed)).answers() for seed in range(3)]
 
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, _Outcome] = {}
         turns, serving = {}, {}
         patient = replace(case, patience_s=PATIENCE * build_s)
         for rival in bar(rivals, f"{title}: building"):
@@ -102,9 +102,9 @@ def _eager(title: str, case: Case, eager: Rival) -> list[torch.Tensor]:
     return first
 
 
-def _built(rival: Rival, case: Case, limit_s: float) -> tuple[Outcome, Entrant | None, list[torch.Tensor]]:
+def _built(rival: Rival, case: Case, limit_s: float) -> tuple[_Outcome, Entrant | None, list[torch.Tensor]]:
     """Return a rival's entrant and its answers, or the reason why there are none."""
-    outcome = Outcome(rival.name, rival.versions(), rival.missing())
+    outcome = _Outcome(rival.name, rival.versions(), rival.missing())
     if outcome.reason:
         return outcome, None, []
     began = time.perf_counter()
@@ -174,7 +174,7 @@ def wrong(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class _Outcome:
     """One rival's blocks, or the `reason` why it has none.
 
     built_s: seconds to build and answer the first time.
@@ -219,14 +219,14 @@ class Row:
 
     title: str
     train: bool
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[_Outcome, ...]
 
     def ratio(self, name: str) -> float:
         """Return a rival's seconds ÷ eager's; NaN if it has none."""
         medians = {outcome.name: outcome.median for outcome in self.outcomes}
         return medians.get(name, math.nan) / self.outcomes[0].median
 
-    def best(self) -> Outcome:
+    def best(self) -> _Outcome:
         """Return the fastest outcome that is not autopar's; eager's if none was timed."""
         others = [one for one in self.outcomes if one.blocks and not one.name.startswith("autopar")]
         return min(others, key=lambda one: one.median, default=self.outcomes[0])
@@ -257,7 +257,7 @@ class Row:
 def read(data: dict[str, Any]) -> Row:
     """Return the row of data from `Row.data`."""
     outcomes = (
-        Outcome(one["name"], one["versions"], one["reason"], one["built_s"], one["error"],
+        _Outcome(one["name"], one["versions"], one["reason"], one["built_s"], one["error"],
                 tuple(Block(**block) for block in one["blocks"]), one.get("serving", ""))
         for one in data["outcomes"]
     )  # fmt: skip
@@ -331,7 +331,7 @@ def chart(rows: Sequence[Row], machine: str) -> str:
     return str(svg)
 
 
-def _bar(svg: Svg, row: Row, one: Outcome, y: float, at: Callable[[float], float]) -> None:
+def _bar(svg: Svg, row: Row, one: _Outcome, y: float, at: Callable[[float], float]) -> None:
     own, other = shades([("own", False), ("other", True)]).values()
     start, end = MARGIN + LEFT, svg.width - MARGIN - RIGHT
     svg.text(start - 8, y + 14, one.name, 12, INK, bold=one.name.startswith("autopar"), anchor="end")

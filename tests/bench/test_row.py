@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from xml.etree import ElementTree
 
 import pytest
 
-from autopar.bench.contest import Outcome, Row, chart, read, summary
+from autopar.bench.contest import Row, chart, read, summary
 from autopar.costs.blocks import Block
 
 
 def outcome(name, *times, disturbed=(), **more):
     blocks = (Block(seconds, 3, index in disturbed) for index, seconds in enumerate(times))
-    return Outcome(name, {"torch": "2"}, blocks=tuple(blocks), **more)
+    return made(name, {"torch": "2"}, blocks=blocks, **more)
+
+
+def made(name, versions, reason="", *, blocks=(), built_s=None, error=None, serving=""):
+    """An outcome as it is read from a file."""
+    data = {"name": name, "versions": versions, "reason": reason, "built_s": built_s, "error": error}
+    data |= {"blocks": [asdict(block) for block in blocks], "serving": serving}
+    return read({"title": "", "train": False, "outcomes": [data]}).outcomes[0]
 
 
 def row(title, **times):
@@ -42,7 +50,7 @@ def test_what_computed_the_calls_is_in_the_table_and_in_the_file():
 
 
 def test_a_system_that_does_not_tell_is_said_to():
-    found = Outcome("a", {}, blocks=(Block(1.0, 1, None),))
+    found = made("a", {}, blocks=(Block(1.0, 1, None),))
     assert found.median == 1.0 and found.remark().startswith("perhaps disturbed")
 
 
@@ -50,7 +58,7 @@ def test_the_summary_holds_autopar_against_the_best_rival_and_eager():
     rows = [
         row("first", eager=4.0, compile=2.0, autopar=3.0),
         row("second", eager=1.0, compile=4.0, autopar=0.5),
-        Row("third", False, (outcome("eager", 1.0), Outcome("autopar", {}, "WRONG"))),
+        Row("third", False, (outcome("eager", 1.0), made("autopar", {}, "WRONG"))),
     ]
     _, _, first, second, third, largest, mean = (line.split() for line in summary(rows).splitlines())
     assert first == ["first", "compile", "0.500", "0.750", "1.500"]
@@ -66,7 +74,7 @@ def test_a_row_is_read_as_it_was_written():
         True,
         (
             outcome("eager", 1.0, 2.0, 3.0, 4.0, disturbed=(2,), built_s=0.5, error=0.0),
-            Outcome("openvino", {"openvino": ""}, "openvino is not installed"),
+            made("openvino", {"openvino": ""}, "openvino is not installed"),
         ),
     )
     data = found.data()
@@ -75,7 +83,7 @@ def test_a_row_is_read_as_it_was_written():
 
 
 def test_the_table_names_who_has_no_time():
-    found = Row("a", False, (outcome("eager", 1.0), Outcome("openvino", {}, "openvino is not installed")))
+    found = Row("a", False, (outcome("eager", 1.0), made("openvino", {}, "openvino is not installed")))
     line = str(found).splitlines()[-1]
     assert line.split()[:6] == ["openvino", "-", "-", "-", "-", "-"] and line.endswith(
         "openvino is not installed"
@@ -87,7 +95,7 @@ def test_the_chart_has_longer_bars_for_longer_times(slowest):
     found = chart(
         [
             row('<odd> & "named"', eager=1.0, compile=0.4, autopar=0.9 * slowest),
-            Row("b", False, (outcome("eager", 2.0), Outcome("openvino", {}, "not <here>"))),
+            Row("b", False, (outcome("eager", 2.0), made("openvino", {}, "not <here>"))),
         ],
         "a machine",
     )
@@ -105,6 +113,6 @@ def test_the_chart_has_longer_bars_for_longer_times(slowest):
 
 
 def test_a_row_without_any_times_is_summarized():
-    failed = Row("slow", False, (Outcome("eager", {}, "failed"), Outcome("autopar", {}, "failed")))
+    failed = Row("slow", False, (made("eager", {}, "failed"), made("autopar", {}, "failed")))
     assert "slow" in summary([failed]) and "nan" not in summary([failed])
     assert "slow" in chart([failed], "a machine")
