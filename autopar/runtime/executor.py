@@ -26,7 +26,7 @@ from .lane_threads import Crew
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .record import CallRecord
-from .replicas import Master, Replica, Replicas
+from .replicas import Replicas
 from .worker import stop_all
 
 if TYPE_CHECKING:
@@ -257,48 +257,45 @@ class _Residents:
     def __init__(self, pool: Replicas, assembly: Assembly) -> None:
         self.pool, captured, program, layout = pool, assembly.captured, assembly.program, assembly.layout
         graph = assembly.graph
-
-        def master(state: str) -> Master:
-            return pool.master(state, *captured.state[state])
-
-        def replica(buffer: str, state: str) -> Replica:
-            return pool.replica(master(state), program.buffer[buffer].device, assembly.place(buffer))
-
-        pinned = _pinned(assembly)
-        self._masters: dict[Master, None] = {}
-        self._replicas: dict[Replica, None] = {}
-        self._fed: list[Master | Replica] = []
-        for name in layout.fed:
-            buffer = program.buffer[name]
-            owner, key = captured.state[buffer.value]
-            # A machine may lack the device that a model is on; its host then stands for that device.
-            if buffer.kind == "resident" or owner[key].device != assembly.place(name):
-                away = replica(name, buffer.value)
-                self._replicas[away] = None
-                self._fed.append(away)
-            elif name in pinned:
-                ahead = pool.replica(master(buffer.value), buffer.device, assembly.place(name), pinned=True)
-                self._replicas[ahead] = None
-                self._fed.append(ahead)
-            else:
-                self._fed.append(master(buffer.value))
-            self._masters[master(buffer.value)] = None
+        fed = [(name, program.buffer[name].value) for name in layout.fed]
+        masters = {state: pool.master(state, *captured.state[state]) for _, state in (*fed, *program.keeps)}
+        # A machine may lack the device that a model is on; its host then stands for that device.
+        away = {
+            name
+            for name, state in fed
+            if program.buffer[name].kind == "resident"
+            or masters[state].owner[masters[state].key].device != assembly.place(name)
+        }
+        pinned = _pinned(assembly) - away
+        read = {
+            name: pool.replica(
+                masters[state], program.buffer[name].device, assembly.place(name), name in pinned
+            )
+            for name, state in fed
+            if name in away or name in pinned
+        }
+        self._masters, self._replicas = dict.fromkeys(masters.values()), dict.fromkeys(read.values())
+        self._fed = [read.get(name) or masters[state] for name, state in fed]
+        kept = {
+            (name, state): pool.replica(masters[state], program.buffer[name].device, assembly.place(name))
+            for name, state in program.keeps
+        }
         # Slots of new replicas: of changing state, of carried state, and of several states in a flat tensor.
-        self._changing: dict[Replica, int] = {}
-        self._carried: dict[Replica, int] = {}
-        self._flat: list[tuple[int, list[Master], list[Replica | None]]] = []
-        flat: dict[str, dict[str, Replica]] = {}
-        for name, state in program.keeps:
-            if state in graph.pieces:
-                flat.setdefault(name, {})[state] = replica(name, state)
-            else:
-                kept = self._changing if state in graph.kept else self._carried
-                kept[replica(name, state)] = layout.slots[name]
-            self._masters[master(state)] = None
-        for name, replicas in flat.items():
-            states = [state for made, state in graph.updates if made == program.buffer[name].value]
-            masters = [master(state) for state in states]
-            self._flat.append((layout.slots[name], masters, [replicas.get(state) for state in states]))
+        single = {key: layout.slots[key[0]] for key in kept if key[1] not in graph.pieces}
+        self._changing = {kept[key]: slot for key, slot in single.items() if key[1] in graph.kept}
+        self._carried = {kept[key]: slot for key, slot in single.items() if key[1] not in graph.kept}
+        flat = {
+            name: [state for made, state in graph.updates if made == program.buffer[name].value]
+            for name in dict.fromkeys(name for name, state in kept if state in graph.pieces)
+        }
+        self._flat = [
+            (
+                layout.slots[name],
+                [pool.master(state, *captured.state[state]) for state in states],
+                [kept.get((name, state)) for state in states],
+            )
+            for name, states in flat.items()
+        ]
         self._stamps: list[int] = []
         self.at_home = not (self._replicas or program.keeps)
         """True if it reads state only at home, and keeps none."""
@@ -316,9 +313,10 @@ class _Residents:
         """Keep the replicas that a call sent, once all its updates are written."""
         if self._changing or self._carried or self._flat:
             changing = zip(self._changing.items(), self._stamps)
-            kept: list[tuple[Replica, Any, int | None]] = []
-            kept += [(replica, slots[slot], stamp) for (replica, slot), stamp in changing]
-            kept += [(replica, slots[slot], None) for replica, slot in self._carried.items()]
+            kept = [
+                *((replica, slots[slot], stamp) for (replica, slot), stamp in changing),
+                *((replica, slots[slot], None) for replica, slot in self._carried.items()),
+            ]
             for slot, masters, replicas in self._flat:
                 with torch.no_grad():
                     views = pieces(slots[slot], [master.owner[master.key] for master in masters])

@@ -79,7 +79,7 @@ def _address(tensor: Any) -> Callable[[], int]:
     return tensor.data_ptr if tensor.layout is torch.strided else lambda: -1
 
 
-class Master:
+class _Master:
     """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change.
 
     sampled: writes that leave no other trace (through `.data` or a numpy view) are detected by comparing a
@@ -128,7 +128,7 @@ class Master:
                 self._sample = _sample(self.tensor)
 
 
-class Replica:
+class _Replica:
     """The copy of a state value on a device, never written to; `stamp` is that of the master when it was made.
 
     pinned: in pinned memory of the host, from which an accelerator copies at full speed and without the host.
@@ -136,7 +136,7 @@ class Replica:
 
     __slots__ = ("__weakref__", "device", "master", "pinned", "place", "stamp", "tensor")
 
-    def __init__(self, master: Master, device: str, place: torch.device, pinned: bool) -> None:
+    def __init__(self, master: _Master, device: str, place: torch.device, pinned: bool) -> None:
         self.master, self.device, self.place, self.pinned = master, device, place, pinned
         self.tensor: Any = None
         self.stamp = -1
@@ -150,7 +150,7 @@ class Watch:
     check takes 0.4 to 0.8 µs per tensor. State made in inference mode has no version, and counts as changed.
     """
 
-    def __init__(self, masters: Sequence[Master]) -> None:
+    def __init__(self, masters: Sequence[_Master]) -> None:
         self._masters = masters
         self.take()
 
@@ -193,13 +193,13 @@ class Replicas:
     A replica exists as long as any program uses it. It is never written to, since a running call, or a later
     backward, may read it. A change of the master is detected by identity, `_version`, address, or an
     optimizer step. Other writes (through `.data` or a numpy view) are detected by a few elements of each
-    tensor (`Master`); after writes to other elements, call `forget`. `transfers`: how many `fill` made.
+    tensor (`_Master`); after writes to other elements, call `forget`. `transfers`: how many `fill` made.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._masters: weakref.WeakValueDictionary[tuple[int, str], Master] = weakref.WeakValueDictionary()
-        self._copies: weakref.WeakValueDictionary[tuple[int, str, str, bool], Replica] = (
+        self._masters: weakref.WeakValueDictionary[tuple[int, str], _Master] = weakref.WeakValueDictionary()
+        self._copies: weakref.WeakValueDictionary[tuple[int, str, str, bool], _Replica] = (
             weakref.WeakValueDictionary()
         )
         # For each accelerator, the callers' streams, each with its event after the last replicas it kept.
@@ -209,30 +209,30 @@ class Replicas:
         """Bytes on each device that the kernels of each `TunedExecutor` may take, most of them copies of the state."""
         _pools.add(self)
 
-    def master(self, name: str, owner: Mapping[str, Any], key: str) -> Master:
+    def master(self, name: str, owner: Mapping[str, Any], key: str) -> _Master:
         """Return the master of the state `name`, which is `owner[key]`."""
         with self._lock:
             found = self._masters.get((id(owner), key))
             if found is None:
-                found = self._masters[id(owner), key] = Master(name, owner, key)
+                found = self._masters[id(owner), key] = _Master(name, owner, key)
             return found
 
-    def replica(self, master: Master, device: str, place: torch.device, pinned: bool = False) -> Replica:
+    def replica(self, master: _Master, device: str, place: torch.device, pinned: bool = False) -> _Replica:
         """Return the replica of a state on `device`, shared by all programs; its tensor is on `place`."""
         key = id(master.owner), master.key, device, pinned
         with self._lock:
             found = self._copies.get(key)
             if found is None:
-                found = self._copies[key] = Replica(master, device, place, pinned)
+                found = self._copies[key] = _Replica(master, device, place, pinned)
                 master.start_sampling()
             return found
 
     def fill(
         self,
-        fed: Iterable[Master | Replica],
-        masters: Iterable[Master],
-        copies: Iterable[Replica],
-        replaced: Iterable[Replica],
+        fed: Iterable[_Master | _Replica],
+        masters: Iterable[_Master],
+        copies: Iterable[_Replica],
+        replaced: Iterable[_Replica],
     ) -> tuple[list[Any], list[int]]:
         """Bring `copies` (of all `masters`) up to date; return the tensors of `fed`, and the stamps of the
         replicas that the call will replace.
@@ -248,14 +248,14 @@ class Replicas:
                 self._put(copy, None, -1)
             return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
 
-    def current(self, masters: Iterable[Master], copies: Iterable[Replica]) -> bool:
+    def current(self, masters: Iterable[_Master], copies: Iterable[_Replica]) -> bool:
         """Return True if `copies`, all of `masters`, are up to date; copies nothing."""
         with self._lock:
             for master in masters:
                 master.look()
             return all(copy.stamp == copy.master.stamp for copy in copies)
 
-    def keep(self, kept: Iterable[tuple[Replica, torch.Tensor, int | None]]) -> None:
+    def keep(self, kept: Iterable[tuple[_Replica, torch.Tensor, int | None]]) -> None:
         """Keep tensors as replicas, each with the stamp of the changing state that was sent. Carried state
         has no stamp: its master has just got the same value."""
         with self._lock:
@@ -300,7 +300,7 @@ class Replicas:
         """Return names of state whose replica counts as current but differs from the master by checksum."""
         with self._lock:
             copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look(sampled=False)]
-            masters: dict[Master, torch.Tensor] = {}
+            masters: dict[_Master, torch.Tensor] = {}
             wrong: dict[str, None] = {}
             for copy in copies:
                 master = copy.master
@@ -322,7 +322,7 @@ class Replicas:
         """Reset in a forked child, where a missing thread may hold the lock."""
         self._lock = threading.RLock()
 
-    def _give_up(self, masters: Iterable[Master]) -> None:
+    def _give_up(self, masters: Iterable[_Master]) -> None:
         """Drop the outdated replicas of masters, including those that only other programs read."""
         changed = False
         for master in masters:
@@ -333,8 +333,8 @@ class Replicas:
                 if copy.tensor is not None and copy.stamp != copy.master.stamp:
                     self._put(copy, None, -1)
 
-    def _refresh(self, stale: Sequence[Replica]) -> None:
-        places: dict[str, list[Replica]] = {}
+    def _refresh(self, stale: Sequence[_Replica]) -> None:
+        places: dict[str, list[_Replica]] = {}
         for copy in stale:
             if copy.pinned:
                 copy.tensor, copy.stamp = _in_pinned_memory(copy.master.tensor), copy.master.stamp
@@ -346,7 +346,7 @@ class Replicas:
             for copy, tensor in zip(copies, tensors):
                 copy.tensor, copy.stamp = tensor, copy.master.stamp
 
-    def _take(self, copy: Replica, tensor: torch.Tensor, stamp: int) -> None:
+    def _take(self, copy: _Replica, tensor: torch.Tensor, stamp: int) -> None:
         form = copy.master.owner[copy.master.key]
         if (tensor.shape, tensor.dtype) != (form.shape, form.dtype):
             return
@@ -355,7 +355,7 @@ class Replicas:
                 tensor = tensor.clone()
         self._put(copy, tensor, stamp)
 
-    def _put(self, copy: Replica, tensor: torch.Tensor | None, stamp: int) -> None:
+    def _put(self, copy: _Replica, tensor: torch.Tensor | None, stamp: int) -> None:
         old, copy.tensor, copy.stamp = copy.tensor, tensor, stamp
         if old is not None and old.device.type != "cpu":
             # Lanes of calls from these streams may still be reading it.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.runtime.replicas import ELEMENTS, Master, Watch
+from autopar.runtime.replicas import ELEMENTS, Replicas, Watch
 
 
 def watched(tensor: torch.Tensor) -> Watch:
-    return Watch([Master("weight", {"weight": tensor}, "weight")])
+    return Watch([Replicas().master("weight", {"weight": tensor}, "weight")])
 
 
 @pytest.mark.parametrize("size", [1, 3, ELEMENTS, 1000])
