@@ -17,7 +17,7 @@ from ..bounds.critical_path import tails
 from ..model.instance import Hop, Instance
 from ..model.simulator import Schedule, in_order
 from ..model.slots import Slots, find_both, together
-from .memory_first import MemoryUse
+from .memory_first import tracked
 
 _ORDERS: weakref.WeakKeyDictionary[Instance, list[int]] = weakref.WeakKeyDictionary()
 
@@ -91,7 +91,7 @@ class _Work:
         self.chosen = [-1] * len(instance.members)
         self.device = [-1] * instance.clusters
         self.carries = any(instance.carry)
-        self.room = MemoryUse(instance, room) if instance.tight else None
+        self.room = tracked(instance, room)
 
     def place(self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None) -> None:
         """Place a cluster on its best device, with the transfers it needs."""

@@ -14,7 +14,7 @@ from ..model.simulator import Schedule, in_order
 from ..model.toposort import late
 
 
-class MemoryUse:
+class _MemoryUse:
     """Bytes in use on each device; `share` of each cap may be used."""
 
     def __init__(self, instance: Instance, share: float) -> None:
@@ -64,12 +64,17 @@ class MemoryUse:
                         self.used[holder] -= instance.bytes[v]
 
 
+def tracked(instance: Instance, room: float) -> _MemoryUse | None:
+    """Return the bytes in use before the first cluster, with `room` of each cap; None if no cap can be exceeded."""
+    return _MemoryUse(instance, room) if instance.tight else None
+
+
 def fill(instance: Instance, room: float = 1.0) -> Schedule:
     """Place clusters in graph order, filling one device after the other, the roomiest first.
 
     Neighbours stay together, so few values are transferred or held twice.
     """
-    space = MemoryUse(instance, room)
+    space = _MemoryUse(instance, room)
     last = _roomiest(space, range(len(instance.devices)))
 
     def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
@@ -88,7 +93,7 @@ def follow(instance: Instance, room: float = 1.0) -> Schedule:
     previous cluster, lest one device run ahead. Clusters that read nothing computed fill the devices in turn
     up to `room` of each cap; the rest is left for later readers.
     """
-    space = MemoryUse(instance, 1.0)
+    space = _MemoryUse(instance, 1.0)
     last = current = _roomiest(space, range(len(instance.devices)))
 
     def choose(r: int, able: Sequence[int], there: Sequence[dict[int, float]]) -> int:
@@ -107,7 +112,7 @@ def follow(instance: Instance, room: float = 1.0) -> Schedule:
     return _laid("follow", space, just_in_time(instance), choose)
 
 
-def _laid(policy: str, space: MemoryUse, order: Iterable[int], choose: Callable[..., int]) -> Schedule:
+def _laid(policy: str, space: _MemoryUse, order: Iterable[int], choose: Callable[..., int]) -> Schedule:
     """Place clusters in this order, on the first lane of a device with room that `choose` picks."""
     instance = space.instance
     there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
@@ -130,7 +135,7 @@ def _laid(policy: str, space: MemoryUse, order: Iterable[int], choose: Callable[
     return in_order(instance, policy, placed)
 
 
-def _roomiest(space: MemoryUse, devices: Iterable[int]) -> int:
+def _roomiest(space: _MemoryUse, devices: Iterable[int]) -> int:
     """Return the first of the devices with the most room."""
     return max(devices, key=lambda d: (space.caps[d] - space.used[d], -d))
 
