@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span
 from ..tensor.shards import restored
-from .reduction import Sums
 
 INPUT = "input "
 """Prefix of the names of inputs, which are passed through torch's own keywords such as `target`."""
@@ -89,7 +88,7 @@ class _TimedStage(pipelining.PipelineStage):
     entry: _Entry
     spans: list[Span]
     answers: list[tuple[int, Sequence[torch.Tensor]]]
-    sums: Sums
+    summed: Callable[[int], AbstractContextManager[None]]
 
     def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the forward of a micro-batch; keep what the last stage answers without a backward."""
@@ -107,12 +106,12 @@ class _TimedStage(pipelining.PipelineStage):
     ) -> Any:
         """Run the backward of a micro-batch, or its part for the inputs."""
         call = partial(super().backward_one_chunk, chunk, loss, full_backward, last_backward)
-        with self.sums.backward(self.stage_index) if full_backward else nullcontext():
+        with self.summed(self.stage_index) if full_backward else nullcontext():
             return self._noted("B", chunk, call)
 
     def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the part of a backward that is for the weights."""
-        with self.sums.backward(self.stage_index):
+        with self.summed(self.stage_index):
             return self._noted("W", chunk, partial(super().backward_weight_one_chunk, chunk, *args, **kwargs))
 
     def _noted(self, what: str, chunk: int, call: Callable[[], Any]) -> Any:
@@ -132,7 +131,7 @@ def torch_stages(
     plan: Distribution,
     device: torch.device,
     group: dist.ProcessGroup | None,
-    sums: Sums,
+    summed: Callable[[int], AbstractContextManager[None]],
     spans: list[Span],
     answers: list[tuple[int, Sequence[torch.Tensor]]],
 ) -> list[pipelining.PipelineStage]:
@@ -140,12 +139,12 @@ def torch_stages(
     were before.
 
     They note each pass in `spans`, add what the last stage answers without a backward to `answers`, with the number of
-    its micro-batch, and start `sums`.
+    its micro-batch, and run each backward of a stage within `summed`, given its number.
     """
     found: list[pipelining.PipelineStage] = []
     for number, module in placed.items():
         entry = _Entry(module, plain[number], plan.schedule == "zero-bubble", device)
         stage = _TimedStage(entry, number, len(plan.stages), device, group=group)
-        stage.entry, stage.sums, stage.spans, stage.answers = entry, sums, spans, answers
+        stage.entry, stage.summed, stage.spans, stage.answers = entry, summed, spans, answers
         found.append(stage)
     return found

@@ -23,7 +23,7 @@ from ...system.text import seconds, size, table
 from ...training.messages import subgroup
 from ..tensor.shards import local
 from .entry import INPUT, torch_stages
-from .reduction import Sums
+from .reduction import sums
 from .stages import rows_as, staged
 from .units import Units
 
@@ -69,7 +69,7 @@ class Distributed:
         self._chain = chains[self.replica] if places else None
         modules, whole = staged(units, plan, grid, self.position, device, group)
         self.stages = {n: module for n, module in modules.items() if plan.position(n) == self.position}
-        self._sums = Sums(modules, plan, grid, self.position, whole, group)
+        self._sums = sums(modules, plan, grid, self.position, whole, group)
         self._empty = nn.Parameter(torch.empty(0, device=device))
         self._last = modules[len(modules) - 1]
         self._given = units.given
@@ -108,7 +108,7 @@ class Distributed:
             self.plan,
             self._device,
             self._chain,
-            self._sums,
+            self._sums.backward,
             self._spans,
             self._answers,
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -51,35 +51,30 @@ class _Bucket:
         self.flat, self.work = torch.empty(0), None
 
 
-class Sums:
+_Held: TypeAlias = tuple[list[nn.Parameter], dist.ProcessGroup, bool]
+"""Parameters with the same holders, the holders' group, and whether only one position holds them."""
+
+
+class _Sums:
     """Sums of the gradients of a process's stages, which overlap with the backward, step after step.
 
     A gradient is final after the last backward of the only stage that uses its parameter. Buckets are filled
     from the last parameter of the last stage backwards and start in that order in all processes. Buckets of
     parameters in several stages come last. All processes must agree on which parameters require grad.
 
-    modules: the stages of all processes of a replica.
-    grid: rank of each process of each replica; this process is at `position` in one of them.
-    whole: paths of the parameters that sharded replicas keep whole; None: replicas are not sharded.
+    stages: those of this process.
+    shared: what it shares with other processes, as of `_shared`.
+    passes: micro-batches of a step.
     """
 
-    def __init__(
-        self,
-        modules: Mapping[int, Staged],
-        plan: Distribution,
-        grid: Sequence[Sequence[int]],
-        position: int,
-        whole: set[str] | None,
-        group: Group,
-    ) -> None:
-        stages = {n: module for n, module in modules.items() if plan.position(n) == position}
-        self._passes, self._left = plan.micro_batches, Counter[int]()
+    def __init__(self, stages: Mapping[int, Staged], shared: Iterable[_Held], passes: int) -> None:
+        self._passes, self._left = passes, Counter[int]()
         self._parameters: list[nn.Parameter] = []
         users = Counter(id(p) for module in stages.values() for p in module.parameters())
         self._early: list[list[_Bucket]] = []
         self._late: list[_Bucket] = []
         self._of: dict[int, tuple[_Bucket, list[_Bucket]]] = {}
-        for parameters, holders, one in _shared(modules, plan, grid, position, whole, group):
+        for parameters, holders, one in shared:
             self._parameters += parameters
             trained = [p for p in parameters if p.requires_grad]
             early = [p for p in reversed(trained) if one and users[id(p)] == 1]
@@ -137,6 +132,24 @@ class Sums:
                 bucket.start()
 
 
+def sums(
+    modules: Mapping[int, Staged],
+    plan: Distribution,
+    grid: Sequence[Sequence[int]],
+    position: int,
+    whole: set[str] | None,
+    group: Group,
+) -> _Sums:
+    """Return the sums of the process at `position` of a replica.
+
+    modules: the stages of all processes of a replica.
+    grid: rank of each process of each replica.
+    whole: paths of the parameters that sharded replicas keep whole; None: replicas are not sharded.
+    """
+    stages = {n: module for n, module in modules.items() if plan.position(n) == position}
+    return _Sums(stages, _shared(modules, plan, grid, position, whole, group), plan.micro_batches)
+
+
 def _shared(
     modules: Mapping[int, Staged],
     plan: Distribution,
@@ -144,9 +157,8 @@ def _shared(
     position: int,
     whole: set[str] | None,
     group: Group,
-) -> list[tuple[list[nn.Parameter], dist.ProcessGroup, bool]]:
-    """Return the parameters that this process shares with other stages or replicas, as (parameters with the
-    same holders, the holders' group, whether only one position holds them)."""
+) -> list[_Held]:
+    """Return the parameters that this process shares with other stages or replicas."""
     holders: defaultdict[str, set[int]] = defaultdict(set)
     own: dict[str, nn.Parameter] = {}
     for number, module in modules.items():
