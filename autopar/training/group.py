@@ -31,7 +31,7 @@ _Slot: TypeAlias = tuple[dict[str, Any], str]
 """A tensor slot: the dict of its module and its key there, since the tensor may be replaced."""
 
 
-class Group(Joinable, JoinHook):  # type: ignore[misc]
+class _Group(Joinable, JoinHook):  # type: ignore[misc]
     """The ranks over which a training step averages gradients, and the state that all share: rank 0's weights and
     buffers.
 
@@ -198,6 +198,11 @@ class Group(Joinable, JoinHook):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"
+
+
+def averaging(process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer) -> _Group | None:
+    """Return the group over which a step averages gradients; None without a process group. A collective."""
+    return None if process_group is None else _Group(process_group, loss, optimizer)
 
 
 def _ranks(process_group: Any) -> dist.ProcessGroup:

@@ -44,12 +44,10 @@ BOUND = 16
 """Limit on the sets of parameters for which the programs of one graph are kept."""
 
 
-class Signatures:
+class _Signatures:
     """A `torch.compile` backend for the loss of one training step, with one shared pool of weight replicas.
 
     latest: the signature of the last call.
-
-    Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient.
     """
 
     def __init__(
@@ -62,17 +60,6 @@ class Signatures:
         self.pool = Replicas()
         self._take: Take | None = None
         self._used: Programs | None = None
-        self.require_known()
-        held = set(map(id, self.parameters()))
-        left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
-        if left:
-            log.warning(
-                "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
-                "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
-                self.name,
-                left[0],
-                len(left),
-            )
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a captured loss; return the callable that takes a step for each call, by a program for its sizes.
@@ -226,6 +213,28 @@ class Signatures:
                         "model.parameters(), and the step, after the last change of the model, or make the criterion "
                         "an nn.Module that holds the parameter"
                     )
+
+
+def signatures(
+    loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
+) -> _Signatures:
+    """Return the backend for the loss of a training step; warn of parameters that the optimizer lacks.
+
+    Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient.
+    """
+    made = _Signatures(loss, optimizer, machine, options)
+    made.require_known()
+    held = set(map(id, made.parameters()))
+    left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
+    if left:
+        log.warning(
+            "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
+            "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
+            made.name,
+            left[0],
+            len(left),
+        )
+    return made
 
 
 class _Bound:

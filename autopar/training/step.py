@@ -27,9 +27,9 @@ from ..pipeline.options import Options
 from ..pipeline.stages import Prepared
 from ..runtime.record import Recorded
 from ..runtime.tuned import wait_for
-from .group import Group
+from .group import averaging
 from .losses import Loss, in_rule, refused
-from .signatures import Programs, Signatures, Take
+from .signatures import Programs, Take, signatures
 from .updates import Signature
 
 
@@ -77,8 +77,8 @@ class TrainStep(Recorded):
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
-        self._signatures = Signatures(loss, optimizer, machine, options)
-        self.group = None if process_group is None else Group(process_group, loss, optimizer)
+        self._signatures = signatures(loss, optimizer, machine, options)
+        self.group = averaging(process_group, loss, optimizer)
         self._loss, _ = compiled(loss, self._signatures, True, None)
         self._lock = threading.RLock()
         self._adding = False

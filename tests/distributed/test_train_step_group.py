@@ -172,22 +172,21 @@ def test_a_step_that_fails_leaves_weights_and_waiting_gradients(accumulated):
 
 def _normed(rank: int) -> Any:
     """Buffers after each step, those of DistributedDataParallel before each forward, and how many were sent."""
-    from autopar.training.group import Group
-
     network, plain = model("normed", seed=rank), model("normed", seed=rank)
     with torch.no_grad():
         for buffer in (*network.buffers(), *plain.buffers()):
             buffer.add_(rank)
     network.register_buffer("fixed", torch.arange(3))
     ddp = DistributedDataParallel(plain)
-    shared, share = [], Group._share
     step = _step(network, "normed", UNLIKE[rank])
+    shared, kind = [], type(step.group)
+    share = kind._share
 
     def counted(group: Any, tensors: Any, source: int) -> None:
         shared.append(len(tensors))
         share(group, tensors, source)
 
-    Group._share = counted  # type: ignore[method-assign]
+    kind._share = counted  # type: ignore[method-assign]
     found = []
     for batch in batches("normed", 3):
         x, y = own(batch, rank, 2)
@@ -331,7 +330,7 @@ def _averages(rank: int, seeds: int) -> Any:
         for each in bag.all:
             if each.dim() == 3:
                 each.data = each.data.transpose(0, 2).contiguous().transpose(0, 2)
-        shared = module.Group(True, bag, torch.optim.SGD(bag.parameters()))
+        shared = module.averaging(True, bag, torch.optim.SGD(bag.parameters()))
         expected = []
         for parameter, some, anywhere in zip(bag.all, here[rank], here.any(0), strict=True):
             gradient = torch.randn_like(parameter) if some else torch.zeros_like(parameter)
