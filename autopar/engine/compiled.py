@@ -25,7 +25,7 @@ from ..runtime.record import Recording
 from ..runtime.tuned import wait_for
 from .backend import Backend
 from .classes import sharing
-from .direct import Direct
+from .direct import way
 from .model_check import judge
 from .served import Served
 from .tune import CALLS, ROUNDS, Tuned, tuned
@@ -50,7 +50,7 @@ class _Placement:
         self.backend = Backend(Served, machine, options, root, given, positional(model))
         self.backend.entry = _Placement.call.__code__
         self.run, guard = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
-        self.direct = Direct(model, guard, self.backend)
+        self.direct = way(model, guard, self.backend)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output, placed if a graph can be captured."""

@@ -44,17 +44,17 @@ _Entry: TypeAlias = tuple[Callable[[Sequence[Any]], list[Any] | None], tuple[Ser
 """The function from the inputs of a graph to its results, for calls of one set of sizes; the graph and the program."""
 
 
-class Direct:
+class _Direct:
     """The way of a call to a placed model: a shortcut if there is one, else through Dynamo.
 
-    If the user asked for the fastest form (`contested`), the placed and the plain model, which needs no
-    guards, compete. Once the kernels of all programs are chosen, they alternate in the caller's own calls
-    without gradients (`trial`), for each set of sizes. If the plain model wins, it serves, and the trial is
-    repeated later (`trial.AGAIN`). The plain model is right whatever has changed in the meantime.
+    If `contested`, the placed and the plain model, which needs no guards, compete. Once the kernels of all programs
+    are chosen, they alternate in the caller's own calls without gradients (`trial`), for each set of sizes. If the
+    plain model wins, it serves, and the trial is repeated later (`trial.AGAIN`). The plain model is right whatever
+    has changed in the meantime.
     """
 
-    def __init__(self, model: Callable[..., Any], guard: Guard, backend: Backend) -> None:
-        self._model, self._guard, self._backend = model, guard, backend
+    def __init__(self, model: Callable[..., Any], guard: Guard, backend: Backend, contested: bool) -> None:
+        self._model, self._guard, self._backend, self.contested = model, guard, backend, contested
         self._searches: dict[Hashable, _Search] = {}
         """The shortcuts by the form of a call: with or without gradients, and how arguments are passed. Calls of one
         form, such as those of `generate`, must not put off the search for another."""
@@ -62,18 +62,8 @@ class Direct:
         """The shortcut of calls without gradients, if it serves calls of one set of sizes."""
         self._known: dict[Hashable, _Sizes] = {}
         self._unseen = 0
-        options, machine = backend.options, backend.machine
-        self.contested = (
-            options.kernels == "auto"
-            and options.check != "always"
-            and options.batch_norm == "full"
-            and backend.given is None
-            and present(machine)
-            and _alike(model, backend)
-        )
-        """True if the user asked for the fastest form and for nothing that requires a plan, such as memory of several
-        devices."""
-        self._accelerators = [device.torch_device for device in machine.devices if device.torch_type != "cpu"]
+        devices = backend.machine.devices
+        self._accelerators = [device.torch_device for device in devices if device.torch_type != "cpu"]
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output, computed by the plain model or by its `placed` form."""
@@ -191,6 +181,15 @@ class Direct:
         """Return True if there are programs, the kernels of each are chosen, and none is on trial."""
         executors = self._backend.executors()
         return bool(executors) and all(isinstance(each, TunedExecutor) and each.settled for each in executors)
+
+
+def way(model: Callable[..., Any], guard: Guard, backend: Backend) -> _Direct:
+    """Return the way of calls. The plain model competes if the user asked for the fastest form and for nothing that
+    requires a plan, such as memory of several devices."""
+    options, free = backend.options, backend.given is None
+    plain = options.kernels == "auto" and options.check != "always" and options.batch_norm == "full"
+    contested = plain and free and present(backend.machine) and _alike(model, backend)
+    return _Direct(model, guard, backend, contested)
 
 
 def _alike(model: Callable[..., Any], backend: Backend) -> bool:
