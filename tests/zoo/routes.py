@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from unittest import mock
 
 import adversary
 import torch
+from torch.utils import _pytree as pytree
 
 import autopar
 from autopar.capture import Captured
@@ -19,6 +21,7 @@ from autopar.engine.compiled import Compiled
 from autopar.ir.device import Device, Link
 from autopar.ir.graph import LOCAL
 from autopar.ir.machine import Machine
+from autopar.ir.open_size import OPENED
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.pipeline import stages
@@ -65,6 +68,13 @@ class TaskByTask:
         outputs = [values[name] for name in self.graph.outputs]
         return outputs, {target: values[made] for made, target in self.graph.updates}
 
+    def resized(self, sizes: tuple[float, ...]) -> TaskByTask:
+        """See `Executor`."""
+        made, sized = copy.copy(self), _with(sizes)
+        tasks = (replace(task, args=sized(task.args), kwargs=sized(task.kwargs)) for task in self.graph.tasks)
+        made.graph = replace(self.graph, tasks=tuple(tasks))
+        return made
+
     def run(self, inputs: Sequence[Any], record: bool) -> tuple[list[Any], None]:
         """See `Executor`."""
         return self(inputs), None
@@ -75,6 +85,11 @@ class TaskByTask:
 
     def close(self) -> None:
         """See `Executor`."""
+
+
+def _with(sizes: tuple[float, ...]) -> Callable[[Any], Any]:
+    """The arguments of a task with these numbers in place of those that vary."""
+    return lambda given: pytree.tree_map_only(OPENED, lambda number: sizes[number.place], given)
 
 
 class Adversarial(TaskByTask):
