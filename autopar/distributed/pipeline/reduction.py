@@ -146,19 +146,6 @@ def sums(
     grid: rank of each process of each replica.
     whole: paths of the parameters that sharded replicas keep whole; None: replicas are not sharded.
     """
-    stages = {n: module for n, module in modules.items() if plan.position(n) == position}
-    return _Sums(stages, _shared(modules, plan, grid, position, whole, group), plan.micro_batches)
-
-
-def _shared(
-    modules: Mapping[int, Staged],
-    plan: Distribution,
-    grid: Sequence[Sequence[int]],
-    position: int,
-    whole: set[str] | None,
-    group: Group,
-) -> list[_Held]:
-    """Return the parameters that this process shares with other stages or replicas."""
     holders: defaultdict[str, set[int]] = defaultdict(set)
     own: dict[str, nn.Parameter] = {}
     for number, module in modules.items():
@@ -178,7 +165,8 @@ def _shared(
             holding = subgroup(sorted(members), group) if len(members) > 1 else None
             if holding is not None and dist.get_rank() in members:
                 found.append(([own[path] for path in paths], holding, len(shared) == 1))
-    return found
+    stages = {n: module for n, module in modules.items() if plan.position(n) == position}
+    return _Sums(stages, found, plan.micro_batches)
 
 
 def _buckets(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[_Bucket]:
