@@ -62,7 +62,8 @@ def test_the_guard_against_torch_can_fail(tmp_path: Path) -> None:
 
 def test_files_are_short() -> None:
     assert len(FILES) > 200
-    assert not [str(path) for path in FILES if len(path.read_text().splitlines()) > 400]
+    both = (*FILES, *Path(__file__).parents[1].rglob("*.py"))
+    assert not [str(path) for path in both if len(path.read_text().splitlines()) > 400]
 
 
 def test_the_top_fits_a_glance() -> None:
