@@ -22,6 +22,21 @@ def test_a_write_to_all_of_a_tensor_is_seen_at_once(size: int, dtype: torch.dtyp
     assert tensor._version == 0 and not watch.unchanged()
 
 
+def test_a_write_to_any_of_several_tensors_is_seen() -> None:
+    packed = torch.frombuffer(bytearray(64), dtype=torch.float32, count=3, offset=1)
+    made: list[torch.Tensor] = [
+        torch.ones(3, dtype=torch.complex128), torch.ones(5, 7)[:, 1:3], torch.ones(9, dtype=torch.uint8),
+        torch.ones(2, dtype=torch.float64).expand(4, 2), torch.ones(()), packed, torch.ones(0),
+    ]  # fmt: skip
+    state = dict(zip("abcdefg", made))
+    pool = Replicas()
+    for tensor in made:
+        watch = Watch([pool.master(name, state, name) for name in state])
+        assert watch.unchanged()
+        tensor.data[(slice(1),) * tensor.dim()].fill_(2)
+        assert watch.unchanged() is not bool(tensor.numel())
+
+
 def test_scaling_is_seen_at_once_where_some_rows_are_zero() -> None:
     tensor = torch.ones(100, 64)
     tensor[0] = tensor[50:60] = 0
