@@ -8,11 +8,12 @@ import pytest
 from benchmarks.instances import planted, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from taskfiles import randomly
 
-from autopar.errors import TooLongError
+from autopar.errors import PlanError, TooLongError
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
-from autopar.planner.bounds.ancestors import local
+from autopar.planner.bounds.ancestors import joined, local
 from autopar.planner.bounds.critical_path import paths
 from autopar.planner.formats import read
 from autopar.planner.formats.read import stg
@@ -143,6 +144,41 @@ def test_no_copy_of_a_run_starts_before_its_head(seed, tasks, ratio):
         for r, name in enumerate(instance.names):
             first = head[whole.number[name.removesuffix("'")], play.device[r]]
             assert first <= play.start[r] * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(3, 10))
+def test_no_schedule_is_shorter_than_what_neighbours_prove(seed, tasks):
+    draw = random.Random(seed)
+    for graph in (small(seed, tasks=tasks), randomly(draw, tasks)):
+        try:
+            instance = Instance(read(graph))
+        except PlanError:
+            continue  # Nothing links a maker to a reader.
+        known = paths(instance, once=True)
+        raised = joined(instance, known)
+        assert (raised.head >= known.head).all() and (raised.tail >= known.tail).all()
+        for _ in range(5):
+            try:
+                play = Play(instance, random_schedule(instance, draw))
+            except PlanError:
+                continue  # What is drawn may wait for itself.
+            assert raised.length <= play.makespan * (1 + 1e-9)
+            for r, d in enumerate(play.device):
+                assert raised.head[r, d] <= play.start[r] * (1 + 1e-9)
+                assert play.end[r] + raised.tail[r, d] <= play.makespan * (1 + 1e-9)
+
+
+def test_inputs_made_or_sent_one_after_the_other_arrive_late():
+    # Both inputs of u must be made on one device, or one of them sent; alone, each could be there after a second.
+    instance = Instance(read(tree(1.5)))
+    known = paths(instance, once=True)
+    raised = joined(instance, known)
+    u = instance.number["u"]
+    assert known.head[u].min() == pytest.approx(1.0)
+    assert raised.head[u].min() == pytest.approx(2.0)
+    assert raised.length > known.length
 
 
 def tree(trip: float, lanes: int = 1):

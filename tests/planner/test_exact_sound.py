@@ -12,7 +12,9 @@ from test_bounds import random_schedule
 
 from autopar.errors import PlanError
 from autopar.planner import schedule
+from autopar.planner.bounds.ancestors import joined
 from autopar.planner.bounds.critical_path import paths
+from autopar.planner.bounds.load import load
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
@@ -20,7 +22,7 @@ from autopar.planner.model.timing import memory
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 
-from autopar.planner.exact.model import Model, TimeUnits, solver  # noqa: E402
+from autopar.planner.exact.model import Model, TimeUnits, solver, weigh  # noqa: E402
 from autopar.planner.exact.proof import proofs  # noqa: E402
 from autopar.planner.exact.transfers import cap, transfer  # noqa: E402
 
@@ -33,10 +35,11 @@ def fits(play):
 
 def solution(instance, best, play):
     """The solver's verdict on a simulated schedule, all of which is given, where no more than `best` is asked for."""
-    units, around = TimeUnits(best.makespan, UNITS), paths(instance, once=True)
+    units, around = TimeUnits(best.makespan, UNITS), joined(instance, paths(instance, once=True))
     model = Model(instance, units, best, around, units.floor(best.makespan))
     transfer(model)
     model.limit()
+    weigh(model, load(instance, around)[1])
     cap(model)
     for r, d in enumerate(play.device):
         model.cp.add_bool_or(model.on[r].get(d, False))

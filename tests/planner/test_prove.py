@@ -33,6 +33,21 @@ def test_the_bound_comes_up_to_a_plan_no_longer(seed):
     assert chosen in race.entries
 
 
+@pytest.mark.slow
+def test_work_at_its_prices_proves_more_for_the_same_effort(monkeypatch):
+    proof = pytest.importorskip("autopar.planner.exact.proof")
+    instance = Instance(read(small(36)))
+    first = heft(instance)
+
+    def proved():
+        *_, last = proof.proofs(instance, first, 0.3)
+        return last.best.makespan / last.bound
+
+    with_prices = proved()
+    monkeypatch.setattr(proof, "weigh", lambda model, price: None)
+    assert with_prices < proved()
+
+
 def test_nothing_is_tried_in_vain(monkeypatch):
     called = []
     proof = pytest.importorskip("autopar.planner.exact.proof")

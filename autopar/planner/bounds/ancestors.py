@@ -1,5 +1,5 @@
-"""Bounds from a cluster's ancestors and descendants: those needed on its own device for an early start, and all that
-must precede or follow it on a shared machine."""
+"""Bounds from what surrounds a cluster: ancestors needed on its own device for an early start, all that must precede
+or follow it on a shared machine, and its makers and readers in all their placements."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -21,6 +22,8 @@ STEPS = 150_000
 """Limit on (cluster, ancestor) pairs, which limits the ancestors of each cluster."""
 LARGEST = 1_000
 """Limit on clusters for `fernandez_bussell`: time and memory grow with their square."""
+CASES = 1_024
+"""Limit on the placements of a cluster's neighbours in `joined`; with more, some neighbours are left out."""
 
 
 def local(instance: Instance, paths: Paths) -> Paths:
@@ -177,3 +180,116 @@ def _above(before: Sequence[Sequence[int]]) -> list[Ints]:
         )
         for bits in ancestors(before, order if forward else order[::-1])
     ]
+
+
+def joined(instance: Instance, paths: Paths) -> Paths:
+    """Raise heads and tails for schedules that compute each cluster once, by contention among neighbours; return the
+    result.
+
+    A cluster starts when all its inputs are there. Those made on one device of a single lane are made one after the
+    other, and those that share a queue are sent one after the other. For each placement of the makers, this is a
+    problem of one machine with release times (Jackson, "Scheduling a production line to minimize maximum tardiness",
+    UCLA, 1955); the shortest is a head, and backwards a tail. Unchanged if some route has several hops.
+    """
+    if any(len(hops or ()) > 1 for row in instance.route for hops in row):
+        return paths
+    joins = _Joins(instance, paths)
+    for r in range(instance.clusters):
+        joins.raise_head(r)
+    for r in reversed(range(instance.clusters)):
+        joins.raise_tail(r)
+    length = float((joins.head + paths.seconds + joins.tail).min(axis=1).max())
+    return replace(paths, head=joins.head, tail=joins.tail, length=max(paths.length, length))
+
+
+class _Joins:
+    """Heads and tails raised so far, in seconds (R, D)."""
+
+    def __init__(self, instance: Instance, paths: Paths) -> None:
+        self.instance, self.seconds = instance, paths.seconds
+        self.head, self.tail = paths.head.copy(), paths.tail.copy()
+        self.devices = len(instance.devices)
+        self.single = [d for d, width in enumerate(instance.widths) if width == 1]
+        self.queue = np.array([[hops[0].lane if hops else -1 for hops in row] for row in instance.route])
+        self.most = 1
+        """Limit on neighbours: their placements are at most `CASES`."""
+        while self.devices > 1 and self.devices ** (self.most + 1) <= CASES:
+            self.most += 1
+
+    def raise_head(self, r: int) -> None:
+        """Raise the heads of a cluster; its predecessors come first."""
+        instance = self.instance
+        made = [(instance.maker[v], v) for v in instance.reads[r] if instance.maker[v] >= 0]
+        for d in instance.allowed[r] if made else ():
+            self.head[r, d] = max(self.head[r, d], self._arrival(made, d))
+
+    def raise_tail(self, r: int) -> None:
+        """Raise the tails of a cluster; its successors come first."""
+        instance = self.instance
+        for v in instance.makes[r]:
+            for d in instance.allowed[r] if instance.readers[v] else ():
+                self.tail[r, d] = max(self.tail[r, d], self._rest(v, d))
+
+    def _arrival(self, made: Sequence[tuple[int, int]], d: int) -> float:
+        """Return the least time at which values of these (maker, value) pairs can all be on device d."""
+        instance, ends = self.instance, self.head + self.seconds
+        made = sorted(made, key=lambda pair: (-float(ends[pair[0]].min()), pair[1]))[: self.most]
+        makers = np.array([p for p, _ in made])
+        at = _placements([instance.allowed[p] for p in makers])
+        trips = np.array([[instance.travel(v, e, d) for e in range(self.devices)] for _, v in made])
+        first = np.array([p not in makers[:i] for i, p in enumerate(makers)])
+        ready, trip = ends[makers, at], trips[np.arange(len(made)), at]
+        found = (ready + trip).max(axis=1)
+        for e in self.single:
+            here = at == e
+            seconds = np.where(here & first, self.seconds[makers, e], 0.0)
+            leave = np.where(here.any(axis=1), np.where(here, trip, np.inf).min(axis=1), 0.0)
+            release = np.broadcast_to(self.head[makers, e], at.shape)
+            np.maximum(found, _ended(release, seconds) + leave, out=found)
+        for queue in range(len(instance.copy_lanes)):
+            shared = (self.queue[:, d] == queue)[at] & (at != d)
+            np.maximum(found, _ended(ready, np.where(shared, trip, 0.0)), out=found)
+        return float(found.min())
+
+    def _rest(self, v: int, d: int) -> float:
+        """Return the least time from the end of the maker of value v on device d to the end of the schedule."""
+        instance, rest = self.instance, self.seconds + self.tail
+        readers = sorted(instance.readers[v], key=lambda r: (-float(rest[r].min()), r))[: self.most]
+        clusters = np.array(readers)
+        at = _placements([instance.allowed[r] for r in readers])
+        tail, seconds = self.tail[clusters, at], self.seconds[clusters, at]
+        trips, needs = np.zeros((2, len(at), self.devices))
+        for e in range(self.devices):
+            here = at == e
+            needs[:, e] = np.where(here, seconds + tail, 0.0).max(axis=1)
+            if e in self.single:
+                np.maximum(needs[:, e], _followed(np.where(here, seconds, 0.0), tail), out=needs[:, e])
+            trips[:, e] = np.where(here.any(axis=1), instance.travel(v, d, e), 0.0)
+        found = (trips + needs).max(axis=1)
+        for queue in range(len(instance.copy_lanes)):
+            shared = (self.queue[d] == queue) & (np.arange(self.devices) != d)
+            np.maximum(found, _followed(np.where(shared, trips, 0.0), needs), out=found)
+        return float(found.min())
+
+
+def _placements(allowed: Sequence[Sequence[int]]) -> Ints:
+    """Return all ways to choose a device for each cluster, a row each."""
+    return np.array(list(product(*allowed)), dtype=np.int64)
+
+
+def _ended(release: Floats, seconds: Floats) -> Floats:
+    """Return the time at which one machine has done the jobs of each row, those with `seconds` above 0."""
+    order = np.argsort(release, axis=1)
+    release, seconds = np.take_along_axis(release, order, 1), np.take_along_axis(seconds, order, 1)
+    end = np.zeros(len(release))
+    for begin, own in zip(release.T, seconds.T):
+        end = np.where(own > 0, np.maximum(end, begin) + own, end)
+    return end
+
+
+def _followed(seconds: Floats, tail: Floats) -> Floats:
+    """Return the least time from the start of the jobs of each row, on one machine, to the end of their tails."""
+    order = np.argsort(-tail, axis=1)
+    tail, seconds = np.take_along_axis(tail, order, 1), np.take_along_axis(seconds, order, 1)
+    found: Floats = np.where(seconds > 0, np.cumsum(seconds, axis=1) + tail, 0.0).max(axis=1)
+    return found

@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from ..bounds.critical_path import Paths
+from ..bounds.critical_path import Floats, Paths
 from ..model.instance import Instance
 from ..model.simulator import Play
+
+SCALE = 1_000
+"""Sum of the prices as whole numbers: the solver has no fractions."""
 
 Literal = Any
 """True, False, a Boolean variable or its negation."""
@@ -250,14 +253,42 @@ class Model:
             else:
                 cp.add_cumulative(intervals, [use.amount for use in uses], capacity)
             work = total([(use.size * use.amount, use.when) for use in uses])
-            # The limit `floor` keeps this valid for a resource that is not used at all.
-            idle = min(min(use.head for use in uses) + min(use.tail for use in uses), self.floor)
-            cp.add(capacity * self.makespan >= capacity * idle + work)
+            cp.add(capacity * self.makespan >= capacity * self.idle((kind, number)) + work)
+
+    def idle(self, resource: tuple[str, int]) -> int:
+        """Return the least units before and after all uses of a resource; valid too if a schedule does not use it."""
+        uses = self.uses.get(resource, ())
+        if not uses:
+            return 0
+        return min(min(use.head for use in uses) + min(use.tail for use in uses), self.floor)
 
 
 def total(terms: list[tuple[int, Literal]]) -> Any:
     """Return the sum of the sizes whose literals hold."""
     return sum(size * int(when) if isinstance(when, bool) else size * when for size, when in terms)
+
+
+def weigh(model: Model, price: Floats) -> None:
+    """Let the schedule be at least as long as its work at the device prices (D) of `load`.
+
+    Each cluster costs at least as much as on its cheapest device; another device adds the difference, as reduced
+    costs do. So where the load is what makes a schedule long, few clusters have a choice.
+    """
+    instance = model.instance
+    prices = [round(SCALE * own) for own in price.tolist()]
+    least, more = 0, []
+    for r in range(instance.clusters):
+        costs = [
+            (prices[d] * lanes * size, when) for d in model.on[r] for lanes, size, when in model.modes[r, d]
+        ]
+        cheapest = min(cost for cost, _ in costs)
+        least += cheapest
+        more += [(cost - cheapest, when) for cost, when in costs if cost > cheapest]
+    for d, own in enumerate(prices):
+        least += own * instance.widths[d] * model.idle(("device", d))
+    paid = sum(own * width for own, width in zip(prices, instance.widths))
+    if paid:
+        model.cp.add(paid * model.makespan >= least + total(more))
 
 
 def solver(effort: float, until: float) -> cp_model.CpSolver:

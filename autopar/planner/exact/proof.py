@@ -19,13 +19,14 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from ...ir.plan_check import sound
+from ..bounds.ancestors import joined
 from ..bounds.critical_path import Paths, paths
 from ..bounds.load import load
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule, in_order
 from ..model.timing import fits
 from ..model.toposort import ancestors
-from .model import Model, TimeUnits, solver
+from .model import Model, TimeUnits, solver, weigh
 from .transfers import cap, transfer
 
 FIRST = 0.05
@@ -81,9 +82,10 @@ class _Proof:
     ) -> None:
         began = time.monotonic()
         self.instance, self.best = instance, Play(instance, start)
-        self.paths = paths(instance, once=True)
+        self.paths = joined(instance, paths(instance, once=True))
         self.bound = 0.0
-        self._raise(max(bound, self.paths.length, load(instance, self.paths)[0]))
+        shared, self.price = load(instance, self.paths)
+        self._raise(max(bound, self.paths.length, shared))
         self.effort, self.spent = effort, 0.0
         self._until = began + budget_s
         # Building a model cannot be cut short, and takes about as long as this constructor, or some times longer.
@@ -129,6 +131,7 @@ class _Proof:
         model = Model(instance, units, self.best, replace(self.paths, length=self.bound), aim)
         transfer(model)
         model.limit()
+        weigh(model, self.price)
         if instance.tight:
             cap(model)
         own = solver(effort, self._until)
