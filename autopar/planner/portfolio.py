@@ -104,7 +104,8 @@ def _repair(race: Race, steps: int) -> None:
 
 
 STRATEGIES = (
-    _Strategy("identical", lambda race: bool(race.instance.alike), lambda race, _: race.enter(identical(race))),
+    _Strategy("identical", lambda race: bool(race.instance.alike),
+             lambda race, steps: race.enter(identical(race, steps))),
     _Strategy("lists", _small, lambda race, _: _lists(race, heft, lookahead)),
     _Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
              lambda race, _: _lists(race, fill, follow)),

@@ -83,20 +83,34 @@ def test_lanes_are_filled_without_a_pause(made):
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 25), st.integers(2, 4))
-@example(339, 17, 3)
-@example(791, 23, 4)
-def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(seed, tasks, lanes):
+@given(st.integers(0, 10**6), st.integers(2, 25), st.integers(2, 4), st.sampled_from([0, 5_000]))
+@example(339, 17, 3, 0)
+@example(791, 23, 4, 0)
+def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(seed, tasks, lanes, steps):
     draw = random.Random(seed)
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
     graph = lanes_of(lanes, [draw.choice((0, 0.1, 1 / 3, 0.7, 2)) for _ in waits], waits)
     instance = Instance(read(graph))
-    found = Play(instance, identical(Race(instance, lower_bound(instance)))).makespan
+    found = Play(instance, identical(Race(instance, lower_bound(instance)), steps)).makespan
     reference = listed(graph, lanes)
     # Graham, "Bounds on multiprocessing timing anomalies", 1969: two lists, which break ties apart, differ by less.
     assert lower_bound(instance) <= found * (1 + 1e-9) <= reference * (2 - 1 / lanes)
     with without_solver():
         assert autopar.schedule(graph).makespan <= reference * (1 + 1e-9)
+
+
+def test_lists_with_some_clusters_moved_come_to_the_bound():
+    few = many = 0
+    for seed in range(12):
+        graph = lanes_of(3, *filled(random.Random(seed), 3, 30, 8))
+        instance = Instance(read(graph))
+        first, last = (
+            Play(instance, identical(Race(instance, lower_bound(instance)), steps)).makespan
+            for steps in (0, 300_000)
+        )
+        assert lower_bound(instance) <= last * (1 + 1e-9) <= first * (1 + 2e-9)
+        few, many = few + (first <= 30 * (1 + 1e-9)), many + (last <= 30 * (1 + 1e-9))
+    assert many > few
 
 
 @pytest.mark.slow
@@ -108,5 +122,5 @@ def test_annealing_shortens_what_list_schedules_come_to():
         instance = Instance(read(graph))
         with without_solver():
             plans += autopar.schedule(graph).makespan
-        lists += Play(instance, identical(Race(instance, 200.0))).makespan
+        lists += Play(instance, identical(Race(instance, 200.0), 0)).makespan
     assert plans < lists and plans <= 6 * 200.0 * 1.005

@@ -3,12 +3,14 @@ on identical lanes, P | prec | Cmax.
 
 Schedules on lanes are justified: clusters are shifted as late as possible, by decreasing end, then as early as
 possible, by increasing start (Valls, Ballestín and Quintanilla, "Justification and RCPSP: a technique that pays",
-European Journal of Operational Research 165(2), 2005).
+European Journal of Operational Research 165(2), 2005); then lists with some clusters moved, each justified, replace the
+shortest one unless they are longer.
 """
 
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -31,6 +33,10 @@ JUSTIFIED = 2
 """Limit on the justifications of a list schedule."""
 LISTED = 300_000
 """Limit on the clusters placed in all list schedules together."""
+SHARES = (0.05, 0.2, 1.0)
+"""Shares of the clusters that are moved in a list."""
+FAR = (0.2, 0.5, 1.0, 2.0, 4.0)
+"""Standard deviations of these moves, in mean durations of a cluster."""
 CLOSE = 1e-9
 """Gap to the lower bound, as a share, at which the search ends."""
 
@@ -96,24 +102,26 @@ def _reduced(before: Sequence[Sequence[int]]) -> list[list[int]]:
     return found
 
 
-def identical(race: Race) -> Schedule:
-    """Return the shortest list schedule found on identical lanes; stop at the bound.
+def identical(race: Race, steps: int) -> Schedule:
+    """Return the shortest list schedule found on identical lanes, with about `steps` placed clusters; stop at the
+    bound.
 
-    O((R + E) log R) for R clusters and E edges.
+    O((R + E) log R) for each list of R clusters and E edges.
     """
     instance, lanes = race.instance, race.instance.alike
     seconds = [row[lanes[0][0]] for row in instance.seconds]
     before = _reduced(instance.before) if instance.clusters <= LARGE else instance.before
     forth = _Direction(seconds, before, len(lanes))
     back = _Direction(seconds, forth.after, len(lanes), back=True)
-    enough, left = race.bound * (1 + CLOSE), LISTED
-    best: list[float] = []
-    for ends in _lists(forth, back):
-        if not best or max(ends) < max(best):
+    enough, left = race.bound * (1 + CLOSE), min(steps, LISTED)
+    lists, draw = _lists(forth, back), random.Random(0)
+    best = next(lists)
+    while max(best) > enough and left > 0 and not race.late:
+        ends = next(lists, None) or _moved(forth, back, best, draw)
+        # Another schedule of the same length may lead on.
+        if max(ends) <= max(best):
             best = ends
         left -= 2 * instance.clusters
-        if max(best) <= enough or left < 0 or race.late:
-            break
     return _schedule(instance, forth, lanes, best)
 
 
@@ -128,6 +136,13 @@ def _lists(forth: _Direction, back: _Direction) -> Iterator[list[float]]:
             for _ in range(JUSTIFIED):
                 ends = forth.listed(back.listed(ends))
                 yield ends
+
+
+def _moved(forth: _Direction, back: _Direction, ends: list[float], draw: random.Random) -> list[float]:
+    """Return the finish of each cluster in a justified list in whose order some of the `ends` were moved."""
+    share, far = draw.choice(SHARES), draw.choice(FAR) * sum(forth.seconds) / len(forth.seconds)
+    moved = [end + (draw.gauss(0.0, far) if draw.random() < share else 0.0) for end in ends]
+    return forth.listed(back.listed(moved))
 
 
 def _schedule(
