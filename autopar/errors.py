@@ -39,7 +39,29 @@ class ProgramError(AutoparError):
 
 
 class RunError(AutoparError):
-    """A task that failed while it ran; names the task, its module path, source line and device."""
+    """A task that failed while it ran; names the task, its module path, source line and device.
+
+    As eager would have it, it is also of the class of the task's own error, such as IndexError (`like`).
+    """
+
+    @classmethod
+    def like(cls, error: BaseException, text: str) -> RunError:
+        """Return an error with this text that `except` of the class of `error` catches too, with its attributes."""
+        kind = type(error)
+        if not isinstance(error, Exception) or issubclass(cls, kind):
+            return cls(text)
+        # Printed and pickled as its base class.
+        own = {
+            "__module__": cls.__module__,
+            "__str__": BaseException.__str__,
+            "__reduce__": lambda _: (cls, (text,)),
+        }
+        try:
+            made: RunError = type(cls.__name__, (cls, kind), own)(text)
+        except TypeError:  # classes such as OSError have a layout of their own
+            return cls(text)
+        vars(made).update(vars(error))
+        return made
 
 
 class DifferenceError(RunError):

@@ -238,6 +238,10 @@ SHOWN = 5
 """Limit on the tasks that are named as possible sources of an error."""
 
 
+_ASSERT = "aten._assert_async."
+"""Target of the task of an `assert` on a tensor."""
+
+
 class _Ended(Exception):
     """The thread of a lane ended in the middle of a call."""
 
@@ -245,7 +249,7 @@ class _Ended(Exception):
 def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> BaseException:
     """Return the exception to raise for an error in lane `name`; `own`: the lane runs in the caller's thread.
 
-    An interrupt of the caller is returned unchanged; any other error becomes a RunError.
+    An interrupt of the caller is returned unchanged; any other error becomes a RunError, also of its own class.
     """
     if isinstance(error, _Ended):
         return RunError(
@@ -259,7 +263,11 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
         return error
     what = f"lane {name}"
     if isinstance(step, Compute):
-        what = assembly.graph.task[step.task].where
+        task = assembly.graph.task[step.task]
+        what = task.where
+        if task.target.startswith(_ASSERT):
+            # PyTorch's operator raises RuntimeError where the model's `assert` raises AssertionError.
+            error = AssertionError(str(error))
     elif isinstance(step, Piece):
         first = assembly.graph.task[step.tasks[0]].where
         what = f"the kernel of {len(step.tasks)} tasks from {first}"
@@ -271,9 +279,11 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
     source = assembly.program.lane[waited]
     kind = assembly.torch_device(source.device).type
     if kind == "cpu" or not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
-        return RunError(found)
+        return RunError.like(error, found)
     if isinstance(step, Compute | Piece) and not isinstance(error, torch.AcceleratorError):
-        return RunError(f"{found} (or a task launched before it there did: accelerators report errors late)")
+        return RunError.like(
+            error, f"{found} (or a task launched before it there did: accelerators report errors late)"
+        )
     launched = _launched(assembly, source, index if source is lane else len(source.steps))
     return RunError(
         f"{source.device} reported an error when {what} came to it (lane {name}): {type(error).__name__}: "

@@ -226,6 +226,27 @@ def test_a_failing_operator_in_a_worker_names_all_and_the_next_call_works():
         assert word in str(caught.value)
     assert isinstance(caught.value.__cause__, IndexError)
     assert fast(good).shape == (8, 8)
+    with pytest.raises(IndexError, match="task 'embedding'"):
+        fast(good + 5)
+
+
+class Refused(ValueError):
+    def __init__(self, code, more):
+        super().__init__(code, more)
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [IndexError("no"), KeyError("no"), OSError(5, "no"), Refused(7, 8), RuntimeError("no"), SystemExit(1)],
+)
+def test_an_error_of_a_run_is_of_the_class_of_its_cause_too(error):
+    found = RunError.like(error, "task 'a' failed")
+    assert isinstance(found, RunError) and str(found) == "task 'a' failed"
+    assert isinstance(found, type(error)) or isinstance(error, (OSError, SystemExit))
+    assert getattr(found, "code", None) == getattr(error, "code", None) or isinstance(error, SystemExit)
+    again = pickle.loads(pickle.dumps(found))
+    assert type(again) is RunError and str(again) == str(found)
 
 
 def test_moving_and_pickling_are_refused():

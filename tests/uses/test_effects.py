@@ -43,6 +43,8 @@ def test_assertions_about_values_are_made():
             assert alike(fast(x), model(x))
             with pytest.raises(autopar.RunError, match=r"test_effects.py:\d+ failed.*too large"):
                 fast(x * 200)
+            with pytest.raises(AssertionError, match="too large"):
+                fast(x * 200)
 
 
 def test_a_training_step_that_asserts_changes_nothing():
