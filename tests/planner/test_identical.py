@@ -99,6 +99,23 @@ def test_a_plan_is_no_longer_than_a_list_schedule_and_no_shorter_than_the_bound(
         assert autopar.schedule(graph).makespan <= reference * (1 + 1e-9)
 
 
+def test_work_within_intervals_raises_the_bound_up_to_the_optimum_at_most(monkeypatch):
+    raised = 0
+    for seed in range(100):
+        draw = random.Random(seed)
+        waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(30)]
+        graph = lanes_of(4, [draw.randint(1, 9) for _ in waits], waits)
+        bound = lower_bound(Instance(read(graph)))
+        with monkeypatch.context() as patch:
+            patch.setattr("autopar.planner.bounds.energetic", lambda instance, paths, known: known)
+            without = lower_bound(Instance(read(graph)))
+        assert without <= bound
+        if bound > without:
+            raised += 1
+            assert bound <= autopar.schedule(graph, budget_s=1).makespan
+    assert raised
+
+
 def test_lists_with_some_clusters_moved_come_to_the_bound():
     few = many = 0
     for seed in range(12):

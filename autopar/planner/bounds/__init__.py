@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import replace
 
 import numpy as np
 
 from ..model.instance import Instance
 from .ancestors import LARGEST, fernandez_bussell, local
 from .critical_path import Floats, Paths, paths
-from .load import evenly, load
+from .load import energetic, evenly, load
 from .traffic import traffic
 
 __all__ = ["device_prices", "lower_bound"]
@@ -28,9 +29,9 @@ def lower_bound(instance: Instance, enough: float = math.inf) -> float:
     These are: the critical path without contention (`paths`), up to 2,000 clusters raised by the ancestors
     that a cluster needs on its device to start early (`local`); the optimal fractional load of devices, buses
     and memories (`load`), with the transfers between clusters if they crowd buses (`traffic`); up to 1,000
-    clusters, the work before and after each (`fernandez_bussell`); all work over all lanes (`evenly`); the host's
-    dispatch of every cluster. Near linear in reads × devices², except `local` and `fernandez_bussell`. A bound of
-    `enough` seconds ends the search.
+    clusters, the work before and after each (`fernandez_bussell`), and on identical lanes that within intervals
+    (`energetic`); all work over all lanes (`evenly`); the host's dispatch of every cluster. Near linear in
+    reads × devices², except `local` and those up to 1,000 clusters. A bound of `enough` seconds ends the search.
     """
     path = paths(instance)
     if not instance.clusters or path.length == math.inf:
@@ -46,8 +47,16 @@ def lower_bound(instance: Instance, enough: float = math.inf) -> float:
         path = local(instance, path)
     unit = _unit(instance)
     bound = traffic(instance, path, (shared, price), max(path.length, shared, simple))
-    bound = max(bound, _with_work_around(instance, path, price, unit))
-    # Every makespan is a whole number of units.
+    if instance.clusters <= LARGEST:
+        path = _with_work_around(instance, path, price, unit)
+        bound = max(bound, path.length)
+        if instance.alike:
+            bound = energetic(instance, path, _whole(bound, unit))
+    return _whole(bound, unit)
+
+
+def _whole(bound: float, unit: float) -> float:
+    """Return the bound, rounded up to whole units if there are any: every makespan is a whole number of them."""
     return max(bound, unit * math.ceil(bound / unit * (1 - 1e-9))) if unit else bound
 
 
@@ -64,19 +73,20 @@ def device_prices(instance: Instance) -> tuple[list[float], float]:
     return price.tolist(), shared / length if length > 0 else math.inf
 
 
-def _with_work_around(instance: Instance, path: Paths, price: Floats, unit: float) -> float:
-    """Return the critical path in seconds, with the work that shares the machine before and after each cluster."""
+def _with_work_around(instance: Instance, path: Paths, price: Floats, unit: float) -> Paths:
+    """Return the heads and tails with the work that shares the machine before and after each cluster."""
     lanes = np.array(instance.widths, dtype=float)
     whole = float(price @ lanes)
-    if instance.clusters > LARGEST or not whole > 0:
-        return 0.0
+    if not whole > 0:
+        return path
     able = np.isfinite(path.seconds)
     share = np.where(able, np.where(able, path.seconds, 0.0) * price, np.inf).min(axis=1) / whole
     quickest = path.seconds.min(axis=1)
     head = fernandez_bussell(instance.before, quickest, share, path.head.min(axis=1), unit)
     tail = fernandez_bussell(instance.after, quickest, share, path.tail.min(axis=1), unit)
-    with_all = np.maximum(path.head, head[:, None]) + path.seconds + np.maximum(path.tail, tail[:, None])
-    return float(with_all.min(axis=1).max())
+    head, tail = np.maximum(path.head, head[:, None]), np.maximum(path.tail, tail[:, None])
+    length = float((head + path.seconds + tail).min(axis=1).max())
+    return replace(path, head=head, tail=tail, length=max(path.length, length))
 
 
 def _unit(instance: Instance) -> float:
