@@ -57,7 +57,7 @@ class RunError(AutoparError):
             "__reduce__": lambda _: (cls, (text,)),
         }
         try:
-            made: RunError = type(cls.__name__, (cls, kind), own)(text)
+            made: RunError = type(cls.__name__, (kind,) if issubclass(kind, cls) else (cls, kind), own)(text)
         except TypeError:  # classes such as OSError have a layout of their own
             return cls(text)
         vars(made).update(vars(error))

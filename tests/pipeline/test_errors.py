@@ -245,6 +245,9 @@ def test_an_error_of_a_run_is_of_the_class_of_its_cause_too(error):
     assert isinstance(found, RunError) and str(found) == "task 'a' failed"
     assert isinstance(found, type(error)) or isinstance(error, (OSError, SystemExit))
     assert getattr(found, "code", None) == getattr(error, "code", None) or isinstance(error, SystemExit)
+    assert isinstance(RunError.like(found, "task 'b' failed"), type(error)) or not isinstance(
+        found, type(error)
+    )
     again = pickle.loads(pickle.dumps(found))
     assert type(again) is RunError and str(again) == str(found)
 
