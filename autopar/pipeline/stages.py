@@ -36,7 +36,7 @@ from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..system.text import seconds, ticking
-from ..transform.buckets import grouped
+from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
 from ..transform.rewrites import local, reassociated
 from .batch_split import best_plan, passed_over
 from .compare import present
@@ -254,7 +254,9 @@ def plan_captured(
     homes = homes_of(captured, machine, tensors, options.home)
     pins = resolve(captured.graph, options.pins, machine, weights)
     sums = resolve_sums(captured.graph, options.pins, weights)
-    graph = grouped(streamed(captured.graph, homes_asked(captured.graph, options.home)), homes, pins)
+    alone = [device.torch_type for device in machine.devices] == ["cpu"]
+    asked = streamed(captured.graph, homes_asked(captured.graph, options.home))
+    graph = grouped(asked, homes, pins, ALONE_BYTES if alone else BUCKET_BYTES)
     if machine.draws_apart:
         graph = local(graph)
     own = {*graph.outputs}

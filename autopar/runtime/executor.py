@@ -17,6 +17,7 @@ from ..errors import RunError
 from ..ir.plan import Plan
 from ..ir.program import Copy, Program
 from ..ir.timeline import Timeline
+from ..system.process import reserve
 from . import thread_state
 from .bind_program import Assembly
 from .flat_transfer import pieces
@@ -69,6 +70,10 @@ class Executor:
         self._origin: Executor | None = None
         self._resized: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._assemble(plan)
+        if len(program.lanes) == 1 and not self._assembly.devices:
+            reserve(
+                max((each.bytes for each in program.buffers if each.kind in ("made", "result")), default=0)
+            )
         thread_state.reset_after_fork.add(self)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:

@@ -22,7 +22,9 @@ def cores() -> int:
 KEPT_BYTES, LARGEST_BYTES = 2**31 - 1, 2**25
 """Bytes of freed memory that stay in the process, and the size from which an allocation is returned to the
 system when it is freed. Both are the most that `mallopt` accepts."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_MAPPINGS = 65_536
+"""glibc's own limit on the allocations that are mapped, in effect outside `reserve`."""
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 """Environment variables by which users set these limits."""
 
@@ -44,6 +46,25 @@ def keep_freed_memory() -> str:
         return "the C library is not glibc"
     done = mallopt(_TRIM_THRESHOLD, KEPT_BYTES) and mallopt(_MMAP_THRESHOLD, LARGEST_BYTES)
     return "" if done else "mallopt refuses"
+
+
+def reserve(largest: int) -> None:
+    """Let the main heap have half of `KEPT_BYTES` in one piece, if the `largest` allocation of a program, in bytes, is
+    `LARGEST_BYTES` or more.
+
+    It would otherwise be mapped anew in every call, unless freed memory happens to have room for it. Until it is
+    used, a grown heap takes addresses, but no memory.
+    """
+    if largest < LARGEST_BYTES or keep_freed_memory():
+        return
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    library.mallopt(_MMAP_MAX, 0)
+    try:
+        library.free(library.malloc(KEPT_BYTES // 2))
+    finally:
+        library.mallopt(_MMAP_MAX, _MAPPINGS)
 
 
 @contextmanager

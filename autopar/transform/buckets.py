@@ -26,6 +26,9 @@ _T = TypeVar("_T")
 BUCKET_BYTES = 1 << 20
 """Bytes that a link transfers during the latency of a copy: 40 µs, hand-offs included, at 25 GB/s. Smaller
 buckets would mostly wait for latency; larger ones would begin later without costing less."""
+ALONE_BYTES = 128 << 10
+"""The same on a single CPU, where nothing is transferred: to join a larger tensor and to write it back takes longer
+than the Python code of its own update, 20 µs."""
 FEW = 8
 """Limit on sums up to which none are grouped: they start in the backward and rarely wait for each other."""
 

@@ -34,13 +34,30 @@ for _ in range(10):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, 10 * 12 * (1 << 21) * 4 // resource.getpagesize())
 """
 
+LARGE = """
+import resource
+import torch, autopar
+from torch import nn
+
+model = nn.Sequential(nn.Embedding(20_000, 512), nn.Linear(512, 8))
+step = autopar.train_step(model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), ["cpu"])
+x, y = torch.arange(64), torch.arange(64) % 8
+for _ in range(5):
+    step(x, y)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step(x, y)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, 10 * 20_000 * 512 * 4 // resource.getpagesize())
+"""
+
 
 @pytest.mark.slow
-def test_pages_are_used_again_after_a_compile():
+@pytest.mark.parametrize("script", [PAGES, LARGE], ids=["blocks", "a gradient of 41 MB"])
+def test_pages_are_used_again_after_a_compile(script):
     environment = {
         name: text for name, text in os.environ.items() if "MALLOC" not in name and "GLIBC" not in name
     }
-    command = [sys.executable, "-c", PAGES]
+    command = [sys.executable, "-c", script]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     given, allocated = map(int, found.stdout.split()[-2:])
     assert given * 100 < allocated
