@@ -230,28 +230,6 @@ def test_a_failing_operator_in_a_worker_names_all_and_the_next_call_works():
         fast(good + 5)
 
 
-class Refused(ValueError):
-    def __init__(self, code, more):
-        super().__init__(code, more)
-        self.code = code
-
-
-@pytest.mark.parametrize(
-    "error",
-    [IndexError("no"), KeyError("no"), OSError(5, "no"), Refused(7, 8), RuntimeError("no"), SystemExit(1)],
-)
-def test_an_error_of_a_run_is_of_the_class_of_its_cause_too(error):
-    found = RunError.like(error, "task 'a' failed")
-    assert isinstance(found, RunError) and str(found) == "task 'a' failed"
-    assert isinstance(found, type(error)) or isinstance(error, (OSError, SystemExit))
-    assert getattr(found, "code", None) == getattr(error, "code", None) or isinstance(error, SystemExit)
-    assert isinstance(RunError.like(found, "task 'b' failed"), type(error)) or not isinstance(
-        found, type(error)
-    )
-    again = pickle.loads(pickle.dumps(found))
-    assert type(again) is RunError and str(again) == str(found)
-
-
 def test_moving_and_pickling_are_refused():
     fast = autopar.compile(Towers(), DEVICES)
     with pytest.raises(DeviceError, match=r"a compiled model cannot be moved to .*autopar.compile"):
