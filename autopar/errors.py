@@ -41,7 +41,7 @@ class ProgramError(AutoparError):
 class RunError(AutoparError):
     """A task that failed while it ran; names the task, its module path, source line and device.
 
-    As eager would have it, it is also of the class of the task's own error, such as IndexError (`like`).
+    It is also of the class of the error that the task raised, such as IndexError (`like`), as eager's error is.
     """
 
     @classmethod

@@ -27,8 +27,8 @@ BUCKET_BYTES = 1 << 20
 """Bytes that a link transfers during the latency of a copy: 40 µs, hand-offs included, at 25 GB/s. Smaller
 buckets would mostly wait for latency; larger ones would begin later without costing less."""
 ALONE_BYTES = 128 << 10
-"""The same on a single CPU, where nothing is transferred: to join a larger tensor and to write it back takes longer
-than the Python code of its own update, 20 µs."""
+"""The same on a single CPU, where nothing is transferred and joined tensors are copied for nothing else than fewer
+calls: a training step of ResNet-18 took 1.01 of a plain loop's time with 16 KB to 128 KB, 1.04 with 1 MB."""
 FEW = 8
 """Limit on sums up to which none are grouped: they start in the backward and rarely wait for each other."""
 

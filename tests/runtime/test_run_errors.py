@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+import torch
 
 from autopar.errors import RunError
 
@@ -15,7 +16,15 @@ class Refused(ValueError):
 
 @pytest.mark.parametrize(
     "error",
-    [IndexError("no"), KeyError("no"), OSError(5, "no"), Refused(7, 8), RuntimeError("no"), SystemExit(1)],
+    [
+        IndexError("no"),
+        KeyError("no"),
+        OSError(5, "no"),
+        Refused(7, 8),
+        RuntimeError("no"),
+        SystemExit(1),
+        torch.OutOfMemoryError("no"),
+    ],
 )
 def test_an_error_of_a_run_is_of_the_class_of_its_cause_too(error):
     found = RunError.like(error, "task 'a' failed")
