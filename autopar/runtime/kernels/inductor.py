@@ -6,12 +6,17 @@ Kernels for a CPU are called from C++. Kernels for a GPU are called from Python,
 
 from __future__ import annotations
 
+import copy
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import fx
+from torch.fx.passes.shape_prop import ShapeProp
 
 from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
@@ -21,7 +26,7 @@ from .stack import Compilation, Stack, exported
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
 """Operators that it unrolls step by step, or that are opaque to it."""
-_PACKAGE, _ARTIFACT = "piece.pt2", "piece.bin"
+_PACKAGE, _ARTIFACT, _PACKED = "piece.pt2", "piece.bin", "packed.json"
 _SEEN = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
 
 
@@ -57,8 +62,69 @@ def compile(frozen: bool, work: Compilation) -> None:
             raise ValueError(
                 "of inputs that are not contiguous it knows the strides of one set of sizes alone"
             )
+        if frozen and torch.backends.mkl.is_available() and not work.axes:
+            work = _packed(work)
         graph = exported(work, work.module)
         torch._inductor.aoti_compile_and_package(graph, package_path=str(work.folder / _PACKAGE))
+
+
+def _packed(work: Compilation) -> Compilation:
+    """Let MKL compute a piece's products with weights in float32, and write the weights' names to `_PACKED`, each
+    with the number of rows that it is multiplied with.
+
+    The products read the packed weights as further inputs of the piece, since memory that MKL has packed cannot be
+    moved, and so not be stored. Without this, oneDNN computes them when compiled ahead of time. On two cores of an
+    Intel Xeon with AVX-512, pieces took 1.0 to 2.8 times as long then (docs/kernels.md).
+    """
+    from torch._inductor import ir, lowering, mkldnn_ir
+
+    aten, linear = torch.ops.aten, torch.ops.mkl._mkl_linear.default
+
+    def lowered(x: Any, packed: Any, weight: Any, _: None, rows: int) -> Any:
+        return ir.TensorBox.create(mkldnn_ir.MKLPackedLinear.create(x, packed, weight, None, rows))
+
+    # Inductor's own lowering requires constants.
+    lowering.lowerings[linear] = lowered
+    graph, examples = copy.deepcopy(work.module.graph), [*work.examples]
+    module = fx.GraphModule(work.module, graph)
+    ShapeProp(module).propagate(*examples)  # type: ignore[no-untyped-call]
+    inner = next(node for node in graph.nodes if node.op != "placeholder")
+    inputs: dict[tuple[str, int], list[fx.Node]] = {}
+    for node in graph.find_nodes(op="call_function", target=aten.linear.default):
+        x, weight, *bias = node.args
+        given, made = (each.meta["tensor_meta"] for each in (x, node))
+        tensor = getattr(module, weight.target) if weight.op == "get_attr" else None
+        if tensor is None or not tensor.is_contiguous() or tensor.dtype != torch.float32:
+            continue
+        if 0 in (*given.shape, *made.shape):
+            continue
+        key = weight.target, made.shape[:-1].numel()
+        if key not in inputs:
+            with graph.inserting_before(inner):
+                inputs[key] = [graph.placeholder(f"{name}{len(inputs)}") for name in ("packed", "weight")]
+            # Tracing knows no form of packed memory.
+            examples += [torch.empty(1), tensor]
+        with graph.inserting_before(node):
+            flat = graph.call_function(aten.reshape.default, (x, [key[1], given.shape[-1]]))
+            product = graph.call_function(linear, (flat, *inputs[key], None, key[1]))
+            if any(bias):
+                product = graph.call_function(aten.add.Tensor, (product, bias[0]))
+            found = graph.call_function(aten.reshape.default, (product, [*made.shape]))
+        found.meta = node.meta
+        node.replace_all_uses_with(found)
+        graph.erase_node(node)
+    (work.folder / _PACKED).write_text(json.dumps([*inputs]))
+    graph.eliminate_dead_code()
+    return replace(work, module=fx.GraphModule(module, graph), examples=examples)
+
+
+def _pack(work: Compilation) -> list[torch.Tensor]:
+    """Return the further inputs of a piece: each packed weight, and the weight, whose sizes the product reads."""
+    path, inputs = work.folder / _PACKED, list[torch.Tensor]()
+    for name, rows in json.loads(path.read_text()) if path.exists() else ():
+        weight = getattr(work.module, name)
+        inputs += [torch.ops.mkl._mkl_reorder_linear_weight(weight, rows), weight]
+    return inputs
 
 
 def load(work: Compilation) -> Callable[..., Any]:
@@ -66,6 +132,7 @@ def load(work: Compilation) -> Callable[..., Any]:
     import torch._inductor
 
     module, strides, fewer = work.module, [tensor.stride() for tensor in work.examples], False
+    packed = _pack(work)
     if work.device.type == "cpu":
         # One runner, with buffers for one call at a time, is enough: a lane has one thread.
         made: Any = torch._inductor.aoti_load_package(str(work.folder / _PACKAGE))
@@ -84,8 +151,8 @@ def load(work: Compilation) -> Callable[..., Any]:
         if fewer:
             # PyTorch's own kernels within it use as many threads as this thread has set.
             with limited(work.threads):
-                return run([*tensors])
-        return run([*tensors])
+                return run([*tensors, *packed])
+        return run([*tensors, *packed])
 
     return call if work.device.type == "cpu" else faster(call, work)
 
