@@ -7,8 +7,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,6 @@ LEAST = 3
 """Undisturbed blocks needed for a median; at most this many times the requested rounds are run to get them."""
 GROUPS = 8
 """Clock readings in a block."""
-ALONE: AbstractContextManager[Any] = nullcontext()
-"""The guard of blocks that keep no other thread waiting."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,13 @@ def timed(
     rounds: int,
     limit_s: float,
     block_s: float | None = None,
-    guard: AbstractContextManager[Any] = ALONE,
+    run: Callable[[Callable[[], Block]], Block] = lambda block: block(),
 ) -> dict[str, list[Block]]:
     """Time blocks of each contestant (a call and torch's number of threads) in an order that changes in each round.
 
-    A block has at least `block_s` seconds (`BLOCK_S`), within `guard`. Timing ends when each contestant has
-    `rounds` undisturbed blocks or `LEAST` × `rounds` in all, or, with `LEAST` each, after `limit_s` seconds.
+    A block has at least `block_s` seconds (`BLOCK_S`). `run` runs it, perhaps in another thread. Timing ends when
+    each contestant has `rounds` undisturbed blocks or `LEAST` × `rounds` in all, or, with `LEAST` each, after
+    `limit_s` seconds.
     """
     found: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
@@ -78,17 +77,15 @@ def timed(
         shuffle(order)
         for name in order:
             if sum(not block.disturbed for block in found[name]) < rounds:
-                _asleep()
-                call, count = turns[name]
-                with guard, threads(count):
-                    found[name].append(_block(call, block_s or BLOCK_S))
+                found[name].append(run(partial(_block, *turns[name], block_s or BLOCK_S)))
         if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
             break
     return found
 
 
-def _block(call: Callable[[], Any], block_s: float) -> Block:
-    with uncollected():
+def _block(call: Callable[[], Any], count: int, block_s: float) -> Block:
+    _asleep()
+    with threads(count), uncollected():
         dropped, start = 0, time.perf_counter()
         while not dropped or time.perf_counter() - start < SETTLE_S:
             call()

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from ..costs.blocks import median, timed
+from ..costs.blocks import Block, median, timed
 from ..errors import AutoparError, RunError
-from ..runtime.choice import Arrangement, Choice
+from ..runtime.choice import Arrangement, Choice, apart
 from ..runtime.executor import Executor
 from ..runtime.kernels import STACKS, Refusal, named
 from ..runtime.kernels.stack import LEAST
@@ -26,6 +26,8 @@ from .kernel_build import Form, Sample, arranged, perturbed, trying
 from .kernel_verdict import Verdict, more, refused, signature
 
 log = logging.getLogger("autopar")
+
+_T = TypeVar("_T")
 
 RACES = 2
 """Processes in which eager must win before later ones stop racing: other work may have slowed a race."""
@@ -163,17 +165,7 @@ class _KernelChoice:
         with to.turn:
             form.hold()
             plain = trying(form, form.program, self.pool) or to.plain
-            try:
-                samples: list[Sample] = [(inputs, [*map(clone, plain(inputs))])]
-            except RunError as error:
-                # Other calls may have changed the state, or an input in place: a cache may be full.
-                raise Refusal("a call like it fails by now") from error
-            # Eager may refuse perturbed inputs: rotated integers may be offsets, which must rise.
-            for integers in (True, False):
-                with suppress(RunError):
-                    other = perturbed(inputs, integers)
-                    samples.append((other, [*map(clone, plain(other))]))
-                    break
+            samples = self.apart(partial(_samples, plain, inputs))
         race = self._race = _Race(self, to, plain, samples, watch)
         known = self.verdict or (Verdict.load(self.key) if self.wanted == "auto" else None)
         if known is not None and known.winner == "eager":
@@ -191,9 +183,29 @@ class _KernelChoice:
         log.info("%s", race.verdict)
         return best
 
+    def apart(self, call: Callable[[], _T]) -> _T:
+        """Return the result of a call in a thread of its own, or in this one if it may trace."""
+        return call() if self.traces else apart(call)
+
     def _store(self, verdict: Verdict) -> None:
         verdict.races = self._lost + 1 if verdict.winner == "eager" else 0
         verdict.store(self.key)
+
+
+def _samples(plain: Executor, inputs: Sequence[Any]) -> list[Sample]:
+    """Return eager's results for the inputs, and for others like them. Raises Refusal if eager now fails with these."""
+    try:
+        samples: list[Sample] = [(inputs, [*map(clone, plain(inputs))])]
+    except RunError as error:
+        # Other calls may have changed the state, or an input in place: a cache may be full.
+        raise Refusal("a call like it fails by now") from error
+    # Eager may refuse perturbed inputs: rotated integers may be offsets, which must rise.
+    for integers in (True, False):
+        with suppress(RunError):
+            other = perturbed(inputs, integers)
+            samples.append((other, [*map(clone, plain(other))]))
+            break
+    return samples
 
 
 def _after_fork() -> None:
@@ -241,10 +253,8 @@ class _Race:
         try:
             form = self._form(how)
             with ticking(f"autopar: kernels of {name}"):
-                self.made[name] = arranged(
-                    name, stack, form, self.choice.pool, self.samples, self.watch, self.worker, self.plain,
-                    self.to.turn,
-                )  # fmt: skip
+                given = self.choice.pool, self.samples, self.watch, self.worker, self.plain, self.to.turn
+                self.made[name] = self.choice.apart(partial(arranged, name, stack, form, *given))
         except Exception as problem:
             if isinstance(problem, Refusal) and problem.passing:
                 raise
@@ -341,18 +351,21 @@ class _Race:
             call = self.made[name].tried if name in self.made else self.plain
             turns[name] = (partial(call, inputs), self.choice.form.threads)
         with ticking("autopar: timing kernels"):
-            blocks = timed(turns, rounds, RACE_S, BLOCK_S, self)
+            blocks = timed(turns, rounds, RACE_S, BLOCK_S, self._run)
         self.verdict.seconds.update({name: median(own) for name, own in blocks.items()})
 
-    def __enter__(self) -> None:
-        """Begin a block of timed calls; other callers wait meanwhile. Raises Refusal if the process ends."""
-        self.to.turn.acquire()
-        if self.choice.ended:
-            self.to.turn.release()
-            raise Refusal("the process ends")
+    def _run(self, block: Callable[[], Block]) -> Block:
+        """Run a block while other callers wait. Raises Refusal if the process ends."""
 
-    def __exit__(self, *_: object) -> None:
-        self.to.turn.release()
+        def run() -> Block:
+            if self.choice.ended:
+                raise Refusal("the process ends")
+            return block()
+
+        if {*self.form.types.values()} == {"cpu"}:
+            return self.to.turn.run(run)
+        with self.to.turn:
+            return run()
 
     def _close(self, keep: Sequence[str]) -> None:
         for name in [name for name in self.made if name not in keep]:

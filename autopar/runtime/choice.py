@@ -8,12 +8,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from ..capture.torch_private import transformed
 from . import thread_state, trial
 from .executor import Executor
 from .kernels import Refusal
@@ -77,6 +78,88 @@ class _Chooser(Protocol):
     def refute(self, name: str, ratio: float) -> bool: ...
 
 
+PATIENCE_S = 0.05
+"""Seconds without a caller after which `Turn.run` runs a block in its own thread."""
+_T = TypeVar("_T")
+
+
+def apart(call: Callable[[], _T]) -> _T:
+    """Return the result of a call in a thread of its own, without autograd. Raises its errors.
+
+    Its operations on several threads leave nothing behind: libgomp keeps idle threads for each thread that called it,
+    until that ends. While they all are more than the cores, they sleep at once instead of spinning, and waking
+    them for each operation takes up to 0.1 ms.
+    """
+    found, failed = list[_T](), list[BaseException]()
+
+    def run() -> None:
+        try:
+            with torch.no_grad():
+                found.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="autopar kernels, apart", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+class Turn:
+    """The lock of one program's arrangements, held in calls by eager and in all calls while kernels are timed.
+
+    A thread that enters it first runs the block of timed calls that waits for it, if there is one. In a thread beside
+    the caller's (`apart`), kernels that use OpenMP would take longer, those with threads of their own would not.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            if self._waiting is not None and not transformed():
+                self._waiting()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def run(self, block: Callable[[], _T]) -> _T:
+        """Run a block of timed calls in the thread of the next caller, or in this one if there is none. Raises its
+        errors."""
+        done, found, failed = threading.Event(), list[_T](), list[BaseException]()
+
+        def run() -> None:
+            self._waiting = None
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    found.append(block())
+            except BaseException as error:
+                failed.append(error)
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                done.set()
+
+        self._waiting = run
+        while not done.wait(PATIENCE_S):
+            if self._lock.acquire(blocking=False):
+                try:
+                    if self._waiting is run:
+                        apart(run)
+                finally:
+                    self._lock.release()
+        if failed:
+            raise failed[0]
+        return found[0]
+
+
 _alive: weakref.WeakSet[Choice] = weakref.WeakSet()
 
 
@@ -95,7 +178,7 @@ class Choice:
 
     def __init__(self, plain: Executor, choose: _Chooser) -> None:
         self.plain, self.choose, self.open = plain, choose, choose.open
-        self.turn = threading.RLock()
+        self.turn = Turn()
         self.chosen: Arrangement | None = None
         """The arrangement that serves, perhaps while others are compiled and timed."""
         self.tried: Arrangement | None = None
@@ -171,8 +254,10 @@ class Choice:
             if self._seen is not None:
                 self.begin(self._seen)
             builder = self.builder
-            if builder is not None:
-                builder.join(None if until is None else max(0.0, until - time.monotonic()))
+            while builder is not None and builder.is_alive() and (until is None or time.monotonic() < until):
+                with self.turn:
+                    pass
+                builder.join(PATIENCE_S / 10)
 
     def close(self) -> None:
         """Stop all threads, and compilation."""
@@ -228,7 +313,7 @@ class Choice:
         """Let eager serve in a forked child, where the libraries' threads do not exist."""
         self.chosen = self.tried = self.builder = None
         self.done = True
-        self.turn, self._adding = threading.RLock(), threading.Lock()
+        self.turn, self._adding = Turn(), threading.Lock()
 
 
 def _at_exit() -> None:

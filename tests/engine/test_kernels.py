@@ -365,12 +365,14 @@ from compilers import Folding, Idle
 
 begun = threading.Event()
 
-def timed(turns, rounds, limit_s, block_s, guard):
+def timed(turns, rounds, limit_s, block_s, run):
+    def block():
+        begun.set()
+        for call, _ in turns.values():
+            call()
+
     while True:
-        with guard:
-            begun.set()
-            for call, _ in turns.values():
-                call()
+        run(block)
 
 kernel_choice.STACKS = options.STACKS = (Folding(),)
 kernel_choice.timed, kernel_choice.CompilerProcess = timed, Idle
