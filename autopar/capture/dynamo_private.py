@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import first_line, foreign, short
+from .steady import SteadyCheck, managers
 from .torch_private import BY_PARTS, compiling, open_floats, overridden, quiet, retried
 
 try:
@@ -290,14 +291,14 @@ def _check(
         return source not in watched and not (looked and _OWN_HOOKS.fullmatch(source))
 
     root = whole.root.clone_manager(kept)
-    nodes = {node.get_source(): node for node in _managers(root)}
+    nodes = {node.get_source(): node for node in managers(root)}
     for source, item in pinned.items():
         owner, _, key = source[:-2].rpartition("['")
         node = nodes.get(source) or nodes[owner].dict_getitem_manager(
             key, source, item, GuardManagerType.GUARD_MANAGER
         )
         node.add_id_match_guard(id(item), [f"{source} is the same"], None)
-    check, registered = root.check, RemovableHandle.next_id
+    check, registered = SteadyCheck(root, function), RemovableHandle.next_id
 
     def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         nonlocal registered
@@ -314,14 +315,6 @@ def _check(
     # Guards on pairs of tensors may have state that a clone does not reset.
     same = all(whole.root.check(call) and holds(*arguments) for _ in range(2))
     return holds if same and whole.root.check(call) else None
-
-
-def _managers(manager: Any) -> Iterator[Any]:
-    """Yield a guard manager and all below it."""
-    yield manager
-    pairs = manager.get_key_value_managers().values() if hasattr(manager, "get_key_value_managers") else ()
-    for child in (*manager.get_child_managers(), *(each for pair in pairs for each in pair if each)):
-        yield from _managers(child)
 
 
 def _hooked(function: Any) -> bool:

@@ -182,18 +182,22 @@ def memory(item: Any) -> int | None:
     return int(item.untyped_storage()._cdata) if item.layout is torch.strided else id(item)
 
 
+_interpreter, _tracing = torch._C._functorch.peek_interpreter_stack, torch._C._is_tracing
+_modes = torch._C._len_torch_dispatch_stack
+
+
 def transformed() -> str:
     """Return the name of a mode or transform, active in this thread, that no graph supports; "" if none is.
 
     After a call under a user's dispatch mode, Dynamo would never capture the function again.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _interpreter() is not None:
         return "a torch.func transform (grad, vmap, jvp, ...)"
     if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad.dual_level"
-    if torch._C._is_tracing():
+    if _tracing():
         return "torch.jit.trace"
-    for index in range(torch._C._len_torch_dispatch_stack()):
+    for index in range(_modes()):
         mode = torch._C._get_dispatch_stack_at(index)
         if isinstance(mode, (FakeTensorMode, ProxyTorchDispatchMode)) or not mode.is_infra_mode():
             return f"{type(mode).__name__}, a TorchDispatchMode,"

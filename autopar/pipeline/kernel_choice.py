@@ -337,7 +337,7 @@ class _Race:
             return replace(form, threads=1)
         if how and on_lanes is not None:
             with suppress(AutoparError):
-                form = on_lanes()
+                form = self.choice.apart(on_lanes)
             if form.lanes == 1:
                 raise Refusal("the planner has no use for a second lane")
             if self.form.symbols and not form.symbols:

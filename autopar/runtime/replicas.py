@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import logging
-import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import RunError
+from ..system.memory import Seldom, Unchanged, reader, unchanged
 from .flat_transfer import bring, checksum
 
 log = logging.getLogger("autopar")
@@ -73,15 +70,7 @@ def _sample(tensors: Iterable[Any]) -> _Sample | None:
         found += ((start + at * elements.stride(0) * size, size) for at in range(len(elements)))
     if not found:
         return None
-    # The largest word that divides all sizes and addresses.
-    word = math.gcd(8, *itertools.chain(*found))
-    low, high = min(found)[0], max(map(sum, found))
-    memory = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), f"u{word}")
-    places = np.array([(at - low) // word + part for at, size in found for part in range(size // word)])
-
-    def read() -> bytes:
-        return memory[places].tobytes()
-
+    read = reader(found)
     return read, read()
 
 
@@ -121,7 +110,7 @@ class _Master:
             sample = self._sample if sampled else None
             if sample is None or sample[0]() == sample[1]:
                 return self.stamp
-        self.stamp += 1
+        self.change()
         # Cleared before the tensor: another thread must not read the sample of a tensor that is gone.
         self._sample = None
         self.tensor = tensor
@@ -129,6 +118,11 @@ class _Master:
         self.version = -1 if tensor.is_inference() else tensor._version
         self._sample = _sample([tensor]) if self.sampled else None
         return self.stamp
+
+    def change(self) -> None:
+        """Count as changed."""
+        self.stamp += 1
+        _Changes.count += 1
 
     def start_sampling(self) -> None:
         """From now on, also detect writes that leave no other trace."""
@@ -153,6 +147,12 @@ class _Replica:
         self.stamp = -1
 
 
+class _Changes:
+    """The number of changes of the stamp of any master."""
+
+    count = 0
+
+
 class Watch:
     """The state of `masters` when last recorded.
 
@@ -167,35 +167,38 @@ class Watch:
 
     def take(self) -> None:
         """Record the current state."""
-        stamps = [master.look() for master in self._masters]
-        tensors = [master.tensor for master in self._masters]
+        self._stamps = [master.look() for master in self._masters]
+        self._tensors = [master.tensor for master in self._masters]
         self._traces = [
-            (
-                master,
-                master.owner,
-                master.key,
-                tensor,
-                stamp,
-                master.version,
-                _address(tensor),
-                master.pointer,
-            )
-            for master, tensor, stamp in zip(self._masters, tensors, stamps)
+            (tensor, master.version, _address(tensor), master.pointer)
+            for master, tensor in zip(self._masters, self._tensors)
         ]
-        self._sample = _sample(tensors)
+        self._sample = _sample(self._tensors)
+        self._owners: Unchanged | None = None
+        """The dicts that hold the tensors; they were found to hold these after `_changes` of masters."""
+        self._changes, self._renewals = -1, Seldom()
 
     def unchanged(self) -> bool:
         """Return True if nothing has changed."""
-        for master, owner, key, tensor, stamp, version, address, pointer in self._traces:
-            if (
-                owner[key] is not tensor
-                or master.stamp != stamp
-                or version < 0
-                or tensor._version != version
-                or address() != pointer
-            ):
+        owners = self._owners
+        same = owners is not None and self._changes == _Changes.count and owners()
+        if not same and not self._same():
+            return False
+        for tensor, version, address, pointer in self._traces:
+            if tensor._version != version or address() != pointer:
                 return False
         return self._sample is None or self._sample[0]() == self._sample[1]
+
+    def _same(self) -> bool:
+        """Return True if the owners hold the same tensors, which have versions, and no master has changed."""
+        changes, owners = _Changes.count, self._owners
+        if owners is None or not owners():
+            owners = self._renewals(lambda: unchanged(master.owner for master in self._masters))
+        for master, tensor, stamp in zip(self._masters, self._tensors, self._stamps):
+            if master.owner[master.key] is not tensor or master.stamp != stamp or master.version < 0:
+                return False
+        self._changes, self._owners = changes, owners
+        return True
 
 
 class Replicas:
@@ -291,14 +294,14 @@ class Replicas:
         """Copy everything again before it is next read."""
         with self._lock:
             for master in self._masters.values():
-                master.stamp += 1
+                master.change()
 
     def written(self, tensors: Collection[int]) -> None:
         """Copy tensors with these ids again before they are next read."""
         with self._lock:
             for master in self._masters.values():
                 if id(master.tensor) in tensors or id(getattr(master.tensor, "_base", None)) in tensors:
-                    master.stamp += 1
+                    master.change()
 
     def there(self) -> list[tuple[str, torch.Tensor]]:
         """Return the existing replicas, read or not, each with its device. Those in pinned memory are left

@@ -185,10 +185,28 @@ class TunedExecutor:
     def by_kernels(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Return the result of the chosen kernels; None if there are none, they are on trial, or their weights have
         changed."""
-        chosen = self.chosen
-        if chosen is None or self._on_trial(chosen) or not chosen.fresh:
+        choice, latest, current = self._choice, self._latest, self._trial
+        chosen = choice.chosen
+        known = latest is not None and latest[0] is chosen is not self._refuted and choice.builder is None
+        fits = self._sizes is None or (chosen is not None and chosen.open)
+        if (
+            latest is None
+            or not known
+            or not fits
+            or current.on
+            or (choice.tried is chosen is not self._judged)
+        ):
+            serving = self.chosen
+            if serving is None or self._on_trial(serving) or not serving.fresh:
+                return None
+            return self._served(serving, inputs)
+        # The usual case: each look at another object would wait for memory.
+        watch = latest[0].watch
+        if watch is not None and not watch.unchanged():
             return None
-        return self._served(chosen, inputs)
+        if current.due():
+            current.begin()
+        return latest[1](inputs)
 
     def _in_turn(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
         """Run a call by kernels or by eager, in turns; after enough calls the faster one stays."""
