@@ -19,7 +19,7 @@ from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .source_locations import first_line, foreign, short
-from .steady import SteadyCheck, managers
+from .steady import checked, managers
 from .torch_private import BY_PARTS, compiling, open_floats, overridden, quiet, retried
 
 try:
@@ -298,7 +298,7 @@ def _check(
             key, source, item, GuardManagerType.GUARD_MANAGER
         )
         node.add_id_match_guard(id(item), [f"{source} is the same"], None)
-    check, registered = SteadyCheck(root, function), RemovableHandle.next_id
+    check, registered = checked(root, function), RemovableHandle.next_id
 
     def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         nonlocal registered

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from ..system.memory import Seldom, Unchanged, unchanged, versioned
+from ..system.memory import seldom, unchanged, versioned
 
 _PLACE = re.compile(r"""L\['function'\]((?:\._modules\[(?:'[^']*'|"[^"]*")\])*)(?:\.(\w+)(.*))?""")
 """Source of a module, or of what it holds: the path to the module, the attribute, the rest."""
@@ -31,6 +31,15 @@ _LEAVES = frozenset({
 """Guards on the identity of a value, its class, or the keys of a dict."""
 
 
+_Check: TypeAlias = Callable[[dict[str, Any]], bool]
+
+
+def checked(root: Any, function: Any) -> _Check:
+    """Return the check of the guards of `root`, which hold now, on a call of `function`. Its argument are the values of
+    Dynamo's `L`."""
+    return _SteadyCheck(root, function)
+
+
 def managers(manager: Any) -> Iterator[Any]:
     """Yield a guard manager of Dynamo and all below it."""
     yield manager
@@ -43,15 +52,13 @@ def _children(manager: Any) -> list[Any]:
     return [*manager.get_child_managers(), *(each for pair in pairs for each in pair if each)]
 
 
-class SteadyCheck:
-    """The guards of `root` on a call of `function`, most of them checked by the versions of its modules' dicts.
-
-    Call it with the values of Dynamo's `L`. After a change it checks all guards; if they hold, it goes on from there.
-    """
+class _SteadyCheck:
+    """Checks most guards by the versions of the modules' dicts; after a change all guards. If these hold, it goes on from
+    there."""
 
     def __init__(self, root: Any, function: Any) -> None:
         self._root, self._function = root, function
-        self._all, self._renewals = root.check, Seldom()
+        self._all, self._renewals = root.check, seldom()
         self._steady = self._made()
         """Whether no dict has changed, and the check of the guards that dicts do not tell about."""
 
@@ -72,7 +79,7 @@ class SteadyCheck:
         self._steady = steady
         return True
 
-    def _made(self) -> tuple[Unchanged, Callable[[dict[str, Any]], bool]] | None:
+    def _made(self) -> tuple[Callable[[], bool], _Check] | None:
         """Return what to check from now on instead of all guards, provided that these hold now; None if there is
         nothing less."""
         if not versioned() or not isinstance(self._function, nn.Module):

@@ -107,7 +107,7 @@ def apart(call: Callable[[], _T]) -> _T:
     return found[0]
 
 
-class Turn:
+class _Turn:
     """The lock of one program's arrangements, held in calls by eager and in all calls while kernels are timed.
 
     A thread that enters it first runs the block of timed calls that waits for it, if there is one. In a thread beside
@@ -178,7 +178,7 @@ class Choice:
 
     def __init__(self, plain: Executor, choose: _Chooser) -> None:
         self.plain, self.choose, self.open = plain, choose, choose.open
-        self.turn = Turn()
+        self.turn = _Turn()
         self.chosen: Arrangement | None = None
         """The arrangement that serves, perhaps while others are compiled and timed."""
         self.tried: Arrangement | None = None
@@ -313,7 +313,7 @@ class Choice:
         """Let eager serve in a forked child, where the libraries' threads do not exist."""
         self.chosen = self.tried = self.builder = None
         self.done = True
-        self.turn, self._adding = Turn(), threading.Lock()
+        self.turn, self._adding = _Turn(), threading.Lock()
 
 
 def _at_exit() -> None:

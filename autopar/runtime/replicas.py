@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import RunError
-from ..system.memory import Seldom, Unchanged, reader, unchanged
+from ..system.memory import reader, seldom, unchanged
 from .flat_transfer import bring, checksum
 
 log = logging.getLogger("autopar")
@@ -174,9 +174,9 @@ class Watch:
             for master, tensor in zip(self._masters, self._tensors)
         ]
         self._sample = _sample(self._tensors)
-        self._owners: Unchanged | None = None
+        self._owners: Callable[[], bool] | None = None
         """The dicts that hold the tensors; they were found to hold these after `_changes` of masters."""
-        self._changes, self._renewals = -1, Seldom()
+        self._changes, self._renewals = -1, seldom()
 
     def unchanged(self) -> bool:
         """Return True if nothing has changed."""

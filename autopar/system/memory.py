@@ -47,14 +47,14 @@ def versioned() -> bool:
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 13) or sys.maxsize < 2**32:
         return False
 
-    class Owner:
+    class _Owner:
         def __init__(self) -> None:
             self.own = 0
 
     def version(item: dict[str, Any]) -> int:
         return ctypes.c_uint64.from_address(id(item) + _VERSION).value
 
-    owner = Owner()
+    owner = _Owner()
     items = vars(owner)
     seen = [version(items)]
     for change in (
@@ -65,7 +65,7 @@ def versioned() -> bool:
         seen.append(version(items))
     items.get("own")
     same = version(items) == seen[-1]
-    typed = ctypes.c_void_p.from_address(id(owner) + _CLASS).value == id(Owner)
+    typed = ctypes.c_void_p.from_address(id(owner) + _CLASS).value == id(_Owner)
     return same and typed and _attributed(owner) and len({*seen}) == len(seen)
 
 
@@ -75,48 +75,42 @@ def _attributed(item: Any) -> bool:
 
 
 _PAUSE = 100
-"""Pause after a call of `Seldom`, as a multiple of its seconds."""
+"""Pause after a call by `seldom`, as a multiple of its seconds."""
 _T = TypeVar("_T")
 
 
-class Seldom:
-    """Makes calls only now and then, so that they take a hundredth of the time: some models change a dict in each of
-    theirs."""
+def seldom() -> Callable[[Callable[[], _T]], _T | None]:
+    """Return a function that makes calls, but only now and then, so that they take a hundredth of the time: some models
+    change a dict in each of theirs. In the pause after a call, it returns None."""
+    due = 0.0
 
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def __call__(self, make: Callable[[], _T]) -> _T | None:
-        """Return the result of a call; None in the pause after the last one."""
+    def made(make: Callable[[], _T]) -> _T | None:
+        nonlocal due
         began = time.monotonic()
-        if began < self._next:
+        if began < due:
             return None
-        made = make()
+        found = make()
         ended = time.monotonic()
-        self._next = ended + _PAUSE * (ended - began)
-        return made
+        due = ended + _PAUSE * (ended - began)
+        return found
+
+    return made
 
 
-class Unchanged:
-    """Whether dicts still have the items, and objects the class and the `__dict__`, that they had when it was made, and
-    which it keeps alive."""
-
-    def __init__(self, dicts: Sequence[dict[Any, Any]], objects: Sequence[Any]) -> None:
-        self._held = dicts, objects
-        places = [(id(item) + _VERSION, _BYTES) for item in dicts]
-        places += [(id(item) + at, _BYTES) for item in objects for at in (_CLASS, _ATTRIBUTES)]
-        self._read = reader(places)
-        self._first = self._read()
-
-    def __call__(self) -> bool:
-        """Return True if none has changed."""
-        return self._read() == self._first
-
-
-def unchanged(dicts: Iterable[Any], objects: Iterable[Any] = ()) -> Unchanged | None:
-    """Return whether some dicts and objects are unchanged from now on; None if that cannot be told, as of a subclass of
-    dict."""
+def unchanged(dicts: Iterable[Any], objects: Iterable[Any] = ()) -> Callable[[], bool] | None:
+    """Return a function that returns True while dicts have the items, and objects the class and the `__dict__`, that
+    they have now; None if that cannot be told, as of a subclass of dict. It keeps them alive."""
     found, owners = {id(item): item for item in dicts}, [*objects]
     if not found or not versioned() or not all(type(item) is dict for item in found.values()):
         return None
-    return Unchanged([*found.values()], owners) if all(map(_attributed, owners)) else None
+    if not all(map(_attributed, owners)):
+        return None
+    places = [(address + _VERSION, _BYTES) for address in found]
+    places += [(id(item) + at, _BYTES) for item in owners for at in (_CLASS, _ATTRIBUTES)]
+    read, held = reader(places), (found, owners)
+    first = read()
+
+    def same() -> bool:
+        return bool(held) and read() == first
+
+    return same

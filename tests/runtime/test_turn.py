@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.runtime import choice
-from autopar.runtime.choice import Turn, apart
+from autopar.runtime.choice import _Turn as Turn
+from autopar.runtime.choice import apart
 
 
 class Watching(TorchDispatchMode):
