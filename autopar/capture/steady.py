@@ -53,8 +53,8 @@ def _children(manager: Any) -> list[Any]:
 
 
 class _SteadyCheck:
-    """Checks most guards by the versions of the modules' dicts; after a change all guards. If these hold, it goes on from
-    there."""
+    """Checks most guards by the versions of the modules' dicts. After a change it checks all; if they hold, it goes on
+    from there."""
 
     def __init__(self, root: Any, function: Any) -> None:
         self._root, self._function = root, function

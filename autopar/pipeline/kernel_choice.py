@@ -183,9 +183,14 @@ class _KernelChoice:
         log.info("%s", race.verdict)
         return best
 
+    @property
+    def on_cpus(self) -> bool:
+        """True if all tasks run on CPUs."""
+        return {*self.form.types.values()} == {"cpu"}
+
     def apart(self, call: Callable[[], _T]) -> _T:
-        """Return the result of a call in a thread of its own, or in this one if it may trace."""
-        return call() if self.traces else apart(call)
+        """Return the result of a call, on CPUs in a thread of its own unless that may trace."""
+        return apart(call) if self.on_cpus and not self.traces else call()
 
     def _store(self, verdict: Verdict) -> None:
         verdict.races = self._lost + 1 if verdict.winner == "eager" else 0
@@ -362,7 +367,7 @@ class _Race:
                 raise Refusal("the process ends")
             return block()
 
-        if {*self.form.types.values()} == {"cpu"}:
+        if self.choice.on_cpus:
             return self.to.turn.run(run)
         with self.to.turn:
             return run()
