@@ -29,14 +29,11 @@ _LEAVES = frozenset({
     "LENGTH_CHECK",
 })  # fmt: skip
 """Guards on the identity of a value, its class, or the keys of a dict."""
-
-
 _Check: TypeAlias = Callable[[dict[str, Any]], bool]
 
 
 def checked(root: Any, function: Any) -> _Check:
-    """Return the check of the guards of `root`, which hold now, on a call of `function`. Its argument are the values of
-    Dynamo's `L`."""
+    """Return the check of the guards of `root`, which hold now, on a call of `function`. It takes Dynamo's `L`."""
     return _SteadyCheck(root, function)
 
 
@@ -60,7 +57,7 @@ class _SteadyCheck:
         self._root, self._function = root, function
         self._all, self._renewals = root.check, seldom()
         self._steady = self._made()
-        """Whether no dict has changed, and the check of the guards that dicts do not tell about."""
+        """The check that no dict has changed, and the check of the guards that dicts do not tell about."""
 
     def __call__(self, values: dict[str, Any]) -> bool:
         """Return True if the guards hold."""
