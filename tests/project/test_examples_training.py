@@ -193,7 +193,7 @@ def test_an_uneven_batch_fits_where_even_parts_do_not(monkeypatch, tmp_path):
     rates = {"float32": 1e11, "float64": 5e10, "bytes_per_s": 1e10, "launch_s": 2e-6}
     monkeypatch.setenv("AUTOPAR_CACHE", str(tmp_path))
     monkeypatch.setattr("autopar.costs.calibrate.rates", lambda *_: rates)
-    monkeypatch.setattr("autopar.costs.detect.scaled", lambda _: ())
+    monkeypatch.setattr("autopar.costs.detect._scaled", lambda _: ())
     monkeypatch.setattr("autopar.costs.calibrate.memcpy", lambda: {"latency_s": 2e-5, "bytes_per_s": 1e10})
     monkeypatch.setattr(autopar, "compile", functools.partial(autopar.compile, measure=False))
     module = example("uneven_batch")
