@@ -34,7 +34,8 @@ _Check: TypeAlias = Callable[[dict[str, Any]], bool]
 
 def checked(root: Any, function: Any) -> _Check:
     """Return the check of the guards of `root`, which hold now, on a call of `function`. It takes Dynamo's `L`."""
-    return _SteadyCheck(root, function)
+    steady = versioned() and isinstance(function, nn.Module)
+    return _SteadyCheck(root, function) if steady else root.check
 
 
 def managers(manager: Any) -> Iterator[Any]:
@@ -53,7 +54,7 @@ class _SteadyCheck:
     """Checks most guards by the versions of the modules' dicts. After a change it checks all; if they hold, it goes on
     from there."""
 
-    def __init__(self, root: Any, function: Any) -> None:
+    def __init__(self, root: Any, function: nn.Module) -> None:
         self._root, self._function = root, function
         self._all, self._renewals = root.check, seldom()
         self._steady = self._made()
@@ -79,8 +80,6 @@ class _SteadyCheck:
     def _made(self) -> tuple[Callable[[], bool], _Check] | None:
         """Return what to check from now on instead of all guards, provided that these hold now; None if there is
         nothing less."""
-        if not versioned() or not isinstance(self._function, nn.Module):
-            return None
         found = _Search(self._function)
         found.holds(self._root)
         sources = found.sources - found.others
