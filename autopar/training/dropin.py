@@ -89,9 +89,7 @@ class Training:
 
     def _begin(self, captured: Captured) -> None:
         self.captured = captured if copies(self.halves.joint) else captured.kernels_trusted()
-        # The strides that the outputs have in eager.
-        places = map(captured.graph.outputs.index, self.halves.names)
-        self._strides = [self.captured.strides[place] for place in places]
+        self._places = [*map(captured.graph.outputs.index, self.halves.names)]
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
 
@@ -217,7 +215,9 @@ class Training:
         # If an output were a view of a weight, writes to it would change the weight unseen by autograd.
         given = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
         outputs = own([values[name] for name in self.halves.names], given, saved)
-        if settle(outputs, self._strides, self.captured.home.type):
+        # The first check tells those that fake tensors do not know.
+        strides = [self.captured.strides[place] for place in self._places]
+        if settle(outputs, strides, self.captured.home.type):
             # `settle` makes a tensor with gaps between its elements as a view.
             outputs = own(outputs, given, saved)
         return outputs, saved, watched
