@@ -298,7 +298,7 @@ def _check(
             key, source, item, GuardManagerType.GUARD_MANAGER
         )
         node.add_id_match_guard(id(item), [f"{source} is the same"], None)
-    check, registered = checked(root, function), RemovableHandle.next_id
+    check, registered = checked(root, function, globals()), RemovableHandle.next_id
 
     def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         nonlocal registered

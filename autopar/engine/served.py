@@ -185,11 +185,11 @@ class Served:
             return None
         executor = prepared.executor
         if isinstance(executor, TunedExecutor):
-            kernels = executor.by_kernels
+            kernels, completed = executor.by_kernels, short.completed
 
             def by_kernels(inputs: Sequence[Any]) -> list[Any] | None:
                 outputs = kernels(inputs)
-                return outputs if outputs is None else short.completed(outputs)
+                return outputs if outputs is None else completed(outputs)
 
             return by_kernels
         return None if executor.inline is None else lambda inputs: short.completed(executor(inputs))

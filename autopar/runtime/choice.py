@@ -210,6 +210,10 @@ class Choice:
         self.chosen = chosen
         if self.tried is not chosen:
             self.tried = None
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell all users that the arrangement that serves, or the way that it serves, has changed."""
         with self._adding:
             users = list(self._users)
         for user in users:
@@ -287,6 +291,7 @@ class Choice:
 
     def _build(self, examples: Sequence[Any]) -> None:
         self._calls, self.done = 0, True
+        self._tell()
         try:
             # cuBLAS warns if the thread has no CUDA context, which its first call of the runtime creates.
             self.plain.drain()
@@ -314,6 +319,7 @@ class Choice:
         self.chosen = self.tried = self.builder = None
         self.done = True
         self.turn, self._adding = _Turn(), threading.Lock()
+        self._tell()
 
 
 def _at_exit() -> None:

@@ -81,7 +81,7 @@ class Executor:
         inline = self.inline
         if inline is None:
             return self._enter(inputs, None)[0]
-        return inline([*self._placed(inputs), *inline.state()])
+        return inline.serve(self._placed(inputs))
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
         """Run one call; return its outputs and, with `record`, its measured timeline with the prediction.

@@ -71,6 +71,10 @@ class InlineCall:
             return self._state
         return [place and place[0][place[1]] for place in self._state]
 
+    def serve(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run one call with the current state, on inputs that are where the program reads them."""
+        return self([*inputs, *(self._state if self._folded else self.state())])
+
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Run one call."""
         function, blank = self._function, self._blank

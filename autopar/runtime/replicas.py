@@ -6,20 +6,20 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import RunError
-from ..system.memory import reader, seldom, unchanged
+from ..system.cpython import unchanged
+from ..system.memory import seldom
 from .flat_transfer import bring, checksum
+from .traces import Check, address, sample, traced
 
 log = logging.getLogger("autopar")
 
 _pools: weakref.WeakSet[Replicas] = weakref.WeakSet()
-ELEMENTS = 8
-"""Sampled elements of each tensor, evenly spaced from the first to the last."""
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -46,39 +46,6 @@ def _in_pinned_memory(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.detach()
 
 
-_Sample: TypeAlias = tuple[Callable[[], bytes], bytes]
-"""A function that reads the bytes of a few elements of tensors on the host, and the bytes it read first."""
-
-
-def _sample(tensors: Iterable[Any]) -> _Sample | None:
-    """Return a sample of tensors; None if they have no elements on the host.
-
-    Its function reads memory without calling torch, and all of it at once: one by one, each read would wait for
-    the memory while caches hold a model's activations. Call it only while the tensors exist and have the same
-    memory: freed memory cannot be read.
-    """
-    found: list[tuple[int, int]] = []
-    for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
-            continue
-        with torch.no_grad(), torch.inference_mode(False):
-            flat = tensor.detach()
-            # Where a tensor has gaps between elements, like a block of columns, only row starts are sampled.
-            flat = flat.view(-1) if flat.is_contiguous() else flat[(slice(None), *(0,) * (flat.dim() - 1))]
-            elements = flat[:: -(-flat.numel() // ELEMENTS)]
-        start, size = elements.data_ptr(), elements.element_size()
-        found += ((start + at * elements.stride(0) * size, size) for at in range(len(elements)))
-    if not found:
-        return None
-    read = reader(found)
-    return read, read()
-
-
-def _address(tensor: Any) -> Callable[[], int]:
-    """Return a function that returns the address of a tensor, or -1 if it has none, like a sparse one."""
-    return tensor.data_ptr if tensor.layout is torch.strided else lambda: -1
-
-
 class _Master:
     """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change.
 
@@ -95,7 +62,7 @@ class _Master:
         self.tensor: Any = None
         self.stamp, self.known, self.version, self.pointer = 0, 0, -1, -1
         self.sampled = False
-        self._sample: _Sample | None = None
+        self._sample: Check | None = None
 
     def look(self, sampled: bool = True) -> int:
         """Return the current stamp of the tensor; if not `sampled`, without comparing elements."""
@@ -107,16 +74,16 @@ class _Master:
             and (self.pointer < 0 or self.pointer == tensor.data_ptr())
         ):
             # Only now is it certain that the sampled memory still belongs to the tensor.
-            sample = self._sample if sampled else None
-            if sample is None or sample[0]() == sample[1]:
+            same = self._sample if sampled else None
+            if same is None or same():
                 return self.stamp
         self.change()
         # Cleared before the tensor: another thread must not read the sample of a tensor that is gone.
         self._sample = None
         self.tensor = tensor
-        self.pointer = _address(tensor)()
+        self.pointer = address(tensor)()
         self.version = -1 if tensor.is_inference() else tensor._version
-        self._sample = _sample([tensor]) if self.sampled else None
+        self._sample = sample([tensor]) if self.sampled else None
         return self.stamp
 
     def change(self) -> None:
@@ -130,7 +97,7 @@ class _Master:
             self.sampled = True
             # If the tensor has moved since the last look, the next look samples it.
             if self.pointer >= 0 and self.pointer == self.tensor.data_ptr():
-                self._sample = _sample([self.tensor])
+                self._sample = sample([self.tensor])
 
 
 class _Replica:
@@ -153,6 +120,10 @@ class _Changes:
     count = 0
 
 
+MANY = 16
+"""Number of tensors from which their versions and addresses are read from memory, all at once."""
+
+
 class Watch:
     """The state of `masters` when last recorded.
 
@@ -170,10 +141,15 @@ class Watch:
         self._stamps = [master.look() for master in self._masters]
         self._tensors = [master.tensor for master in self._masters]
         self._traces = [
-            (tensor, master.version, _address(tensor), master.pointer)
+            (tensor, master.version, address(tensor), master.pointer)
             for master, tensor in zip(self._masters, self._tensors)
         ]
-        self._sample = _sample(self._tensors)
+        checks = traced(self._tensors) if len(self._tensors) >= MANY else None
+        if checks is not None:
+            self._traces = []
+        elements = sample(self._tensors)
+        self._checks: list[Check] = [*(checks or ()), *([elements] if elements is not None else ())]
+        """Checks of memory, in the order in which it may be read."""
         self._owners: Callable[[], bool] | None = None
         """The dicts that hold the tensors; they were found to hold these after `_changes` of masters."""
         self._changes, self._renewals = -1, seldom()
@@ -184,10 +160,10 @@ class Watch:
         same = owners is not None and self._changes == _Changes.count and owners()
         if not same and not self._same():
             return False
-        for tensor, version, address, pointer in self._traces:
-            if tensor._version != version or address() != pointer:
+        for tensor, version, where, pointer in self._traces:
+            if tensor._version != version or where() != pointer:
                 return False
-        return self._sample is None or self._sample[0]() == self._sample[1]
+        return all(check() for check in self._checks)
 
     def _same(self) -> bool:
         """Return True if the owners hold the same tensors, which have versions, and no master has changed."""

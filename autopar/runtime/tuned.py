@@ -8,8 +8,9 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from ..errors import PlanError
 from ..ir.plan import Plan
@@ -23,6 +24,15 @@ log = logging.getLogger("autopar")
 
 PROVEN = 4
 """Once kernels were faster than eager for this number of sets of sizes, they are not tried for others."""
+
+
+_Ready: TypeAlias = tuple[Callable[[], bool] | None, Callable[[], bool], Callable[[Sequence[Any]], list[Any]]]
+"""The check that folded weights are as they were, that of a due trial, and the call."""
+
+
+def _fits(chosen: Arrangement) -> bool:
+    """Return True if kernels for calls of all sizes hold the current weights, and were right for all sizes so far."""
+    return chosen.open and chosen.fresh
 
 
 class _Needed:
@@ -69,10 +79,13 @@ class TunedExecutor:
         self._refuted: Arrangement | None = None
         """An arrangement that was slower than eager."""
         self._trial = trial.Trial()
+        self._ready: _Ready | None = None
+        """For calls by kernels while nothing else is to be done in them; None: that is to be determined."""
         self._choice.add(self)
 
     def forget(self) -> None:
         """Drop all references to arrangements that no longer serve: their kernels hold copies of weights."""
+        self._ready = None
         chosen = self._choice.chosen
         if self._latest is not None and self._latest[0] is not chosen:
             self._latest, self._trial = None, trial.Trial()
@@ -184,29 +197,37 @@ class TunedExecutor:
 
     def by_kernels(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Return the result of the chosen kernels; None if there are none, they are on trial, or their weights have
-        changed."""
-        choice, latest, current = self._choice, self._latest, self._trial
-        chosen = choice.chosen
-        known = latest is not None and latest[0] is chosen is not self._refuted and choice.builder is None
-        fits = self._sizes is None or (chosen is not None and chosen.open)
-        if (
-            latest is None
-            or not known
-            or not fits
-            or current.on
-            or (choice.tried is chosen is not self._judged)
-        ):
-            serving = self.chosen
-            if serving is None or self._on_trial(serving) or not serving.fresh:
-                return None
-            return self._served(serving, inputs)
-        # The usual case: each look at another object would wait for memory.
-        watch = latest[0].watch
-        if watch is not None and not watch.unchanged():
+        changed. The inputs are on the devices where those of earlier calls were."""
+        ready = self._ready
+        if ready is None:
+            return self._readied(inputs)
+        fresh, due, call = ready
+        if fresh is not None and not fresh():
+            self._ready = None
             return None
-        if current.due():
-            current.begin()
-        return latest[1](inputs)
+        if due():
+            self._ready = None
+            self._trial.begin()
+        return call(inputs)
+
+    def _readied(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Run a call as `by_kernels` does, and note what suffices for the next ones, if nothing is to change."""
+        chosen = self.chosen
+        if chosen is None or self._on_trial(chosen) or not chosen.fresh:
+            return None
+        made = self._served(chosen, inputs)
+        if self._choice.builder is None and not self._trial.on:
+            executor, watch, call = self._of(chosen), chosen.watch, self._of(chosen).__call__
+            if executor.inline is not None and executor.inline.fits(inputs):
+                call = executor.inline.serve
+            fresh = None if watch is None else watch.unchanged
+            if self._sizes is not None:
+                fresh = partial(_fits, chosen)
+            self._ready = fresh, self._trial.due, call
+            # Another thread may have changed the choice.
+            if self.chosen is not chosen or self._choice.builder is not None:
+                self._ready = None
+        return made
 
     def _in_turn(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
         """Run a call by kernels or by eager, in turns; after enough calls the faster one stays."""
@@ -232,7 +253,7 @@ class TunedExecutor:
     def _refute(self, chosen: Arrangement, ratio: float) -> None:
         """Let eager serve this executor's calls instead of an arrangement that took `ratio` of eager's time;
         if its kernels were compiled for these sizes, all other calls too."""
-        self._refuted = chosen
+        self._refuted, self._ready = chosen, None
         if self._sizes is None:
             self._choice.refute(chosen, ratio)
         else:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.capture import steady
-from autopar.system import memory
+from autopar.system import cpython, memory
 
-pytestmark = pytest.mark.skipif(not memory.versioned(), reason="dicts have no versions in this Python")
+pytestmark = pytest.mark.skipif(not cpython.versioned(), reason="dicts have no versions in this Python")
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +24,13 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with alone(tmp_path, monkeypatch):
         using(monkeypatch, Folding(), fastest="folding")
         yield
+
+
+HALF = 0.5
+
+
+def bent(x: Tensor, by: float = 1.0) -> Tensor:
+    return x.abs() * by
 
 
 class Block(nn.Module):
@@ -37,6 +44,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         made = self.drop(self.act(self.inner(self.norm(x)))) * self.scale + self.offset + self.shifts[0]
+        made = bent(made) * HALF
         return made * self.sizes[1] if hasattr(self, "twice") else made
 
 
@@ -86,6 +94,10 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a parametrization": lambda block: nn.utils.parametrizations.weight_norm(
         block.inner
     ).parametrizations.weight.original0.mul_(2),
+    "the default of a function": lambda block: setattr(bent, "__defaults__", (2.0,)),
+    "the code of a function": lambda block: setattr(bent, "__code__", (lambda x, by: x - by).__code__),
+    "a global": lambda block: globals().update(HALF=0.25),
+    "a function of torch": lambda block: setattr(nn.functional, "linear", lambda x, *_: x),
     "a hook": lambda block: block.inner.register_forward_hook(lambda module, given, made: made * 2),
 }
 
@@ -93,7 +105,10 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("change", CHANGES, ids=lambda name: name.replace(" ", "-"))
-def test_a_change_is_seen(change: str) -> None:
+def test_a_change_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in ((bent, "__code__"), (bent, "__defaults__"), (nn.functional, "linear")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setitem(globals(), "HALF", HALF)
     torch.manual_seed(0)
     model, x = nn.Sequential(Block(), nn.ReLU(), Block()).eval(), torch.randn(3, 4)
     fast = compiled(model, x)

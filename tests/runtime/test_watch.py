@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.runtime.replicas import ELEMENTS, Replicas, Watch
+from autopar.runtime.replicas import Replicas, Watch
+from autopar.runtime.traces import ELEMENTS
 
 
 def watched(tensor: torch.Tensor) -> Watch:

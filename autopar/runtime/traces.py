@@ -1,0 +1,103 @@
+"""The traces of changes of tensors: words of memory that tell their versions and addresses, and samples of their
+elements."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ..system.memory import Place, constant
+
+ELEMENTS = 8
+"""Sampled elements of each tensor, evenly spaced from the first to the last."""
+Check: TypeAlias = Callable[[], bool]
+"""A function that reads memory, and returns True if it is as before."""
+
+_WORD = 8
+_IMPL = 16
+"""Offset of the address of the `TensorImpl` in the Python object of a tensor."""
+_STORAGE, _COUNTER, _OFFSET = 16, 40, 144
+"""Offsets of the addresses of the storage and of the version counter, and of the storage offset, in a `TensorImpl`."""
+_VERSION, _DATA = 16, 16
+"""Offsets of the version in a version counter, and of the address of the memory in a storage."""
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+def address(tensor: Any) -> Callable[[], int]:
+    """Return a function that returns the address of a tensor, or -1 if it has none, like a sparse one."""
+    return tensor.data_ptr if tensor.layout is torch.strided else lambda: -1
+
+
+def sample(tensors: Iterable[Any]) -> Check | None:
+    """Return the check of a few elements of each tensor; None if they have no elements on the host.
+
+    Call it only while the tensors, which it keeps, have the same memory: freed memory cannot be read.
+    """
+    found, held = list[Place](), [*tensors]
+    for tensor in held:
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
+            continue
+        with torch.no_grad(), torch.inference_mode(False):
+            flat = tensor.detach()
+            # Where a tensor has gaps between elements, like a block of columns, only row starts are sampled.
+            flat = flat.view(-1) if flat.is_contiguous() else flat[(slice(None), *(0,) * (flat.dim() - 1))]
+            elements = flat[:: -(-flat.numel() // ELEMENTS)]
+        start, size = elements.data_ptr(), elements.element_size()
+        found += ((start + at * elements.stride(0) * size, size) for at in range(len(elements)))
+    return constant(found, held) if found else None
+
+
+def traced(tensors: Sequence[Any]) -> list[Check] | None:
+    """Return checks of the versions and addresses of tensors, each to be called only if those before it return True:
+    it reads memory that they found in use. None if that cannot be told so.
+    They keep the tensors.
+    """
+    if not tensors or not _known() or not all(type(each) in _PLAIN and _strided(each) for each in tensors):
+        return None
+    implementations = [each._cdata for each in tensors]
+    inner = [at + offset for at in implementations for offset in (_STORAGE, _COUNTER, _OFFSET)]
+    counters = {_word(at + _COUNTER) + _VERSION for at in implementations}
+    storages = {_word(at + _STORAGE) + _DATA for at in implementations}
+    places = [id(each) + _IMPL for each in tensors], inner, [*counters, *storages]
+    return [constant([(at, _WORD) for at in part], tensors) for part in places]
+
+
+def _strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_inference()
+
+
+def _word(at: int) -> int:
+    return ctypes.c_uint64.from_address(at).value
+
+
+@functools.cache
+def _known() -> bool:
+    """Return True if tensors are in memory as expected, as in torch 2.11 to 2.13 on 64-bit machines."""
+    if ctypes.sizeof(ctypes.c_void_p) != _WORD:
+        return False
+    with torch.inference_mode(False), torch.no_grad():
+        base, other = torch.zeros(8000), torch.zeros(1)
+        tensor = base[7919:]
+        alias = tensor.detach()
+        found = [
+            [_word(each._cdata + at) for at in (_STORAGE, _COUNTER, _OFFSET)]
+            for each in (tensor, alias, other)
+        ]
+        storage = tensor.untyped_storage()
+        placed = _word(id(tensor) + _IMPL) == tensor._cdata
+        # Only aliases share a storage and a version counter: the words are their addresses.
+        shared = found[0] == found[1] and all(mine != theirs for mine, theirs in zip(found[0], found[2]))
+        if not (placed and shared and found[0][0] == storage._cdata and found[0][2] == 7919):
+            return False
+        counter, versions = found[0][1], list[bool]()
+        if counter < 1 << 16 or counter % _WORD:
+            return False
+        for _ in range(3):
+            versions.append(ctypes.c_uint32.from_address(counter + _VERSION).value == tensor._version)
+            tensor.add_(1)
+        return all(versions) and _word(storage._cdata + _DATA) == storage.data_ptr()
