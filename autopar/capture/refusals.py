@@ -210,8 +210,10 @@ def ordered(graph: fx.Graph) -> Untraceable | None:
 def assigned(graph: fx.Graph) -> Untraceable | None:
     """Return the error for a graph of Dynamo's that torch cannot trace if it has `tensor.data = …` of a tensor that is
     given, with the line; None if it has none."""
-    for node in graph.find_nodes(op="call_function", target=torch.Tensor.set_):
-        if getattr(node.args[0], "op", "") == "placeholder":
+    # The second since torch 2.14.
+    targets = torch.Tensor.set_, getattr(torch.ops.aten, "shallow_copy_data_", None)
+    for node in graph.nodes:
+        if node.target in targets and getattr(node.args[0], "op", "") == "placeholder":
             _, where, code = located(node)
             return Untraceable(
                 f"forward assigns .data{f' at {where}: `{code}`' if where else ''} of a parameter, buffer or input, "

@@ -10,6 +10,7 @@ from torch import nn
 
 import autopar
 from autopar.capture.refusals import unannounced
+from autopar.system import versions
 
 
 class Changed(nn.Module):
@@ -45,7 +46,8 @@ def test_a_backward_that_fails_is_no_warning_and_its_line_is_in_the_reason() -> 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         fast(x)[0].backward()
-    assert not said
+    # Dynamo warns of some releases of Python.
+    assert not [each for each in said if "Guards may run slower" not in str(each.message)]
     reason = (
         r"needs is changed in place \(`square = hidden\.pow\(2\)` at .*test_refusals\.py:\d+: .*\); change a"
     )
@@ -110,6 +112,10 @@ class Cast(nn.Module):
         return self.linear(x)
 
 
+@pytest.mark.skipif(
+    versions.release(torch.__version__) >= (2, 14),
+    reason="torch traces another kind of assignment, and it runs as written",
+)
 def test_an_assignment_of_data_that_changes_nothing_is_placed() -> None:
     model, x = Cast(), torch.randn(3, 4)
     fast = autopar.compile(model, ["cpu"])

@@ -29,11 +29,12 @@ class Products(nn.Module):
             "bias": torch.randn(8),
             "wide": torch.randn(3, 8, dtype=torch.float64),
             "turned": torch.randn(8, 5).t(),
+            "other": torch.randn(8, 4),
         }.items():
             self.register_buffer(name, tensor)
 
     def forward(self, x: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        linear = torch.ops.aten.linear.default
+        linear, addmm = torch.ops.aten.linear.default, torch.ops.aten.addmm.default
         many = linear(linear(x, self.twice, self.bias), self.twice)
         return (
             torch.relu(many),
@@ -41,6 +42,9 @@ class Products(nn.Module):
             linear(x.double(), self.wide),
             linear(x, self.turned),
             linear(x, given),
+            addmm(self.bias[:4], x[0], self.other),
+            addmm(x[1, :, :4], x[0], self.other),
+            addmm(self.bias[:4], x[0], self.other, beta=2),
         )
 
 
@@ -50,7 +54,9 @@ def test_products_equal_eager_whatever_can_be_packed(tmp_path: Path) -> None:
     work = Compilation(graph, examples, torch.device("cpu"), 1, 1, tmp_path)
     assert inductor.FROZEN.compile is not None
     inductor.FROZEN.compile(work)
-    assert json.loads((tmp_path / "packed.json").read_text()) == [["twice", 6], ["twice", 1]]
+    assert json.loads((tmp_path / "packed.json").read_text()) == [
+        ["twice", 6, False], ["twice", 1, False], ["other", 3, True]
+    ]  # fmt: skip
     kernel = inductor.FROZEN.load(work)
     for _ in range(2):
         inputs = [torch.randn_like(each) for each in examples]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -62,10 +62,17 @@ def compile(frozen: bool, work: Compilation) -> None:
             raise ValueError(
                 "of inputs that are not contiguous it knows the strides of one set of sizes alone"
             )
-        if frozen and torch.backends.mkl.is_available() and not work.axes:
+        if frozen and not work.axes and _packs():
             work = _packed(work)
         graph = exported(work, work.module)
         torch._inductor.aoti_compile_and_package(graph, package_path=str(work.folder / _PACKAGE))
+
+
+def _packs() -> bool:
+    """Return True if inductor can let MKL compute products."""
+    from torch._inductor import mkldnn_ir
+
+    return torch.backends.mkl.is_available() and hasattr(mkldnn_ir, "MKLPackedLinear")
 
 
 def _packed(work: Compilation) -> Compilation:
@@ -89,26 +96,25 @@ def _packed(work: Compilation) -> Compilation:
     module = fx.GraphModule(work.module, graph)
     ShapeProp(module).propagate(*examples)  # type: ignore[no-untyped-call]
     inner = next(node for node in graph.nodes if node.op != "placeholder")
-    inputs: dict[tuple[str, int], list[fx.Node]] = {}
-    for node in graph.find_nodes(op="call_function", target=aten.linear.default):
-        x, weight, *bias = node.args
+    inputs: dict[tuple[str, int, bool], list[fx.Node]] = {}
+    for node, x, weight, bias, turned in _products(graph):
         given, made = (each.meta["tensor_meta"] for each in (x, node))
-        tensor = getattr(module, weight.target) if weight.op == "get_attr" else None
+        tensor = getattr(module, str(weight.target)) if weight.op == "get_attr" else None
         if tensor is None or not tensor.is_contiguous() or tensor.dtype != torch.float32:
             continue
         if 0 in (*given.shape, *made.shape):
             continue
-        key = weight.target, made.shape[:-1].numel()
+        key = str(weight.target), made.shape[:-1].numel(), turned
         if key not in inputs:
             with graph.inserting_before(inner):
                 inputs[key] = [graph.placeholder(f"{name}{len(inputs)}") for name in ("packed", "weight")]
             # Tracing knows no form of packed memory.
-            examples += [torch.empty(1), tensor]
+            examples += [torch.empty(1), tensor.t() if turned else tensor]
         with graph.inserting_before(node):
             flat = graph.call_function(aten.reshape.default, (x, [key[1], given.shape[-1]]))
             product = graph.call_function(linear, (flat, *inputs[key], None, key[1]))
-            if any(bias):
-                product = graph.call_function(aten.add.Tensor, (product, bias[0]))
+            if bias is not None:
+                product = graph.call_function(aten.add.Tensor, (product, bias))
             found = graph.call_function(aten.reshape.default, (product, [*made.shape]))
         found.meta = node.meta
         node.replace_all_uses_with(found)
@@ -118,12 +124,25 @@ def _packed(work: Compilation) -> Compilation:
     return replace(work, module=fx.GraphModule(module, graph), examples=examples)
 
 
+def _products(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, bool]]:
+    """Yield each product with its factors, its bias, and whether the second factor is a transposed weight."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.linear.default):
+        x, weight, *bias = node.args
+        yield node, x, weight, bias[0] if bias else None, False
+    for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
+        bias, x, weight = node.args
+        if not node.kwargs:
+            yield node, x, weight, bias, True
+
+
 def _pack(work: Compilation) -> list[torch.Tensor]:
     """Return the further inputs of a piece: each packed weight, and the weight, whose sizes the product reads."""
     path, inputs = work.folder / _PACKED, list[torch.Tensor]()
-    for name, rows in json.loads(path.read_text()) if path.exists() else ():
+    for name, rows, turned in json.loads(path.read_text()) if path.exists() else ():
         weight = getattr(work.module, name)
-        inputs += [torch.ops.mkl._mkl_reorder_linear_weight(weight, rows), weight]
+        weight = weight.t() if turned else weight
+        inputs += [torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), rows), weight]
     return inputs
 
 
