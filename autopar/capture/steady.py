@@ -14,8 +14,6 @@ from ..system.cpython import versioned
 from ..system.memory import seldom
 from .guarded import Guarded
 
-_LACKING = re.compile(r"not hasattr\(.*?, '(\w+)'\)")
-"""The text of a guard that an object lacks an attribute."""
 _Check: TypeAlias = Callable[[dict[str, Any]], bool]
 
 
@@ -74,19 +72,19 @@ class _SteadyCheck:
             source, leaves = manager.get_source(), manager.get_leaf_guards()
             below = [holds(child) for child in _children(manager)]
             kinds = [type(leaf).__name__ for leaf in leaves]
-            found = all(below) and (not kinds or guarded.steady(source, kinds, _lacking(leaves)))
+            found = all(below) and (not kinds or guarded.steady(source, kinds, _lacking(source, leaves)))
             (steady if found else others).add(source)
             return found
 
         holds(self._root)
-        left = steady - others
-        if not left:
+        left, unchanged = steady - others, guarded.noted.unchanged()
+        if not left or unchanged is None:
             return None
-        rest = self._root.clone_manager(lambda each: each.get_source() not in left).check
-        return guarded.noted.unchanged(), rest
+        return unchanged, self._root.clone_manager(lambda each: each.get_source() not in left).check
 
 
-def _lacking(leaves: Collection[Any]) -> list[str]:
-    """Return the attributes that guards require an object to lack."""
+def _lacking(source: str, leaves: Collection[Any]) -> list[str]:
+    """Return the attributes that guards require an object to lack; none if one of the guards has an unknown form."""
     texts = [leaf.verbose_code_parts()[0] for leaf in leaves if type(leaf).__name__ == "NO_HASATTR"]
-    return [found[1] for text in texts for found in [_LACKING.match(text)] if found]
+    found = [re.match(rf"not hasattr\({re.escape(source)}, '(\w+)'\)", text) for text in texts]
+    return [each[1] for each in found if each] if all(found) else []

@@ -54,8 +54,7 @@ def sample(tensors: Iterable[Any]) -> Check | None:
 
 def traced(tensors: Sequence[Any]) -> list[Check] | None:
     """Return checks of the versions and addresses of tensors, each to be called only if those before it return True:
-    it reads memory that they found in use. None if that cannot be told so.
-    They keep the tensors.
+    it reads memory that they found in use. They keep the tensors. None if changes cannot be told so.
     """
     if not tensors or not _known() or not all(type(each) in _PLAIN and _strided(each) for each in tensors):
         return None
@@ -77,11 +76,11 @@ def _word(at: int) -> int:
 
 @functools.cache
 def _known() -> bool:
-    """Return True if tensors are in memory as expected, as in torch 2.11 to 2.13 on 64-bit machines."""
+    """Return True if tensors are in memory as expected, as in torch 2.11 to 2.14 on 64-bit machines."""
     if ctypes.sizeof(ctypes.c_void_p) != _WORD:
         return False
     with torch.inference_mode(False), torch.no_grad():
-        base, other = torch.zeros(8000), torch.zeros(1)
+        base, other = (torch.zeros(size, device="cpu") for size in (8000, 1))
         tensor = base[7919:]
         alias = tensor.detach()
         found = [

@@ -138,15 +138,14 @@ class Noted:
         self._places[id(item) + offset, _WORD] = None
         return True
 
-    def unchanged(self) -> Callable[[], bool]:
-        """Return a function that returns True while all of them are as now; it keeps them alive."""
-        return constant([*self._places], self._held)
+    def unchanged(self) -> Callable[[], bool] | None:
+        """Return a function that returns True while all of them are as now, which it keeps alive; None if there are
+        none."""
+        return constant([*self._places], self._held) if self._places else None
 
 
 def unchanged(dicts: Iterable[Any]) -> Callable[[], bool] | None:
     """Return a function that returns True while dicts have the items that they have now; None if that cannot be told.
     It keeps them alive."""
     noted, items = Noted(), [*dicts]
-    if not items or not versioned() or not all(map(noted.items, items)):
-        return None
-    return noted.unchanged()
+    return noted.unchanged() if versioned() and all(map(noted.items, items)) else None

@@ -129,7 +129,7 @@ def test_a_change_of_a_guarded_value_is_told(change: str) -> None:
     guarded = Guarded(world.module, world.scope)
     assert guarded.steady(source, guards, ["missing"])
     unchanged = guarded.noted.unchanged()
-    assert unchanged() and unchanged()
+    assert unchanged is not None and unchanged()
     make(world)
     assert not unchanged()
 
@@ -172,7 +172,7 @@ def test_a_class_that_is_looked_up_after_a_change_is_told_apart() -> None:
     assert guarded.steady("L['function'].scale", ["EQUALS_MATCH"], [])
     unchanged = guarded.noted.unchanged()
     world.base.scale = 2.0
-    assert world.module.scale == 2.0 and world.kind.scale == 2.0 and not unchanged()
+    assert unchanged is not None and world.module.scale == 2.0 and world.kind.scale == 2.0 and not unchanged()
 
 
 @pytest.mark.parametrize("many", [3, 3000])
