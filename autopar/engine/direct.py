@@ -371,7 +371,8 @@ class _Shortcut:
 
 def _tuned(prepared: Planned) -> bool:
     """Return True if the executor of a program checks the weights itself, as one with kernels does."""
-    return isinstance(prepared, Prepared) and isinstance(prepared.executor, TunedExecutor)
+    executor = prepared.executor if isinstance(prepared, Prepared) else None
+    return isinstance(executor, TunedExecutor) and executor.holds
 
 
 def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:

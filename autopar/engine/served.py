@@ -167,7 +167,7 @@ class Served:
         self, prepared: Planned, inputs: Sequence[Any], sizes: Sequence[Any]
     ) -> Callable[[Sequence[Any]], list[Any] | None] | None:
         """Return a function from the inputs of a program to the results of the graph, for calls like that with these
-        `inputs` and `sizes`; None if they have more to do. It returns None if kernels do not serve a call.
+        `inputs` and `sizes`; None if they have more to do. It returns None for a call that is to go another way.
 
         The caller ensures that the state is that of the region now, and that only the values of arguments have changed.
         """
@@ -183,16 +183,21 @@ class Served:
         short = self._shorts.get(key)
         if short is None or short.prepared is not prepared:
             return None
-        executor = prepared.executor
-        if isinstance(executor, TunedExecutor):
-            kernels, completed = executor.by_kernels, short.completed
+        executor, completed = prepared.executor, short.completed
+        if not isinstance(executor, TunedExecutor):
+            return None if executor.inline is None else lambda inputs: completed(executor(inputs))
+        if not executor.holds:
+            eager = executor.plain
+            if eager.inline is None:
+                return None
+            return lambda inputs: None if executor.holds else completed(eager(inputs))
+        kernels = executor.by_kernels
 
-            def by_kernels(inputs: Sequence[Any]) -> list[Any] | None:
-                outputs = kernels(inputs)
-                return outputs if outputs is None else completed(outputs)
+        def by_kernels(inputs: Sequence[Any]) -> list[Any] | None:
+            outputs = kernels(inputs)
+            return outputs if outputs is None else completed(outputs)
 
-            return by_kernels
-        return None if executor.inline is None else lambda inputs: short.completed(executor(inputs))
+        return by_kernels
 
     def _plain(self, args: Sequence[Any]) -> Any:
         if self.backend.preparing:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compilers import Folding, alone, mlp, using
+from shortcuts import long_calls
 
 import autopar
 from autopar.runtime import trial
@@ -77,3 +78,26 @@ def test_a_trial_that_is_due_begins_in_a_call_that_went_straight_to_kernels(
         if executor._trial.on:
             break
     assert executor._trial.on and executor._ready is None
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_calls_for_which_eager_has_won_go_straight_to_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    using(monkeypatch, Folding(), fastest="eager")
+    model, x = mlp(), torch.randn(5, 8)
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
+    for _ in range(40):
+        fast(x)
+        fast.wait()
+    assert fast.serving == "eager" and long_calls(fast, x) == 0
+    # The weights are guarded, since no kernel checks them.
+    for change in (
+        lambda: model[0].weight.mul_(2),
+        lambda: setattr(model[0].weight, "data", torch.ones(16, 8)),
+    ):
+        change()
+        assert torch.equal(fast(x), model(x))
+    model.double()
+    assert torch.equal(fast(x.double()), model(x.double()))
+    model[0].weight = torch.nn.Parameter(torch.zeros(16, 8, dtype=torch.float64))
+    assert torch.equal(fast(x.double()), model(x.double()))
