@@ -14,8 +14,9 @@ from .stack import Compilation, Refusal, Stack, exported, keeps_numpy
 LARGEST = 2**31 - 2**26
 """Limit on the bytes of weights, which are in one file with the graph."""
 
-SPIN_US = 50
-"""Microseconds for which an idle helper thread spins before it sleeps, about what a caller does between short calls."""
+SPIN_US = 100
+"""Microseconds for which an idle helper thread spins before it sleeps, more than a call takes on its way to the next
+kernel (docs/kernels.md)."""
 
 
 def missing() -> str:
