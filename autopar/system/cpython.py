@@ -34,7 +34,8 @@ def _word(item: Any, offset: int) -> int:
 def versioned() -> bool:
     """Return True if words of memory tell each change, as in CPython 3.11 and 3.12.
 
-    In 3.13, an attribute that its object holds itself leaves no version of a dict, and 3.14 has none.
+    In 3.13, an attribute that its object holds itself leaves no version of a dict (and 3.13.0 does not tell CPython's
+    watchers of dicts of it either), and 3.14 has none.
     """
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 13) or sys.maxsize < 2**32:
         return False
@@ -96,7 +97,9 @@ def _tag(kind: type) -> int:
 
 def _attributed(item: Any) -> bool:
     """Return True if the `__dict__` of an object is where it is expected."""
-    return bool(_word(type(item), _FLAGS) & _MANAGED) and _word(item, _ATTRIBUTES) == id(vars(item))
+    # An object that holds its attributes itself makes its `__dict__` now.
+    attributes = id(vars(item))
+    return bool(_word(type(item), _FLAGS) & _MANAGED) and _word(item, _ATTRIBUTES) == attributes
 
 
 class Noted:
