@@ -210,7 +210,7 @@ def ordered(graph: fx.Graph) -> Untraceable | None:
 def assigned(graph: fx.Graph) -> Untraceable | None:
     """Return the error for a graph of Dynamo's that torch cannot trace if it has `tensor.data = …` of a tensor that is
     given, with the line; None if it has none."""
-    # The second since torch 2.14.
+    # Since torch 2.14, an assignment is the second.
     targets = torch.Tensor.set_, getattr(torch.ops.aten, "shallow_copy_data_", None)
     for node in graph.nodes:
         if node.target in targets and getattr(node.args[0], "op", "") == "placeholder":

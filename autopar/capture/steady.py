@@ -7,13 +7,17 @@ weights of the last call have evicted from the caches; the words that tell chang
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
-from ..system.cpython import versioned
-from ..system.memory import seldom
+from ..system.cpython import Noted, versioned
+from ..system.memory import Place, seldom
 from .guarded import Guarded
 
+RESTLESS = 3
+"""Changes of a word after which its guards are left to Dynamo: in a script, globals change with each round of a
+loop."""
 _Check: TypeAlias = Callable[[dict[str, Any]], bool]
 
 
@@ -41,8 +45,10 @@ class _SteadyCheck:
     def __init__(self, root: Any, function: Any, scope: dict[str, Any]) -> None:
         self._root, self._function, self._scope = root, function, scope
         self._all, self._renewals = root.check, seldom()
+        self._changes = Counter[Place]()
+        """How often each word has changed; those that do so again and again tell nothing."""
         self._steady = self._made()
-        """The check that nothing has changed, and the check of the guards that it does not tell about."""
+        """The check that nothing has changed, the check of the guards that it does not cover, and what is noted."""
 
     def __call__(self, values: dict[str, Any]) -> bool:
         """Return True if the guards hold."""
@@ -50,7 +56,8 @@ class _SteadyCheck:
         if steady is not None:
             if steady[0]():
                 return steady[1](values)
-            # It refers to modules that may be gone.
+            self._changes.update(steady[2].changed())
+            # It keeps modules, classes and functions alive that may no longer be used.
             self._steady = None
         if not self._all(values):
             return False
@@ -61,26 +68,32 @@ class _SteadyCheck:
         self._steady = steady
         return True
 
-    def _made(self) -> tuple[Callable[[], bool], _Check] | None:
+    def _made(self) -> tuple[Callable[[], bool], _Check, Noted] | None:
         """Return what to check from now on instead of all guards, provided that these hold now; None if there is
         nothing less."""
-        guarded = Guarded(self._function, self._scope)
+        restless = {place for place, times in self._changes.items() if times >= RESTLESS}
+        guarded = Guarded(self._function, self._scope, restless)
         steady, others = set[str](), set[str]()
-
-        def holds(manager: Any) -> bool:
-            """Return True if a guard manager and all below it are steady."""
-            source, leaves = manager.get_source(), manager.get_leaf_guards()
-            below = [holds(child) for child in _children(manager)]
-            kinds = [type(leaf).__name__ for leaf in leaves]
-            found = all(below) and (not kinds or guarded.steady(source, kinds, _lacking(source, leaves)))
-            (steady if found else others).add(source)
-            return found
-
-        holds(self._root)
+        _sort(self._root, guarded, steady, others)
         left, unchanged = steady - others, guarded.noted.unchanged()
         if not left or unchanged is None:
             return None
-        return unchanged, self._root.clone_manager(lambda each: each.get_source() not in left).check
+        rest = self._root.clone_manager(lambda each: each.get_source() not in left).check
+        return unchanged, rest, guarded.noted
+
+
+def _sort(manager: Any, guarded: Guarded, steady: set[str], others: set[str]) -> bool:
+    """Add the sources of a guard manager and of all below it to the steady ones or the others; return whether all are
+    steady."""
+    source, leaves = manager.get_source(), manager.get_leaf_guards()
+    below = [_sort(child, guarded, steady, others) for child in _children(manager)]
+    kinds = [type(leaf).__name__ for leaf in leaves]
+    if hasattr(manager, "get_key_value_managers"):
+        # It checks the length itself.
+        kinds.append("DICT_LENGTH")
+    found = all(below) and guarded.steady(source, kinds, _lacking(source, leaves))
+    (steady if found else others).add(source)
+    return found
 
 
 def _lacking(source: str, leaves: Collection[Any]) -> list[str]:

@@ -333,7 +333,7 @@ class _Shortcut:
             if getattr(item, name, self) is not value:
                 return None
         values = (*args, *kwargs.values()) if kwargs else args
-        # In calls of one set of sizes, it has no key.
+        # The key of one set of sizes is (), which saves the look-up.
         entry = self.entries.get(())
         if entry is None or self._programs.get(()) is not entry[1][1]:
             entry = self._entry(values)
@@ -363,7 +363,8 @@ class _Shortcut:
         if prepared is None or not current or (self._tuned and not _tuned(prepared)):
             return None
         results = served.results(prepared, self._inputs(values), sizes)
-        if results is None:
+        # Eager may have won meanwhile; its program needs guards on the weights.
+        if results is None or (self._tuned and not _tuned(prepared)):
             return None
         self.entries[key] = entry = results, (served, prepared)
         return entry

@@ -167,7 +167,7 @@ class Served:
         self, prepared: Planned, inputs: Sequence[Any], sizes: Sequence[Any]
     ) -> Callable[[Sequence[Any]], list[Any] | None] | None:
         """Return a function from the inputs of a program to the results of the graph, for calls like that with these
-        `inputs` and `sizes`; None if they have more to do. It returns None for a call that is to go another way.
+        `inputs` and `sizes`; None if they have more to do. It returns None for a call that must take the long way.
 
         The caller ensures that the state is that of the region now, and that only the values of arguments have changed.
         """
@@ -187,6 +187,7 @@ class Served:
         if not isinstance(executor, TunedExecutor):
             return None if executor.inline is None else lambda inputs: completed(executor(inputs))
         if not executor.holds:
+            # PyTorch's own kernels have won; they read the weights as these are in each call.
             eager = executor.plain
             if eager.inline is None:
                 return None

@@ -222,10 +222,12 @@ class Choice:
     def refute(self, chosen: Arrangement, ratio: float) -> None:
         """Let eager serve instead of an arrangement that took `ratio` of eager's time, until the next fastest
         is compiled."""
+        # Not done, so that nobody takes eager for the last word meanwhile.
+        self._calls, self.done = 0, False
         self.replace(None)
         again = self.choose.refute(chosen.name, ratio)
         self.open = again and self.choose.open
-        self._calls, self.done = 0, not again
+        self.done = not again
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Compile and choose for such inputs: in the background, or now if that traces in this process."""
@@ -275,9 +277,9 @@ class Choice:
         """Count an eager call; compile after enough without a change. `inputs`: those of a call of the
         program's own sizes. `old`: the arrangement that did not serve it because weights have changed."""
         if old is not None and self.chosen is old:
+            self._stale, self.done, self._calls = old.watch, False, 0
             self.replace(None)
             log.info("%s: weights have changed, eager serves", old.name)
-            self._stale, self.done, self._calls = old.watch, False, 0
         if self.done or self.builder is not None:
             return
         if self._stale is not None and not self._stale.unchanged():
@@ -291,6 +293,7 @@ class Choice:
 
     def _build(self, examples: Sequence[Any]) -> None:
         self._calls, self.done = 0, True
+        # From now on, calls take `turn`.
         self._tell()
         try:
             # cuBLAS warns if the thread has no CUDA context, which its first call of the runtime creates.

@@ -13,9 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import RunError
 from ..system.cpython import unchanged
-from ..system.memory import seldom
+from ..system.memory import constant, seldom
 from .flat_transfer import bring, checksum
-from .traces import Check, address, sample, traced
+from .traces import address, sample, traced
 
 log = logging.getLogger("autopar")
 
@@ -46,6 +46,12 @@ def _in_pinned_memory(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.detach()
 
 
+def _sampled(tensors: Sequence[Any]) -> Callable[[], bool] | None:
+    """Return the check of a few elements of tensors, which it keeps; None if there are none on the host."""
+    elements = sample(tensors)
+    return constant(elements, owners=tensors) if elements else None
+
+
 class _Master:
     """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change.
 
@@ -62,7 +68,7 @@ class _Master:
         self.tensor: Any = None
         self.stamp, self.known, self.version, self.pointer = 0, 0, -1, -1
         self.sampled = False
-        self._sample: Check | None = None
+        self._sample: Callable[[], bool] | None = None
 
     def look(self, sampled: bool = True) -> int:
         """Return the current stamp of the tensor; if not `sampled`, without comparing elements."""
@@ -83,7 +89,7 @@ class _Master:
         self.tensor = tensor
         self.pointer = address(tensor)()
         self.version = -1 if tensor.is_inference() else tensor._version
-        self._sample = sample([tensor]) if self.sampled else None
+        self._sample = _sampled([tensor]) if self.sampled else None
         return self.stamp
 
     def change(self) -> None:
@@ -97,7 +103,7 @@ class _Master:
             self.sampled = True
             # If the tensor has moved since the last look, the next look samples it.
             if self.pointer >= 0 and self.pointer == self.tensor.data_ptr():
-                self._sample = sample([self.tensor])
+                self._sample = _sampled([self.tensor])
 
 
 class _Replica:
@@ -140,16 +146,16 @@ class Watch:
         """Record the current state."""
         self._stamps = [master.look() for master in self._masters]
         self._tensors = [master.tensor for master in self._masters]
-        self._traces = [
-            (tensor, master.version, address(tensor), master.pointer)
-            for master, tensor in zip(self._masters, self._tensors)
-        ]
-        checks = traced(self._tensors) if len(self._tensors) >= MANY else None
-        if checks is not None:
-            self._traces = []
+        groups = traced(self._tensors) if len(self._tensors) >= MANY else None
+        traces = (
+            [] if groups else [(m.tensor, m.version, address(m.tensor), m.pointer) for m in self._masters]
+        )
         elements = sample(self._tensors)
-        self._checks: list[Check] = [*(checks or ()), *([elements] if elements is not None else ())]
-        """Checks of memory, in the order in which it may be read."""
+        groups = [*(groups or ()), *([elements] if elements else ())]
+        memory = constant(*groups, owners=self._tensors) if groups else None
+        # As a pair: another thread must not read memory of elements whose traces it has not checked.
+        self._recorded = traces, memory
+        """Versions and addresses of tensors, and the check of their elements in memory, or of all of these."""
         self._owners: Callable[[], bool] | None = None
         """The dicts that hold the tensors; they were found to hold these after `_changes` of masters."""
         self._changes, self._renewals = -1, seldom()
@@ -160,10 +166,11 @@ class Watch:
         same = owners is not None and self._changes == _Changes.count and owners()
         if not same and not self._same():
             return False
-        for tensor, version, where, pointer in self._traces:
+        traces, memory = self._recorded
+        for tensor, version, where, pointer in traces:
             if tensor._version != version or where() != pointer:
                 return False
-        return all(check() for check in self._checks)
+        return memory is None or memory()
 
     def _same(self) -> bool:
         """Return True if the owners hold the same tensors, which have versions, and no master has changed."""

@@ -6,18 +6,15 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..system.memory import Place, constant
+from ..system.memory import Place
 
 ELEMENTS = 8
 """Sampled elements of each tensor, evenly spaced from the first to the last."""
-Check: TypeAlias = Callable[[], bool]
-"""A function that reads memory, and returns True if it is as before."""
-
 _WORD = 8
 _IMPL = 16
 """Offset of the address of the `TensorImpl` in the Python object of a tensor."""
@@ -33,13 +30,13 @@ def address(tensor: Any) -> Callable[[], int]:
     return tensor.data_ptr if tensor.layout is torch.strided else lambda: -1
 
 
-def sample(tensors: Iterable[Any]) -> Check | None:
-    """Return the check of a few elements of each tensor; None if they have no elements on the host.
+def sample(tensors: Iterable[Any]) -> list[Place]:
+    """Return the places of a few elements of each tensor; none of tensors that have no elements on the host.
 
-    Call it only while the tensors, which it keeps, have the same memory: freed memory cannot be read.
+    Read them only while the tensors have the same memory: freed memory cannot be read.
     """
-    found, held = list[Place](), [*tensors]
-    for tensor in held:
+    found: list[Place] = []
+    for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not tensor.numel():
             continue
         with torch.no_grad(), torch.inference_mode(False):
@@ -49,21 +46,24 @@ def sample(tensors: Iterable[Any]) -> Check | None:
             elements = flat[:: -(-flat.numel() // ELEMENTS)]
         start, size = elements.data_ptr(), elements.element_size()
         found += ((start + at * elements.stride(0) * size, size) for at in range(len(elements)))
-    return constant(found, held) if found else None
+    return found
 
 
-def traced(tensors: Sequence[Any]) -> list[Check] | None:
-    """Return checks of the versions and addresses of tensors, each to be called only if those before it return True:
-    it reads memory that they found in use. They keep the tensors. None if changes cannot be told so.
+def traced(tensors: Sequence[Any]) -> list[list[Place]] | None:
+    """Return places whose words tell changes of the versions and addresses of tensors, in groups, each to be read only
+    if those before it are as they were: it is in memory that they found in use. None if there are no such words.
     """
-    if not tensors or not _known() or not all(type(each) in _PLAIN and _strided(each) for each in tensors):
+    if not tensors or not _expected() or not all(type(each) in _PLAIN and _strided(each) for each in tensors):
         return None
     implementations = [each._cdata for each in tensors]
     inner = [at + offset for at in implementations for offset in (_STORAGE, _COUNTER, _OFFSET)]
-    counters = {_word(at + _COUNTER) + _VERSION for at in implementations}
-    storages = {_word(at + _STORAGE) + _DATA for at in implementations}
-    places = [id(each) + _IMPL for each in tensors], inner, [*counters, *storages]
-    return [constant([(at, _WORD) for at in part], tensors) for part in places]
+    counters = {_word(at + _COUNTER) for at in implementations}
+    storages = {_word(at + _STORAGE) for at in implementations}
+    if 0 in counters | storages:
+        return None
+    outer = [id(each) + _IMPL for each in tensors]
+    groups = outer, inner, [*(at + _VERSION for at in counters), *(at + _DATA for at in storages)]
+    return [[(at, _WORD) for at in group] for group in groups]
 
 
 def _strided(tensor: torch.Tensor) -> bool:
@@ -75,7 +75,7 @@ def _word(at: int) -> int:
 
 
 @functools.cache
-def _known() -> bool:
+def _expected() -> bool:
     """Return True if tensors are in memory as expected, as in torch 2.11 to 2.14 on 64-bit machines."""
     if ctypes.sizeof(ctypes.c_void_p) != _WORD:
         return False

@@ -27,7 +27,7 @@ PROVEN = 4
 
 
 _Ready: TypeAlias = tuple[Callable[[], bool] | None, Callable[[], bool], Callable[[Sequence[Any]], list[Any]]]
-"""The check that folded weights are as they were, that of a due trial, and the call."""
+"""The check that folded weights are unchanged, if there are any; whether a trial is due; the call."""
 
 
 def _fits(chosen: Arrangement) -> bool:
@@ -189,11 +189,16 @@ class TunedExecutor:
     def _served(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:
         executor = self._of(chosen)
         if self._trial.due():
-            self._trial.begin()
+            self._begin_trial()
         if self._choice.builder is None:
             return executor(inputs)
         with self._choice.turn:
             return executor(inputs)
+
+    def _begin_trial(self) -> None:
+        # Another thread may have begun it, and be about to end it.
+        if not self._trial.on:
+            self._trial.begin()
 
     def by_kernels(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Return the result of the chosen kernels; None if there are none, they are on trial, or their weights have
@@ -207,7 +212,7 @@ class TunedExecutor:
             return None
         if due():
             self._ready = None
-            self._trial.begin()
+            self._begin_trial()
         return call(inputs)
 
     def _readied(self, inputs: Sequence[Any]) -> list[Any] | None:
@@ -215,18 +220,18 @@ class TunedExecutor:
         chosen = self.chosen
         if chosen is None or self._on_trial(chosen) or not chosen.fresh:
             return None
-        made = self._served(chosen, inputs)
+        made, executor, watch = self._served(chosen, inputs), self._of(chosen), chosen.watch
         if self._choice.builder is None and not self._trial.on:
-            executor, watch, call = self._of(chosen), chosen.watch, self._of(chosen).__call__
-            if executor.inline is not None and executor.inline.fits(inputs):
-                call = executor.inline.serve
+            inline, call = executor.inline, executor.__call__
+            if inline is not None and inline.fits(inputs):
+                call = inline.serve
             fresh = None if watch is None else watch.unchanged
             if self._sizes is not None:
                 fresh = partial(_fits, chosen)
             self._ready = fresh, self._trial.due, call
-            # Another thread may have changed the choice.
-            if self.chosen is not chosen or self._choice.builder is not None:
-                self._ready = None
+        # Another thread may have changed the choice, which drops what is noted of others.
+        if self.chosen is not chosen or self._choice.builder is not None:
+            self.forget()
         return made
 
     def _in_turn(self, chosen: Arrangement, inputs: Sequence[Any]) -> list[Any]:

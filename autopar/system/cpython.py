@@ -6,7 +6,7 @@ import ctypes
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from .memory import Place, constant
@@ -27,7 +27,11 @@ _CONTENTS = 16
 
 
 def _word(item: Any, offset: int) -> int:
-    return ctypes.c_uint64.from_address(id(item) + offset).value
+    return _at(id(item) + offset)
+
+
+def _at(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
 
 
 @functools.cache
@@ -104,11 +108,16 @@ def _attributed(item: Any) -> bool:
 
 class Noted:
     """Dicts, objects, classes and functions whose changes words of memory tell. Each method returns False if they do
-    not tell those of an argument; only where `versioned`."""
+    not tell those of an argument; only where `versioned`.
 
-    def __init__(self) -> None:
+    restless: places that are not noted, since they change too often.
+    """
+
+    def __init__(self, restless: Collection[Place] = ()) -> None:
+        self._restless = restless
         self._held: dict[int, Any] = {}
-        self._places: dict[Place, None] = {}
+        self._words: dict[Place, int] = {}
+        """The words at the time when each was noted."""
 
     def items(self, item: Any) -> bool:
         """Note the items of a dict."""
@@ -117,34 +126,49 @@ class Noted:
 
     def kind(self, item: Any) -> bool:
         """Note the class of an object."""
-        return self._note(item, _CLASS)
+        return self._note(item, _CLASS, type(item))
 
     def attributes(self, item: Any) -> bool:
         """Note the class and the attributes of an object or a module, other than those in slots."""
-        kept = isinstance(item, types.ModuleType) or (_attributed(item) and self._note(item, _ATTRIBUTES))
+        kept = issubclass(type(item), types.ModuleType) or (
+            _attributed(item) and self._note(item, _ATTRIBUTES)
+        )
         return kept and self.kind(item) and self.items(vars(item))
 
     def members(self, item: type) -> bool:
         """Note the attributes of a class and of its bases."""
-        return bool(_tag(item)) and self._note(item, _TAG)
+        # Without a tag, as after a change by another thread just now, no further change is told.
+        return bool(_tag(item)) and self._note(item, _TAG) and bool(self._words[id(item) + _TAG, _WORD])
 
     def field(self, function: types.FunctionType, name: str) -> bool:
         """Note an attribute of a function that may be replaced."""
-        return self._note(function, _FIELDS[name])
+        return self._note(function, _FIELDS[name], getattr(function, name))
 
     def contents(self, cell: types.CellType) -> bool:
         """Note the contents of a cell."""
-        return self._note(cell, _CONTENTS)
+        return self._note(cell, _CONTENTS, cell.cell_contents)
 
-    def _note(self, item: Any, offset: int) -> bool:
-        self._held[id(item)] = item
-        self._places[id(item) + offset, _WORD] = None
+    def _note(self, item: Any, offset: int, inner: Any = None) -> bool:
+        """Note a word of an object. If it is the address of another object, `inner`, that is kept, too: once it is
+        freed, a third one may get its address."""
+        place = id(item) + offset, _WORD
+        if place in self._restless:
+            return False
+        self._held[id(item)], self._held[id(inner)] = item, inner
+        self._words.setdefault(place, _word(item, offset))
         return True
 
     def unchanged(self) -> Callable[[], bool] | None:
-        """Return a function that returns True while all of them are as now, which it keeps alive; None if there are
-        none."""
-        return constant([*self._places], self._held) if self._places else None
+        """Return a function that returns True while all of them are as when they were noted, and keeps them alive; None
+        if there are none, or one has changed since."""
+        if not self._words:
+            return None
+        same = constant([*self._words], owners=self._held)
+        return None if self.changed() else same
+
+    def changed(self) -> list[Place]:
+        """Return the places of those that have changed since they were noted."""
+        return [place for place, word in self._words.items() if _at(place[0]) != word]
 
 
 def unchanged(dicts: Iterable[Any]) -> Callable[[], bool] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -17,29 +18,33 @@ _AT_ONCE = 500
 """Words that numpy reads without letting other threads of Python run, which might free the memory meanwhile."""
 
 
-def constant(places: Sequence[Place], owners: Any = None) -> Callable[[], bool]:
-    """Return a function that returns True while the bytes at some places, one at least, are as now. It keeps `owners`
-    alive.
+def constant(*groups: Sequence[Place], owners: Any = None) -> Callable[[], bool]:
+    """Return a function that returns True while the bytes at all places are as now. It keeps `owners` alive.
 
-    All are read at once: one by one, each read would wait for the memory while caches hold other data. Call it only
-    while the memory belongs to this process.
+    A group, which has one place at least, is read only if those before it are as they were, and no other thread of
+    Python runs in between. A group is read all at once: one by one, each read would wait for the memory while caches
+    hold other data. Call it only while the memory belongs to this process.
     """
-    # The largest word that divides all sizes and addresses.
-    word = math.gcd(8, *itertools.chain(*places))
-    low, high = min(places)[0], max(map(sum, places))
-    memory = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), f"u{word}")
-    indices = np.array([(at - low) // word + part for at, size in places for part in range(size // word)])
-    parts = [indices[at : at + _AT_ONCE] for at in range(0, len(indices), _AT_ONCE)]
-    found = [memory[part].tobytes() for part in parts]
-
-    def same_words(_: Any = owners) -> bool:
-        return bool(memory[indices].tobytes() == found[0])
+    memories, parts = list[Any](), list[Any]()
+    for places in groups:
+        # The largest word that divides all sizes and addresses.
+        word = math.gcd(8, *itertools.chain(*places))
+        low, high = min(places)[0], max(map(sum, places))
+        memory = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), f"u{word}")
+        indices = np.array([(at - low) // word + part for at, size in places for part in range(size // word)])
+        for at in range(0, len(indices), _AT_ONCE):
+            memories.append(memory)
+            parts.append(indices[at : at + _AT_ONCE])
+    found = [memory[part].tobytes() for memory, part in zip(memories, parts)]
 
     def same(_: Any = owners) -> bool:
-        return all(memory[part].tobytes() == known for part, known in zip(parts, found))
+        # Between two calls of one expression without Python's own code, no other thread gets its turn.
+        return all(map(operator.eq, map(_bytes, map(operator.getitem, memories, parts)), found))
 
-    return same if len(parts) > 1 else same_words
+    return same
 
+
+_bytes: Callable[[Any], bytes] = np.ndarray.tobytes
 
 _PAUSE = 100
 """Pause after a call by `seldom`, as a multiple of its seconds."""

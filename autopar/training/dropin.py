@@ -215,7 +215,7 @@ class Training:
         # If an output were a view of a weight, writes to it would change the weight unseen by autograd.
         given = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
         outputs = own([values[name] for name in self.halves.names], given, saved)
-        # The first check tells those that fake tensors do not know.
+        # Read in each call: the first check records those that fake tensors do not know.
         strides = [self.captured.strides[place] for place in self._places]
         if settle(outputs, strides, self.captured.home.type):
             # `settle` makes a tensor with gaps between its elements as a view.

@@ -166,6 +166,58 @@ def test_an_attribute_whose_absence_has_no_name_is_left_to_dynamo() -> None:
     )
 
 
+@pytest.mark.parametrize("source", ["__defaults__", "__closure__[0].cell_contents"])
+def test_what_replaces_a_replaced_value_does_not_take_its_place(source: str) -> None:
+    held = [1.5]
+
+    def told(by: float = held[0]) -> float:
+        return by * scale
+
+    scale = held[0] + 1
+    guarded = Guarded(None, {"told": told})
+    assert guarded.steady(f"G['told'].{source}", ["EQUALS_MATCH"], [])
+    unchanged = guarded.noted.unchanged()
+    assert unchanged is not None and unchanged()
+    # The first value is gone, and the next gets its memory.
+    for value in range(20):
+        told.__defaults__ = (value + 0.5,)
+        scale *= 0.5
+        assert not unchanged()
+
+
+def test_a_change_while_values_are_noted_is_seen() -> None:
+    inner = {"x": 1}
+    scope = {"table": {"a": inner}}
+    guarded = Guarded(None, scope)
+    assert guarded.steady("G['table']['a']['x']", ["EQUALS_MATCH"], [])
+    scope["table"]["a"] = {"x": 1}
+    assert guarded.noted.unchanged() is None
+
+
+class Disguised:
+    """An object that is of another class by its own account."""
+
+    own = 1
+
+    @property
+    def __class__(self) -> Any:
+        return types.FunctionType
+
+
+def test_the_word_of_an_object_about_its_class_is_not_taken() -> None:
+    guarded = Guarded(None, {"disguised": Disguised()})
+    assert not guarded.steady("G['disguised'].__code__", ["ID_MATCH"], [])
+    assert guarded.steady("G['disguised'].own", ["EQUALS_MATCH"], [])
+
+
+def test_an_error_of_a_look_up_is_not_the_callers() -> None:
+    class Raises:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    assert not Guarded(None, {"raises": Raises()}).steady("G['raises'].own", ["TYPE_MATCH"], [])
+
+
 def test_a_class_that_is_looked_up_after_a_change_is_told_apart() -> None:
     world = World()
     guarded = Guarded(world.module, world.scope)
@@ -178,7 +230,8 @@ def test_a_class_that_is_looked_up_after_a_change_is_told_apart() -> None:
 @pytest.mark.parametrize("many", [3, 3000])
 def test_a_change_of_any_of_many_places_is_seen(many: int) -> None:
     found = torch.zeros(many, dtype=torch.int16)
-    same = memory.constant([(found.data_ptr() + 2 * at, 2) for at in range(0, many, 2)], found)
+    places = [(found.data_ptr() + 2 * at, 2) for at in range(0, many, 2)]
+    same = memory.constant(places[:2], places[2:] or places[:1], owners=found)
     for at in (0, 2, many // 4 * 2, (many - 1) // 2 * 2):
         found[at] = 1
         assert not same()

@@ -41,9 +41,12 @@ class Block(nn.Module):
         self.inner, self.norm, self.drop = nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.5)
         self.scale, self.shifts, self.act, self.sizes = 2.0, [0.5, 1.5], torch.tanh, (1, 2)
         self.register_buffer("offset", torch.ones(4))
+        self.extra: dict[str, float] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         made = self.drop(self.act(self.inner(self.norm(x)))) * self.scale + self.offset + self.shifts[0]
+        for more in self.extra.values():
+            made = made + more
         made = bent(made) * HALF
         return made * self.sizes[1] if hasattr(self, "twice") else made
 
@@ -82,6 +85,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a new attribute": lambda block: setattr(block, "twice", True),
     "a tuple, and a new attribute": lambda block: vars(block).update(twice=True, sizes=(1, 5)),
     "an item of a list": lambda block: block.shifts.__setitem__(0, 7.0),
+    "an item of a dict that was empty": lambda block: block.extra.update(a=2.0),
     "a function": lambda block: setattr(block, "act", torch.sin),
     "a module": lambda block: setattr(block, "inner", a_linear(5)),
     "a module through its dict": lambda block: block._modules.update(norm=nn.Identity()),
@@ -146,6 +150,27 @@ def test_few_guards_are_left_and_come_back_after_a_change_that_is_none(
     for _ in range(3):
         fast(x)
     assert len(counted) == 2 and check._steady is not None
+
+
+@torch.no_grad()
+def test_what_changes_again_and_again_is_left_to_dynamo() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(10))).eval()
+    x = torch.randn(3, 4)
+    fast = compiled(model, x)
+    check: Any = check_of(fast, x)
+    check._renewals = lambda make: make()
+    few = len([*steady.managers(check._steady[1].__self__)])
+    for turn in range(steady.RESTLESS + 1):
+        assert check._steady is not None
+        vars(model[3])["unread"] = turn
+        assert torch.equal(fast(x), model(x))
+    kept = check._steady
+    vars(model[3])["unread"] = -1
+    assert torch.equal(fast(x), model(x)) and check._steady is kept
+    left, total = (len([*steady.managers(root)]) for root in (kept[1].__self__, check._root))
+    assert few < left < total / 2
+    model[3][0].weight = nn.Parameter(torch.ones(4, 4))
+    torch.testing.assert_close(fast(x), model(x))
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ def _packs() -> bool:
 
 def _packed(work: Compilation) -> Compilation:
     """Let MKL compute a piece's products with weights in float32, and write the weights' names to `_PACKED`, each
-    with the number of rows that it is multiplied with.
+    with the number of rows that it is multiplied with, and whether its shape is (in, out).
 
     The products read the packed weights as further inputs of the piece, since memory that MKL has packed cannot be
     moved, and so not be stored. Without this, oneDNN computes them when compiled ahead of time. On two cores of an
@@ -125,7 +125,8 @@ def _packed(work: Compilation) -> Compilation:
 
 
 def _products(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, bool]]:
-    """Yield each product with its factors, its bias, and whether the second factor is a transposed weight."""
+    """Yield each product: the node, its factors, its bias, and True if the second factor has shape (in, out), as in
+    `addmm`, instead of (out, in)."""
     aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
         x, weight, *bias = node.args
