@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..system.memory import Place
+from ..system.memory import Place, word
 
 ELEMENTS = 8
 """Sampled elements of each tensor, evenly spaced from the first to the last."""
@@ -57,8 +57,8 @@ def traced(tensors: Sequence[Any]) -> list[list[Place]] | None:
         return None
     implementations = [each._cdata for each in tensors]
     inner = [at + offset for at in implementations for offset in (_STORAGE, _COUNTER, _OFFSET)]
-    counters = {_word(at + _COUNTER) for at in implementations}
-    storages = {_word(at + _STORAGE) for at in implementations}
+    counters = {word(at + _COUNTER) for at in implementations}
+    storages = {word(at + _STORAGE) for at in implementations}
     if 0 in counters | storages:
         return None
     outer = [id(each) + _IMPL for each in tensors]
@@ -68,10 +68,6 @@ def traced(tensors: Sequence[Any]) -> list[list[Place]] | None:
 
 def _strided(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_inference()
-
-
-def _word(at: int) -> int:
-    return ctypes.c_uint64.from_address(at).value
 
 
 @functools.cache
@@ -84,11 +80,11 @@ def _expected() -> bool:
         tensor = base[7919:]
         alias = tensor.detach()
         found = [
-            [_word(each._cdata + at) for at in (_STORAGE, _COUNTER, _OFFSET)]
+            [word(each._cdata + at) for at in (_STORAGE, _COUNTER, _OFFSET)]
             for each in (tensor, alias, other)
         ]
         storage = tensor.untyped_storage()
-        placed = _word(id(tensor) + _IMPL) == tensor._cdata
+        placed = word(id(tensor) + _IMPL) == tensor._cdata
         # Only aliases share a storage and a version counter: the words are their addresses.
         shared = found[0] == found[1] and all(mine != theirs for mine, theirs in zip(found[0], found[2]))
         if not (placed and shared and found[0][0] == storage._cdata and found[0][2] == 7919):
@@ -97,6 +93,6 @@ def _expected() -> bool:
         if counter < 1 << 16 or counter % _WORD:
             return False
         for _ in range(3):
-            versions.append(ctypes.c_uint32.from_address(counter + _VERSION).value == tensor._version)
+            versions.append(word(counter + _VERSION) & 0xFFFFFFFF == tensor._version)
             tensor.add_(1)
-        return all(versions) and _word(storage._cdata + _DATA) == storage.data_ptr()
+        return all(versions) and word(storage._cdata + _DATA) == storage.data_ptr()

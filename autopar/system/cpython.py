@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from .memory import Place, constant
+from .memory import Place, constant, word
 
 _WORD = 8
 _CLASS, _ATTRIBUTES = 8, -24
@@ -27,11 +26,7 @@ _CONTENTS = 16
 
 
 def _word(item: Any, offset: int) -> int:
-    return _at(id(item) + offset)
-
-
-def _at(address: int) -> int:
-    return ctypes.c_uint64.from_address(address).value
+    return word(id(item) + offset)
 
 
 @functools.cache
@@ -168,7 +163,7 @@ class Noted:
 
     def changed(self) -> list[Place]:
         """Return the places of those that have changed since they were noted."""
-        return [place for place, word in self._words.items() if _at(place[0]) != word]
+        return [place for place, known in self._words.items() if word(place[0]) != known]
 
 
 def unchanged(dicts: Iterable[Any]) -> Callable[[], bool] | None:

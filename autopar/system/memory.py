@@ -18,6 +18,11 @@ _AT_ONCE = 500
 """Words that numpy reads without letting other threads of Python run, which might free the memory meanwhile."""
 
 
+def word(address: int) -> int:
+    """Return the eight bytes at an address as a number."""
+    return ctypes.c_uint64.from_address(address).value
+
+
 def constant(*groups: Sequence[Place], owners: Any = None) -> Callable[[], bool]:
     """Return a function that returns True while the bytes at all places are as now. It keeps `owners` alive.
 
@@ -28,17 +33,19 @@ def constant(*groups: Sequence[Place], owners: Any = None) -> Callable[[], bool]
     memories, parts = list[Any](), list[Any]()
     for places in groups:
         # The largest word that divides all sizes and addresses.
-        word = math.gcd(8, *itertools.chain(*places))
+        size = math.gcd(8, *itertools.chain(*places))
         low, high = min(places)[0], max(map(sum, places))
-        memory = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), f"u{word}")
-        indices = np.array([(at - low) // word + part for at, size in places for part in range(size // word)])
+        memory = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), f"u{size}")
+        indices = np.array(
+            [(at - low) // size + part for at, total in places for part in range(total // size)]
+        )
         for at in range(0, len(indices), _AT_ONCE):
             memories.append(memory)
             parts.append(indices[at : at + _AT_ONCE])
     found = [memory[part].tobytes() for memory, part in zip(memories, parts)]
 
     def same(_: Any = owners) -> bool:
-        # Between two calls of one expression without Python's own code, no other thread gets its turn.
+        # Python lets another thread run only between operations of its own code, of which there are none here.
         return all(map(operator.eq, map(_bytes, map(operator.getitem, memories, parts)), found))
 
     return same
