@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import re
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from operator import itemgetter, methodcaller
+from operator import methodcaller
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from ..capture.dynamo_private import Arguments, Check, Guard
-from ..capture.torch_private import pytree, transformed
+from ..capture.torch_private import transformed
 from ..costs.detect import present
 from ..pipeline.calls import RESIZED
 from ..pipeline.stages import Prepared
@@ -24,6 +23,7 @@ from ..runtime import trial
 from ..runtime.inline_call import chosen
 from ..runtime.tuned import TunedExecutor
 from .backend import Backend, Planned
+from .outputs import maker
 from .served import Served
 
 log = logging.getLogger("autopar")
@@ -281,7 +281,7 @@ class _Shortcut:
         if len(returned) != 1 or not all(isinstance(item, _KINDS) for item in values):
             return None
         ((served, found),) = returned
-        answer = _answer(found, output)
+        answer = maker(found, output)
         if answer is None or served.stores is None or backend.root is None:
             return None
         pinned, inputs, sizes, names = {}, [], [], (*kwargs,)
@@ -359,8 +359,7 @@ class _Shortcut:
         if entry is not None or len(self.entries) >= RESIZED:
             # A program was dropped, and perhaps others with it: nothing here may keep their memory.
             self.entries.clear()
-        current = served.programs is self._programs
-        if prepared is None or not current or (self._tuned and not _tuned(prepared)):
+        if prepared is None or served.programs is not self._programs:
             return None
         results = served.results(prepared, self._inputs(values), sizes)
         # Eager may have won meanwhile; its program needs guards on the weights.
@@ -374,31 +373,3 @@ def _tuned(prepared: Planned) -> bool:
     """Return True if the executor of a program checks the weights itself, as one with kernels does."""
     executor = prepared.executor if isinstance(prepared, Prepared) else None
     return isinstance(executor, TunedExecutor) and executor.holds
-
-
-def _answer(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:
-    """Return the function from the results of a graph to the model's output; None if it needs anything else."""
-    place = {id(item): at for at, item in enumerate(found)}
-    if len(place) < len(found) or any(not isinstance(item, torch.Tensor) for item in found):
-        return None
-    kind, keyed = type(output), isinstance(output, dict)
-    # Classes with fields, such as the outputs of transformers, are made from the fields that are not None.
-    made = keyed and dataclasses.is_dataclass(output) and kind in pytree.SUPPORTED_NODES
-    if made and vars(output).keys() != {field.name for field in dataclasses.fields(output)}:
-        return None
-    if isinstance(output, torch.Tensor):
-        items = [output]
-    else:
-        items = list(output.values() if keyed else output) if made or kind in (tuple, list, dict) else []
-    # The model may have set attributes of an output, which a new result would lack.
-    if not items or any(id(item) not in place or vars(item) for item in items):
-        return None
-    if isinstance(output, torch.Tensor):
-        return itemgetter(place[id(output)])
-    pick = chosen([place[id(item)] for item in items])
-    if not keyed:
-        return lambda results: kind(pick(results))
-    names = [*output]
-    if kind is dict:
-        return lambda results: dict(zip(names, pick(results)))
-    return lambda results: kind(**dict(zip(names, pick(results))))
