@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -35,21 +35,30 @@ class _Members(dict[str, Any]):
     """The attributes of a class, which are noted with it."""
 
 
-class Guarded:
-    """The values of sources. `noted`: the dicts, objects, classes and functions on the way to them.
+Steady: TypeAlias = Callable[[str, Collection[str], Collection[str]], bool]
+"""`steady(source, guards, lacking)` returns True if guards of these kinds on a source hold as long as all that is noted
+stays the same. `lacking`: the attributes that its value must not have."""
+
+
+def noting(function: Any, scope: dict[str, Any], restless: Collection[Place] = ()) -> tuple[Steady, Noted]:
+    """Return what tells steady guards, and the dicts, objects, classes and functions that it notes on the way to their
+    values.
 
     function: the value of `L['function']`. scope: the globals, `G`. restless: places of words that change too often.
     """
+    values = _Values(function, scope, restless)
+    return values.steady, values.noted
 
-    def __init__(self, function: Any, scope: dict[str, Any], restless: Collection[Place] = ()) -> None:
+
+class _Values:
+    """The values of sources. `noted`: what is on the way to them."""
+
+    def __init__(self, function: Any, scope: dict[str, Any], restless: Collection[Place]) -> None:
         self._function, self._scope = function, scope
         self.noted = Noted(restless)
 
     def steady(self, source: str, guards: Collection[str], lacking: Collection[str]) -> bool:
-        """Return True if guards of these kinds on a source hold as long as all that is noted stays the same.
-
-        lacking: the attributes that its value must not have.
-        """
+        """Implement `Steady`."""
         try:
             return self._steady(self._value(ast.parse(source, mode="eval").body), {*guards}, lacking)
         # Not steady, a source of an unknown form, or an error of a look-up, which may be the user's own.

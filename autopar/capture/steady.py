@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ..system.cpython import Noted, versioned
 from ..system.memory import Place, seldom
-from .guarded import Guarded
+from .guarded import Steady, noting
 
 RESTLESS = 3
 """Changes of a word after which its guards are left to Dynamo: in a script, globals change with each round of a
@@ -46,7 +46,7 @@ class _SteadyCheck:
         self._root, self._function, self._scope = root, function, scope
         self._all, self._renewals = root.check, seldom()
         self._changes = Counter[Place]()
-        """How often each word has changed; those that do so again and again tell nothing."""
+        """Number of changes of each word, by its place; those that change again and again tell nothing."""
         self._steady = self._made()
         """The check that nothing has changed, the check of the guards that it does not cover, and what is noted."""
 
@@ -72,26 +72,26 @@ class _SteadyCheck:
         """Return what to check from now on instead of all guards, provided that these hold now; None if there is
         nothing less."""
         restless = {place for place, times in self._changes.items() if times >= RESTLESS}
-        guarded = Guarded(self._function, self._scope, restless)
+        tells, noted = noting(self._function, self._scope, restless)
         steady, others = set[str](), set[str]()
-        _sort(self._root, guarded, steady, others)
-        left, unchanged = steady - others, guarded.noted.unchanged()
+        _sort(self._root, tells, steady, others)
+        left, unchanged = steady - others, noted.unchanged()
         if not left or unchanged is None:
             return None
         rest = self._root.clone_manager(lambda each: each.get_source() not in left).check
-        return unchanged, rest, guarded.noted
+        return unchanged, rest, noted
 
 
-def _sort(manager: Any, guarded: Guarded, steady: set[str], others: set[str]) -> bool:
+def _sort(manager: Any, tells: Steady, steady: set[str], others: set[str]) -> bool:
     """Add the sources of a guard manager and of all below it to the steady ones or the others; return whether all are
     steady."""
     source, leaves = manager.get_source(), manager.get_leaf_guards()
-    below = [_sort(child, guarded, steady, others) for child in _children(manager)]
+    below = [_sort(child, tells, steady, others) for child in _children(manager)]
     kinds = [type(leaf).__name__ for leaf in leaves]
     if hasattr(manager, "get_key_value_managers"):
         # It checks the length itself.
         kinds.append("DICT_LENGTH")
-    found = all(below) and guarded.steady(source, kinds, _lacking(source, leaves))
+    found = all(below) and tells(source, kinds, _lacking(source, leaves))
     (steady if found else others).add(source)
     return found
 

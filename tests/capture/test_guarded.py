@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.capture.guarded import Guarded
+from autopar.capture.guarded import noting
 from autopar.system import cpython, memory
 
 pytestmark = pytest.mark.skipif(not cpython.versioned(), reason="dicts have no versions in this Python")
@@ -126,9 +126,9 @@ TOLD: dict[str, tuple[str, list[str], Callable[[World], Any]]] = {
 def test_a_change_of_a_guarded_value_is_told(change: str) -> None:
     world = World()
     source, guards, make = TOLD[change]
-    guarded = Guarded(world.module, world.scope)
-    assert guarded.steady(source, guards, ["missing"])
-    unchanged = guarded.noted.unchanged()
+    steady, noted = noting(world.module, world.scope)
+    assert steady(source, guards, ["missing"])
+    unchanged = noted.unchanged()
     assert unchanged is not None and unchanged()
     make(world)
     assert not unchanged()
@@ -154,16 +154,14 @@ UNTOLD = {
 def test_a_value_that_may_change_unseen_is_left_to_dynamo(value: str) -> None:
     world = World()
     source, guard = UNTOLD[value]
-    assert not Guarded(world.module, world.scope).steady(source, [guard], ["missing"])
+    assert not noting(world.module, world.scope)[0](source, [guard], ["missing"])
 
 
 def test_an_attribute_whose_absence_has_no_name_is_left_to_dynamo() -> None:
     world = World()
-    guarded = Guarded(world.module, world.scope)
-    assert not guarded.steady("L['function']", ["NO_HASATTR"], [])
-    assert not guarded.steady("L['function']", ["NO_HASATTR"], ["asked"]), (
-        "a property that fails is missing, too"
-    )
+    steady, _ = noting(world.module, world.scope)
+    assert not steady("L['function']", ["NO_HASATTR"], [])
+    assert not steady("L['function']", ["NO_HASATTR"], ["asked"]), "a property that fails is missing, too"
 
 
 @pytest.mark.parametrize("source", ["__defaults__", "__closure__[0].cell_contents"])
@@ -174,9 +172,9 @@ def test_what_replaces_a_replaced_value_does_not_take_its_place(source: str) -> 
         return by * scale
 
     scale = held[0] + 1
-    guarded = Guarded(None, {"told": told})
-    assert guarded.steady(f"G['told'].{source}", ["EQUALS_MATCH"], [])
-    unchanged = guarded.noted.unchanged()
+    steady, noted = noting(None, {"told": told})
+    assert steady(f"G['told'].{source}", ["EQUALS_MATCH"], [])
+    unchanged = noted.unchanged()
     assert unchanged is not None and unchanged()
     # The first value is gone, and the next gets its memory.
     for value in range(20):
@@ -188,10 +186,10 @@ def test_what_replaces_a_replaced_value_does_not_take_its_place(source: str) -> 
 def test_a_change_while_values_are_noted_is_seen() -> None:
     inner = {"x": 1}
     scope = {"table": {"a": inner}}
-    guarded = Guarded(None, scope)
-    assert guarded.steady("G['table']['a']['x']", ["EQUALS_MATCH"], [])
+    steady, noted = noting(None, scope)
+    assert steady("G['table']['a']['x']", ["EQUALS_MATCH"], [])
     scope["table"]["a"] = {"x": 1}
-    assert guarded.noted.unchanged() is None
+    assert noted.unchanged() is None
 
 
 class Disguised:
@@ -205,9 +203,9 @@ class Disguised:
 
 
 def test_the_word_of_an_object_about_its_class_is_not_taken() -> None:
-    guarded = Guarded(None, {"disguised": Disguised()})
-    assert not guarded.steady("G['disguised'].__code__", ["ID_MATCH"], [])
-    assert guarded.steady("G['disguised'].own", ["EQUALS_MATCH"], [])
+    steady, _ = noting(None, {"disguised": Disguised()})
+    assert not steady("G['disguised'].__code__", ["ID_MATCH"], [])
+    assert steady("G['disguised'].own", ["EQUALS_MATCH"], [])
 
 
 def test_an_error_of_a_look_up_is_not_the_callers() -> None:
@@ -215,14 +213,14 @@ def test_an_error_of_a_look_up_is_not_the_callers() -> None:
         def __getattribute__(self, name: str) -> Any:
             raise RuntimeError(name)
 
-    assert not Guarded(None, {"raises": Raises()}).steady("G['raises'].own", ["TYPE_MATCH"], [])
+    assert not noting(None, {"raises": Raises()})[0]("G['raises'].own", ["TYPE_MATCH"], [])
 
 
 def test_a_class_that_is_looked_up_after_a_change_is_told_apart() -> None:
     world = World()
-    guarded = Guarded(world.module, world.scope)
-    assert guarded.steady("L['function'].scale", ["EQUALS_MATCH"], [])
-    unchanged = guarded.noted.unchanged()
+    steady, noted = noting(world.module, world.scope)
+    assert steady("L['function'].scale", ["EQUALS_MATCH"], [])
+    unchanged = noted.unchanged()
     world.base.scale = 2.0
     assert unchanged is not None and world.module.scale == 2.0 and world.kind.scale == 2.0 and not unchanged()
 
