@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.planner.pipelines.pricing import PRECISION, Cutting
+from autopar.planner.pipelines.pricing import PRECISION, _Cutting
 
 SECONDS = st.floats(0, 10).map(lambda s: round(s, 2))
 
 
 @st.composite
-def cuttings(draw) -> Cutting:
+def cuttings(draw) -> _Cutting:
     """Up to nine units in up to four stages, each with its own speed, links and perhaps a cap."""
     units, stages = draw(st.integers(2, 9)), draw(st.integers(1, 4))
     work = draw(st.lists(SECONDS, min_size=units, max_size=units))
@@ -27,7 +27,7 @@ def cuttings(draw) -> Cutting:
     ]
     held = np.concatenate(([0.0], np.cumsum(draw(st.lists(SECONDS, min_size=units, max_size=units)))))
     caps = draw(st.lists(st.none() | st.floats(5, 40), min_size=stages, max_size=stages))
-    return Cutting(spent, links, [held] * stages, caps)
+    return _Cutting(spent, links, [held] * stages, caps)
 
 
 @pytest.mark.slow
@@ -48,6 +48,6 @@ def test_no_cuts_have_a_smaller_bottleneck(cutting):
 def test_equal_units_are_cut_evenly():
     spent = np.arange(13.0)
     free, nothing = np.zeros(13), np.zeros(13)
-    cutting = Cutting([spent] * 5, [free] * 4, [nothing] * 5, [None] * 5)
+    cutting = _Cutting([spent] * 5, [free] * 4, [nothing] * 5, [None] * 5)
     cuts = cutting.even()
     assert cutting.bottleneck(cuts) == 3 and min(b - a for a, b in pairwise(cuts)) == 2

@@ -94,7 +94,7 @@ CPU_LAUNCH_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class _Chip:
+class Chip:
     """A datasheet: memory in bytes (None: as fitted), peak bytes per second, peak dense TFLOP/s by dtype, bus to the
     host, bus to its peers (empty: over the host bus), and the source of the figures."""
 
@@ -123,13 +123,13 @@ class _Chip:
         )
 
 
-def _accelerators() -> Iterator[_Chip]:
+def _accelerators() -> Iterator[Chip]:
     """Yield the rows of `chips.csv`: gigabytes, gigabytes per second and TFLOP/s by dtype."""
     for row in rows("chips.csv"):
         # Turing and Volta have no bfloat16 units: torch computes it at the float32 rate.
         rates = {name: row[name] for name in ("float32", "float64", "float16", "bfloat16", "tf32")}
         rates["bfloat16"] = rates["bfloat16"] or rates["float16"]
-        yield _Chip(
+        yield Chip(
             row["chip"],
             row["title"],
             "cuda",
@@ -142,14 +142,14 @@ def _accelerators() -> Iterator[_Chip]:
         )
 
 
-def _cpu(name: str, title: str, cores: int, clock: float, bandwidth: float, source: str) -> _Chip:
+def _cpu(name: str, title: str, cores: int, clock: float, bandwidth: float, source: str) -> Chip:
     # AVX2: two fused multiply-adds of 8 float32 per core and cycle.
     single = cores * 32 * clock / 1e3
     rates = (("float32", single), ("float64", single / 2), ("float16", single / 2), ("bfloat16", single / 2))
-    return _Chip(name, title, "cpu", None, bandwidth * 1e9, rates, "", "", source, cores)
+    return Chip(name, title, "cpu", None, bandwidth * 1e9, rates, "", "", source, cores)
 
 
-CHIPS: dict[str, _Chip] = {
+CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
         _cpu("cpu-16", "16-core CPU", 16, 3.0, 204.8, "AMD EPYC 7313 product page: 3.0 GHz base, 204.8 GB/s"),
@@ -162,7 +162,7 @@ CHIPS: dict[str, _Chip] = {
 ALIASES = {"cpu": "cpu-16", "a100": "a100-80", "h100": "h100-sxm"}
 
 
-def find_chip(name: str) -> _Chip:
+def find_chip(name: str) -> Chip:
     """Return the chip called `name` (`cpu`, `a100` and `h100` are abbreviations); DeviceError lists the known ones."""
     if not isinstance(name, str):
         raise DeviceError(
@@ -195,11 +195,11 @@ def declared(
                 raise DeviceError(
                     "a machine has one CPU device; give a second socket as more cores of the one"
                 )
-            devices.append(chip.device("cpu") if isinstance(chip, _Chip) else chip)
+            devices.append(chip.device("cpu") if isinstance(chip, Chip) else chip)
             continue
         host = next((b for b in given if not b.peer), None)
         peer = next((b for b in given if b.peer), None)
-        if isinstance(chip, _Chip):
+        if isinstance(chip, Chip):
             devices.append(chip.device(f"{kind}:{accelerators}", kind))
             accelerators += 1
             host = host or find("bus", chip.bus, BUSES)

@@ -25,7 +25,7 @@ PRECISION = 1e-6
 
 
 @dataclass(frozen=True)
-class Cutting:
+class _Cutting:
     """A chain to cut, with figures of stage s.
 
     The least feasible limit is found by bisection (Iqbal, "Approximate algorithms for partitioning problems", IJPP
@@ -46,11 +46,11 @@ class Cutting:
     ties: Sequence[tuple[float, NDArray[np.int64]]] = ()
 
     @property
-    def uncapped(self) -> Cutting:
+    def uncapped(self) -> _Cutting:
         """The problem without caps."""
         return replace(self, caps=[None] * len(self.caps))
 
-    def less(self, nbytes: Sequence[float]) -> Cutting:
+    def less(self, nbytes: Sequence[float]) -> _Cutting:
         """Return the problem with caps reduced by `nbytes` for each stage."""
         caps = [None if cap is None else cap - own for cap, own in zip(self.caps, nbytes)]
         return replace(self, caps=caps)
@@ -226,7 +226,7 @@ class Setup:
         return in_flight(option.schedule, option.positions, option.chunks, option.micro_batches, position)
 
     @cached_property
-    def cutting(self) -> Cutting:
+    def cutting(self) -> _Cutting:
         """The cutting problem."""
         option, chain, count = self.option, self.chain, self.option.positions
         spent = {kind: self._spent(kind) for kind in set(self.kinds)}
@@ -243,7 +243,7 @@ class Setup:
             each = [link.latency_s + crossing / link.bytes_per_s for link in pair] if src != dst else []
             links.append(np.maximum.reduce(each) if each else np.zeros(len(crossing)))
         caps = [None if cap is None else cap / option.chunks for cap in self.grid.caps] * option.chunks
-        return Cutting(
+        return _Cutting(
             [spent[self.kinds[s % count]] for s in range(option.stages)], links, list(held), caps, ties
         )
 
