@@ -18,8 +18,9 @@ ELEMENTS = 8
 _WORD = 8
 _IMPL = 16
 """Offset of the address of the `TensorImpl` in the Python object of a tensor."""
-_STORAGE, _COUNTER, _OFFSET = 16, 40, 144
-"""Offsets of the addresses of the storage and of the version counter, and of the storage offset, in a `TensorImpl`."""
+_STORAGE, _COUNTER, _OFFSETS = 16, 40, (144, 152)
+"""Offsets of the addresses of the storage and of the version counter, and of the storage offset (in torch 2.13 and
+2.14, or in 2.11), in a `TensorImpl`."""
 _VERSION, _DATA = 16, 16
 """Offsets of the version in a version counter, and of the address of the memory in a storage."""
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -53,10 +54,11 @@ def traced(tensors: Sequence[Any]) -> list[list[Place]] | None:
     """Return places whose words tell changes of the versions and addresses of tensors, in groups, each to be read only
     if those before it are as they were: it is in memory that they found in use. None if there are no such words.
     """
-    if not tensors or not _expected() or not all(type(each) in _PLAIN and _strided(each) for each in tensors):
+    place = _storage_offset()
+    if not tensors or not place or not all(type(each) in _PLAIN and _strided(each) for each in tensors):
         return None
     implementations = [each._cdata for each in tensors]
-    inner = [at + offset for at in implementations for offset in (_STORAGE, _COUNTER, _OFFSET)]
+    inner = [at + offset for at in implementations for offset in (_STORAGE, _COUNTER, place)]
     counters = {word(at + _COUNTER) for at in implementations}
     storages = {word(at + _STORAGE) for at in implementations}
     if 0 in counters | storages:
@@ -71,28 +73,29 @@ def _strided(tensor: torch.Tensor) -> bool:
 
 
 @functools.cache
-def _expected() -> bool:
-    """Return True if tensors are in memory as expected, as in torch 2.11 to 2.14 on 64-bit machines."""
+def _storage_offset() -> int:
+    """Return the offset of the storage offset in a `TensorImpl`; 0 if tensors are not in memory as in torch 2.11, 2.13
+    and 2.14 on 64-bit machines."""
     if ctypes.sizeof(ctypes.c_void_p) != _WORD:
-        return False
+        return 0
     with torch.inference_mode(False), torch.no_grad():
         base, other = (torch.zeros(size, device="cpu") for size in (8000, 1))
         tensor = base[7919:]
         alias = tensor.detach()
+        place = next((at for at in _OFFSETS if word(tensor._cdata + at) == 7919), 0)
         found = [
-            [word(each._cdata + at) for at in (_STORAGE, _COUNTER, _OFFSET)]
-            for each in (tensor, alias, other)
+            [word(each._cdata + at) for at in (_STORAGE, _COUNTER, place)] for each in (tensor, alias, other)
         ]
         storage = tensor.untyped_storage()
         placed = word(id(tensor) + _IMPL) == tensor._cdata
         # Only aliases share a storage and a version counter: the words are their addresses.
         shared = found[0] == found[1] and all(mine != theirs for mine, theirs in zip(found[0], found[2]))
-        if not (placed and shared and found[0][0] == storage._cdata and found[0][2] == 7919):
-            return False
+        if not (place and placed and shared and found[0][0] == storage._cdata):
+            return 0
         counter, versions = found[0][1], list[bool]()
         if counter < 1 << 16 or counter % _WORD:
-            return False
+            return 0
         for _ in range(3):
             versions.append(word(counter + _VERSION) & 0xFFFFFFFF == tensor._version)
             tensor.add_(1)
-        return all(versions) and word(storage._cdata + _DATA) == storage.data_ptr()
+        return place if all(versions) and word(storage._cdata + _DATA) == storage.data_ptr() else 0

@@ -52,7 +52,7 @@ def a_closure(held: Any) -> Callable[[], Any]:
     return closed
 
 
-def emptied(function: Any) -> None:
+def refilled(function: Any) -> None:
     """Change what a function has closed over."""
     function.__closure__[0].cell_contents = 5
 
@@ -67,13 +67,10 @@ class World:
         self.module.inner, self.module.flag, self.module.items = nn.Linear(2, 2), True, [1]
         self.module.ordered, self.module.other = collections.OrderedDict(a=1), Renamed()
         self.module.answering, self.module.proxy = Answering(), types.MappingProxyType({"a": 1})
-        self.library: Any = types.ModuleType("library")
-        self.library.function, self.library.constant, self.library.table = (
-            a_closure(2),
-            7,
-            {"a": (1, 2), "b": None},
-        )
-        self.scope: dict[str, Any] = {"library": self.library}
+        self.outside: Any = types.ModuleType("outside")
+        self.outside.function, self.outside.constant = a_closure(2), 7
+        self.outside.table = {"a": (1, 2), "b": None}
+        self.scope: dict[str, Any] = {"outside": self.outside}
 
 
 _INNER = "L['function']._modules['inner']"
@@ -104,16 +101,16 @@ TOLD: dict[str, tuple[str, list[str], Callable[[World], Any]]] = {
         "dict(type(L['function']).__mro__[2].__dict__)['asked'].fget.__code__", ["ID_MATCH"],
         lambda w: setattr(vars(Held)["asked"].fget, "__code__", (lambda self: 1).__code__)),
     "what a function has closed over": (
-        "G['library'].function.__closure__[0].cell_contents", ["EQUALS_MATCH"],
-        lambda w: emptied(w.library.function)),
-    "a constant of a library": ("G['library'].constant", ["EQUALS_MATCH"], lambda w: setattr(w.library, "constant", 8)),
-    "a library": ("G['library']", ["ID_MATCH"], lambda w: w.scope.update(library=None)),
-    "an item of a table": ("G['library'].table['a'][1]", ["EQUALS_MATCH"], lambda w: w.library.table.update(a=(1, 3))),
+        "G['outside'].function.__closure__[0].cell_contents", ["EQUALS_MATCH"],
+        lambda w: refilled(w.outside.function)),
+    "a constant outside": ("G['outside'].constant", ["EQUALS_MATCH"], lambda w: setattr(w.outside, "constant", 8)),
+    "a module outside": ("G['outside']", ["ID_MATCH"], lambda w: w.scope.update(outside=None)),
+    "an item of a table": ("G['outside'].table['a'][1]", ["EQUALS_MATCH"], lambda w: w.outside.table.update(a=(1, 3))),
     "a key of a table": (
-        "list(dict.keys(G['library'].table))[1]", ["EQUALS_MATCH"], lambda w: w.library.table.pop("a")),
+        "list(dict.keys(G['outside'].table))[1]", ["EQUALS_MATCH"], lambda w: w.outside.table.pop("a")),
     "a value by its key": (
-        "dict.__getitem__(G['library'].table, list(dict.keys(G['library'].table))[1])", ["NONE_MATCH"],
-        lambda w: w.library.table.update(b=1)),
+        "dict.__getitem__(G['outside'].table, list(dict.keys(G['outside'].table))[1])", ["NONE_MATCH"],
+        lambda w: w.outside.table.update(b=1)),
     "an attribute that is missing": ("L['function']", ["NO_HASATTR"], lambda w: setattr(w.module, "missing", 1)),
     "a module that is missing": (
         "L['function']", ["NO_HASATTR"], lambda w: w.module.add_module("missing", nn.ReLU())),

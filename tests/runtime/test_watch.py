@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from autopar.runtime.replicas import Replicas, Watch
-from autopar.runtime.traces import ELEMENTS
+from autopar.runtime.replicas import MANY, Replicas, Watch
+from autopar.runtime.traces import ELEMENTS, traced
 
 
 def watched(tensor: torch.Tensor) -> Watch:
@@ -62,4 +64,48 @@ def test_a_sparse_tensor_is_watched_by_its_version() -> None:
     watch = watched(tensor)
     assert watch.unchanged()
     tensor.mul_(2)
+    assert not watch.unchanged()
+
+
+def moved(tensor: torch.Tensor) -> None:
+    """Give a tensor other memory with the same elements."""
+    tensor.data = tensor.data.clone()
+
+
+OTHER = torch.ones(9)
+"""A tensor that lives on with what it was swapped for."""
+MANY_CHANGES: dict[str, Callable[[list[torch.Tensor]], object]] = {
+    "in place": lambda state: state[7].mul_(1),
+    "through a view": lambda state: state[7][2:].add_(0),
+    "other memory": lambda state: moved(state[7]),
+    "another part of the same memory": lambda state: state[7].set_(state[7].untyped_storage(), 1, (6,), (1,)),
+    "memory of another size": lambda state: state[7].untyped_storage().resize_(1 << 20),
+    "swapped": lambda state: torch.utils.swap_tensors(state[7], OTHER),
+    "an element": lambda state: state[7].data[-1].fill_(2),
+    "another object": lambda state: state.__setitem__(7, torch.ones(9)),
+}
+
+
+@pytest.mark.parametrize("change", MANY_CHANGES, ids=lambda name: name.replace(" ", "-"))
+def test_a_change_of_one_of_many_is_seen(change: str) -> None:
+    tensors = [torch.ones(9) for _ in range(MANY + 4)]
+    assert traced(tensors) is not None, "this torch keeps tensors in another way"
+    state, pool = {str(at): tensor for at, tensor in enumerate(tensors)}, Replicas()
+    watch = Watch([pool.master(name, state, name) for name in state])
+    assert watch.unchanged() and watch.unchanged()
+    MANY_CHANGES[change](tensors)
+    state.update({str(at): tensor for at, tensor in enumerate(tensors)})
+    assert not watch.unchanged()
+    watch.take()
+    assert watch.unchanged()
+
+
+def test_many_of_which_one_is_of_another_kind_are_asked_one_by_one() -> None:
+    tensors = [torch.ones(9) for _ in range(MANY)]
+    sparse = torch.eye(3).to_sparse()
+    assert traced([*tensors, sparse]) is None
+    state, pool = {str(at): tensor for at, tensor in enumerate([*tensors, sparse])}, Replicas()
+    watch = Watch([pool.master(name, state, name) for name in state])
+    assert watch.unchanged()
+    sparse.mul_(2)
     assert not watch.unchanged()
