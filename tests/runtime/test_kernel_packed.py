@@ -55,7 +55,7 @@ def test_products_equal_eager_whatever_can_be_packed(tmp_path: Path) -> None:
     assert inductor.FROZEN.compile is not None
     inductor.FROZEN.compile(work)
     assert json.loads((tmp_path / "packed.json").read_text()) == [
-        ["twice", 6, False], ["twice", 1, False], ["other", 3, True]
+        [["twice"], 6, False], [["twice"], 1, False], [["other"], 3, True]
     ]  # fmt: skip
     kernel = inductor.FROZEN.load(work)
     for _ in range(2):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
 from .cuda_graphs import faster
+from .joined import joined, products, together
 from .stack import Compilation, Stack, exported
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
@@ -92,59 +93,50 @@ def _packed(work: Compilation) -> Compilation:
 
     # Inductor's own lowering requires constants.
     lowering.lowerings[linear] = lowered
-    graph, examples = copy.deepcopy(work.module.graph), [*work.examples]
-    module = fx.GraphModule(work.module, graph)
+    module, examples = fx.GraphModule(work.module, copy.deepcopy(work.module.graph)), [*work.examples]
+    graph, parts = module.graph, joined(module, examples, copied=False)
     ShapeProp(module).propagate(*examples)  # type: ignore[no-untyped-call]
     inner = next(node for node in graph.nodes if node.op != "placeholder")
-    inputs: dict[tuple[str, int, bool], list[fx.Node]] = {}
-    for node, x, weight, bias, turned in _products(graph):
-        given, made = (each.meta["tensor_meta"] for each in (x, node))
-        tensor = getattr(module, str(weight.target)) if weight.op == "get_attr" else None
-        if tensor is None or not tensor.is_contiguous() or tensor.dtype != torch.float32:
+    inputs: dict[tuple[tuple[str, ...], int, bool], list[fx.Node]] = {}
+    for each in products(graph):
+        given, made = (node.meta["tensor_meta"] for node in (each.x, each.node))
+        name = str(each.weight.target)
+        weight = getattr(module, name)
+        if not weight.is_contiguous() or weight.dtype != torch.float32 or 0 in (*given.shape, *made.shape):
             continue
-        if 0 in (*given.shape, *made.shape):
-            continue
-        key = str(weight.target), made.shape[:-1].numel(), turned
+        key = parts.get(name, (name,)), made.shape[:-1].numel(), each.turned
         if key not in inputs:
             with graph.inserting_before(inner):
-                inputs[key] = [graph.placeholder(f"{name}{len(inputs)}") for name in ("packed", "weight")]
+                inputs[key] = [graph.placeholder(f"{kind}{len(inputs)}") for kind in ("packed", "weight")]
             # Tracing knows no form of packed memory.
-            examples += [torch.empty(1), tensor.t() if turned else tensor]
-        with graph.inserting_before(node):
-            flat = graph.call_function(aten.reshape.default, (x, [key[1], given.shape[-1]]))
+            examples += [torch.empty(1), _shape(weight.t() if each.turned else weight)]
+        with graph.inserting_before(each.node):
+            flat = graph.call_function(aten.reshape.default, (each.x, [key[1], given.shape[-1]]))
             product = graph.call_function(linear, (flat, *inputs[key], None, key[1]))
-            if bias is not None:
-                product = graph.call_function(aten.add.Tensor, (product, bias))
+            if each.bias is not None:
+                product = graph.call_function(aten.add.Tensor, (product, each.bias))
             found = graph.call_function(aten.reshape.default, (product, [*made.shape]))
-        found.meta = node.meta
-        node.replace_all_uses_with(found)
-        graph.erase_node(node)
+        found.meta = each.node.meta
+        each.node.replace_all_uses_with(found)
+        graph.erase_node(each.node)
     (work.folder / _PACKED).write_text(json.dumps([*inputs]))
     graph.eliminate_dead_code()
     return replace(work, module=fx.GraphModule(module, graph), examples=examples)
 
 
-def _products(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, bool]]:
-    """Yield each product: the node, its factors, its bias, and True if the second factor has shape (in, out), as in
-    `addmm`, instead of (out, in)."""
-    aten = torch.ops.aten
-    for node in graph.find_nodes(op="call_function", target=aten.linear.default):
-        x, weight, *bias = node.args
-        yield node, x, weight, bias[0] if bias else None, False
-    for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
-        bias, x, weight = node.args
-        if not node.kwargs:
-            yield node, x, weight, bias, True
-
-
 def _pack(work: Compilation) -> list[torch.Tensor]:
-    """Return the further inputs of a piece: each packed weight, and the weight, whose sizes the product reads."""
+    """Return the further inputs of a piece: each packed weight, and its shape."""
     path, inputs = work.folder / _PACKED, list[torch.Tensor]()
-    for name, rows, turned in json.loads(path.read_text()) if path.exists() else ():
-        weight = getattr(work.module, name)
-        weight = weight.t() if turned else weight
-        inputs += [torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), rows), weight]
+    for names, rows, turned in json.loads(path.read_text()) if path.exists() else ():
+        weight = together(work.module, names, turned)
+        inputs += [torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), rows), _shape(weight)]
     return inputs
+
+
+def _shape(weight: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the shape of a weight, of one row in memory: products read nothing else of the weight than its
+    sizes. Inductor would copy one of a single number."""
+    return weight.new_zeros(weight.shape[1:]).expand(weight.shape)
 
 
 def load(work: Compilation) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from torch import fx
 
 from ...ir.graph import Graph, Task
 from .edge_cases import exact, in_range
+from .joined import joined
 from .stack import Compilation, Stack, exported, keeps_numpy
 
 
@@ -29,6 +30,8 @@ def compile(work: Compilation) -> None:
     """Convert a piece. Raises the library's errors."""
     import openvino
 
+    if not work.axes:
+        joined(work.module, work.examples, copied=True)
     model = openvino.convert_model(exported(work, _apart(exact(work.module))))
     shapes = [list(tensor.shape) for tensor in work.examples]
     for shape, axes in zip(shapes, work.axes):
