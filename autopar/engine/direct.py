@@ -33,9 +33,9 @@ FIRST, MORE = 3, 10
 calls are not typical: the first is compared with eager, the second makes the short path of its graph."""
 MOST = 64
 """Limit on the number of remembered sets of sizes, and of remembered forms of a call."""
-UNSEEN = 10
-"""Calls that the plain model serves, once it is faster, before sizes are looked at again, which takes about 1 µs
-a tensor. Only while there is one set of sizes."""
+UNSEEN = 50
+"""Calls that the plain model serves, once it is faster, before sizes are looked at again, which takes about 2 µs
+and 1 µs a tensor. Only while there is one set of sizes."""
 _ARGUMENT = re.compile(r"(?:L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\])(?:\.(\w+)\(\)(?:\[(\d+)\])?)?")
 """Dynamo's name of an argument, or of a size, stride or offset of one."""
 _KINDS = (torch.Tensor, type(None), bool, int, float, str)
@@ -70,12 +70,12 @@ class _Direct:
         grad = torch.is_grad_enabled()
         if grad or not self.contested:
             return self._by_plan(placed, args, kwargs, grad)
-        if self._ahead is not None and (found := self._ahead(args, kwargs)) is not None:
-            return found
         recording = self._backend.recording is not None
         if self._unseen and not recording:
             self._unseen -= 1
             return self._model(*args, **kwargs)
+        if self._ahead is not None and (found := self._ahead(args, kwargs)) is not None:
+            return found
         key = None if recording else _sizes((*args, *kwargs.values()) if kwargs else args)
         known = self._known.get(key)
         if known is None:
