@@ -18,6 +18,7 @@ from ..errors import CaptureError
 from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
+from .dynamo_settings import CAPTURES, RECAPTURED, SETTINGS
 from .source_locations import first_line, foreign, short
 from .steady import checked, managers
 from .torch_private import BY_PARTS, compiling, open_floats, overridden, quiet, retried
@@ -55,46 +56,6 @@ Hooks of the compiled module and of those in it are checked only after some hook
 Store: TypeAlias = tuple[str, Any, str, Any]
 """A side effect that sets an attribute to a constant: source of the object, the object, the attribute's name, value."""
 
-_CAPTURES = 64
-"""Limit on the captures of one function."""
-_RECAPTURED = (
-    f"it was captured {_CAPTURES} times, for other values of something that a graph holds fixed, such as a text; "
-    "TORCH_LOGS=recompiles names it; make it a tensor or a number"
-)
-
-_SETTINGS: dict[str, Any] = {
-    # Otherwise, a recurrent layer is a graph break.
-    "allow_rnn": True,
-    # Otherwise, Dynamo does not notice hooks that are added later.
-    "skip_nnmodule_hook_guards": False,
-    # Otherwise, a count that a module keeps is a new capture in each call.
-    "allow_unspec_int_on_nn_module": True,
-    # Otherwise, each value of a float is a new capture.
-    "specialize_float": False,
-    # Otherwise, Dynamo does not notice when the default of a parameter changes.
-    "skip_guards_on_constant_func_defaults": False,
-    # Otherwise, torch draws numpy's random numbers, and they differ.
-    "use_numpy_random_stream": True,
-    # Otherwise, a gradient that forward itself computes is a graph break.
-    "trace_autograd_ops": True,
-    # If Dynamo cannot take a frame, it runs as the user wrote it, and its errors are the user's own.
-    "suppress_errors": True,
-    # A collection would visit all objects that capture has made, and most of them stay alive.
-    "run_gc_after_compile": False,
-    # Past this limit, a model runs eagerly for ever. Each change of a constant that a forward reads counts.
-    "recompile_limit": _CAPTURES,
-    # Otherwise, DistributedDataParallel splits graphs at its gradient buckets, and no plan sees the whole.
-    "optimize_ddp": False,
-}
-if versions.release(torch.__version__) < (2, 13):
-    # Otherwise, Dynamo misses changes of a module's tensors and of other objects that its forward reads.
-    _SETTINGS |= {
-        "use_recursive_dict_tags_for_guards": False,
-        "skip_tensor_guards_with_matching_dict_tags": False,
-    }
-else:
-    # Otherwise, torch.utils.swap_tensors refuses the weights, as before 2.13.
-    _SETTINGS["invalidate_compile_context_weakrefs"] = True
 _HOOKS = tuple(
     f"_{way}_{kind}" for way in ("forward", "forward_pre") for kind in ("hooks", "hooks_with_kwargs")
 ) + ("_backward_hooks", "_backward_pre_hooks")
@@ -108,8 +69,8 @@ _count = itertools.count()
 class _Entry:
     """Dynamo's entry for a frame that has no code yet; captures it under `settings`.
 
-    `skipped(reason, place)` is called for frames that Dynamo gives up without a graph. After a call of `code`
-    that fails or computes nothing, Dynamo would never capture `code` again; `resume` lets it.
+    `skipped(reason, place)` is called after a call for frames that Dynamo gave up without a graph. After a call of
+    `code` that fails or computes nothing, Dynamo would never capture `code` again; `resume` lets it.
     """
 
     def __init__(
@@ -124,6 +85,8 @@ class _Entry:
         self._torchdynamo_orig_backend = entry
         self.failures = self.resting = self.captures = 0
         """Number of captures without a graph since the last graph, of calls until the next attempt, and of graphs."""
+        self.given_up: list[tuple[str, str]] = []
+        """The reasons of the current call's frames without a graph, each with its place."""
 
     def resume(self) -> None:
         """Let Dynamo capture `code` again, after a number of calls that doubles with each failure."""
@@ -132,6 +95,17 @@ class _Entry:
             self.resting = 0
             again = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
             _eval_frame.set_code_exec_strategy(self.code, again)
+
+    def ended(self, raised: bool) -> None:
+        """Tell the reasons of a call. If it has raised an error, take back what it led to, which may be false of
+        others."""
+        told, self.given_up = self.given_up, []
+        for why, place in () if raised else told:
+            self.skipped(why, place)
+        if raised:
+            self.resting //= 2
+            if not self.resting:
+                self.resume()
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         known, before = {}, 0
@@ -146,7 +120,7 @@ class _Entry:
             try:
                 found = retried(capture)
             except FailOnRecompileLimitHit:
-                raise CaptureError(f"{self.name}: {_RECAPTURED}") from None
+                raise CaptureError(f"{self.name}: {RECAPTURED}") from None
         if frame.f_code is self.code:
             if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
@@ -154,15 +128,15 @@ class _Entry:
             given_up = found.guarded_code is None
             if not given_up:
                 self.captures += 1
-            elif self.captures >= _CAPTURES:
-                self.skipped(_RECAPTURED, self.name)
+            elif self.captures >= CAPTURES:
+                self.given_up.append((RECAPTURED, self.name))
             self.failures = self.failures + 1 if given_up else 0
             self.resting = 1 << (self.failures - 1) if given_up else 0
         places = {first_line(each.reason): _place(each) for each in graph_break_reasons[before:]}
         own = f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
-                self.skipped(first_line(text), places.get(first_line(text)) or own)
+                self.given_up.append((first_line(text), places.get(first_line(text)) or own))
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -225,7 +199,7 @@ def compiled(
     dynamic: bool | None,
     skipped: Callable[[str, str], None] = lambda why, place: None,
 ) -> tuple[Callable[..., Any], Guard]:
-    """Compile a module or function by `torch.compile`, captured under `_SETTINGS`; return it and its guard.
+    """Compile a module or function by `torch.compile`, captured under `SETTINGS`; return it and its guard.
 
     Dynamo caches by code object. All models of a class share the code of `forward`, so each model gets its
     own entry. `skipped` is called with the reason and place of each frame without a graph.
@@ -253,7 +227,7 @@ def compiled(
     entry: _Entry | None = None
     if callback is not None:
         # Do not refuse a call because it logs; if graphs may break, the line is logged.
-        settings = {**_SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else _SETTINGS
+        settings = {**SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else SETTINGS
         name = getattr(function, "__name__", type(function).__name__)
         vars(context)["callback"] = entry = _Entry(callback, skipped, settings, call.__code__, name)
     made, code = context(call), call.__code__
@@ -261,7 +235,14 @@ def compiled(
     def called(*args: Any, **kwargs: Any) -> Any:
         if entry is not None and entry.resting:
             entry.resume()
-        return made(_hooks(), *args, **kwargs)
+        raised = True
+        try:
+            found = made(_hooks(), *args, **kwargs)
+            raised = False
+        finally:
+            if entry is not None and entry.given_up:
+                entry.ended(raised)
+        return found
 
     def guard(arguments: Arguments, pinned: Mapping[str, Any], watched: Collection[str]) -> Check | None:
         try:

@@ -288,7 +288,9 @@ class _Race:
         choice, best = self.choice, None
         for stack in choice.stacks:
             if stack.frozen and choice.form.changing:
-                self.verdict.refused[stack.name] = "it folds the weights, which change from call to call"
+                self.verdict.refused[stack.name] = (
+                    "it folds the weights, so it serves calls under torch.no_grad() alone"
+                )
             elif self.build(stack.name):
                 self._time(["eager", *self.made], FIRST)
                 fastest = sorted(self.made, key=self.verdict.seconds.__getitem__)[:FINALISTS]

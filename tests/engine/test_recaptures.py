@@ -26,8 +26,8 @@ class Named(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamo_private, "_CAPTURES", 2)
-    monkeypatch.setitem(dynamo_private._SETTINGS, "recompile_limit", 2)
+    monkeypatch.setattr(dynamo_private, "CAPTURES", 2)
+    monkeypatch.setitem(dynamo_private.SETTINGS, "recompile_limit", 2)
 
 
 @pytest.mark.slow

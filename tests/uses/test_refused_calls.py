@@ -81,6 +81,26 @@ def test_a_call_with_another_type_keeps_no_later_one_from_being_placed() -> None
     fast.close()
 
 
+def test_a_call_that_raises_is_not_blamed_on_the_next() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    fast, x = compiled(model), torch.randn(2, 4)
+    with torch.no_grad():
+        fast(x)
+    for wrong in ((torch.randn(2, 3),), ()):
+        with pytest.raises((RuntimeError, TypeError)):
+            fast(*wrong)
+    # With gradients, it is captured again.
+    assert alike(fast(x), model(x))
+    assert not fast._placement.backend.unplaced and not fast._placement.backend.breaks
+    # Calls that go on to raise are captured ever more seldom.
+    before = counters["frames"]["total"]
+    for _ in range(100):
+        with pytest.raises(TypeError):
+            fast()
+    assert counters["frames"]["total"] - before <= 10
+    fast.close()
+
+
 def test_a_model_without_a_graph_is_captured_ever_more_seldom() -> None:
     def same(x: torch.Tensor) -> torch.Tensor:
         return x

@@ -115,7 +115,7 @@ def test_figures_of_a_late_run_are_refused():
 
 
 def test_a_plan_that_is_not_run_says_so():
-    assert "not run yet" in explain(view_plans.mlp())
+    assert "not recorded yet" in explain(view_plans.mlp())
 
 
 @plans

@@ -98,7 +98,7 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
     if timeline:
         rows.append(_measured(plan, timeline, measured_single))
     elif queued:
-        rows.append(("measured", "-", "not run yet"))
+        rows.append(("measured", "-", "not recorded yet"))
     if graph.state and queued:
         rows.append(_weights(plan))
     rows.append(("moved", size(plan.moved), f"{counted(len(plan.transfers), 'transfer')} in each call"))
