@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
+from torch.compiler import is_dynamo_compiling
 
 from ..capture.dynamo_private import compiled
 from ..capture.region import positional
@@ -109,7 +110,7 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program for these arguments and return the outputs of the model."""
         placement = self._placement
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return placement.call(*args, **kwargs)
         return placement.direct(placement.call, args, kwargs)
 

@@ -12,7 +12,7 @@ from operator import methodcaller
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 
 from ..capture.dynamo_private import Arguments, Check, Guard
 from ..capture.torch_private import transformed
@@ -67,13 +67,13 @@ class _Direct:
 
     def __call__(self, placed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the model's output, computed by the plain model or by its `placed` form."""
-        grad = torch.is_grad_enabled()
-        if grad or not self.contested:
-            return self._by_plan(placed, args, kwargs, grad)
-        recording = self._backend.recording is not None
-        if self._unseen and not recording:
+        grad, recording = is_grad_enabled(), self._backend.recording is not None
+        # First, and with as little memory read as can be, since the model's own calls are short here.
+        if self._unseen and not grad and not recording:
             self._unseen -= 1
             return self._model(*args, **kwargs)
+        if grad or not self.contested:
+            return self._by_plan(placed, args, kwargs, grad)
         if self._ahead is not None and (found := self._ahead(args, kwargs)) is not None:
             return found
         key = None if recording else _sizes((*args, *kwargs.values()) if kwargs else args)
