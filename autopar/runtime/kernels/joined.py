@@ -44,7 +44,7 @@ class Product:
 
     @property
     def bias(self) -> fx.Node | None:
-        """What is added to the product; None if nothing is."""
+        """The node of the bias; None without one."""
         return self._argument(0 if self.turned else 2)
 
     def _argument(self, place: int) -> Any:
