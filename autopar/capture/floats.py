@@ -3,8 +3,9 @@ graph takes the number."""
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sympy
@@ -13,9 +14,13 @@ from torch import fx
 
 from .dynamo_private import holds_number, source_of
 from .refusals import Untraceable
-from .symbols import computed
+from .symbols import OPEN, computed, symbols_of
 
 T = TypeVar("T")
+_TOTAL = frozenset(
+    (operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul, operator.neg)
+)
+"""Operators of numbers that raise no error for any."""
 _OF_A_TENSOR = re.compile(r"\.(size|stride|storage_offset)\(\)")
 
 
@@ -109,6 +114,75 @@ def calculator(module: fx.GraphModule, given: Sequence[Any]) -> Callable[[fx.Nod
         return known[node]
 
     return number
+
+
+class Counts:
+    """Numbers of a call that only results without tasks depend on, such as a model's count of its calls.
+
+    module: a graph of Dynamo's. inputs: the nodes of its arguments in the functional graph. values: the `open` ones
+    of that graph. unread: positions of the numbers on which no task and no other result depends.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, inputs: Sequence[fx.Node], values: Mapping[fx.Node, Any]
+    ) -> None:
+        given = module.graph.find_nodes(op="placeholder")
+        fakes = [node.meta.get("example_value") for node in given]
+        idle = {
+            at: inputs[at] for at, fake in enumerate(fakes) if isinstance(fake, OPEN) and not inputs[at].users
+        }
+        end: Any = module.graph.output_node()
+        results = {place: item for place, item in enumerate(end.args[0]) if isinstance(item, fx.Node)}
+        needed = {place: _summed(node) for place, node in results.items()}
+        read = [value for node, value in values.items() if node not in idle.values()]
+        read += [node.meta.get("example_value") for place, node in results.items() if not needed[place]]
+        known = set[sympy.Symbol]().union(*map(symbols_of, read))
+        self.unread = frozenset(at for at in idle if not symbols_of(fakes[at]) & known)
+        unread = {given[at] for at in self.unread}
+        self._places = [place for place, nodes in needed.items() if nodes & unread]
+        self._compute = _formula(module, [results[place] for place in self._places])
+
+    def fill(self, results: list[Any], args: Sequence[Any]) -> list[Any]:
+        """Put the numbers of a call with these arguments in the results; return these."""
+        for place, number in zip(self._places, self._compute(args)):
+            results[place] = number
+        return results
+
+
+def _summed(node: fx.Node) -> frozenset[fx.Node]:
+    """Return the placeholders from which a graph of Dynamo's computes a number by sums and products alone, which
+    raise no errors; empty if it computes it otherwise."""
+    needed, pending = set[fx.Node](), [node]
+    while pending:
+        each = pending.pop()
+        if each.op == "placeholder" and isinstance(each.meta.get("example_value"), OPEN):
+            needed.add(each)
+        elif each.op != "call_function" or each.target not in _TOTAL:
+            return frozenset()
+        pending += each.all_input_nodes
+    return frozenset(needed)
+
+
+def _formula(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function from the arguments of a call to the numbers of these nodes, which are `_summed`."""
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    needed = frozenset[fx.Node]().union(*map(_summed, nodes))
+    positions = []
+    for at, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        if node in needed:
+            positions.append(at)
+            made[node] = graph.placeholder(node.name)
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in made:
+            for each in node.all_input_nodes:
+                copied(each)
+            made[node] = graph.node_copy(node, made.__getitem__)
+        return made[node]
+
+    graph.output(tuple(map(copied, nodes)))
+    compute = fx.GraphModule({}, graph).forward
+    return lambda args: compute(*[args[at] for at in positions])
 
 
 def numbers(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:

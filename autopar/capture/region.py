@@ -1,7 +1,7 @@
 """A captured graph in terms of the model: which placeholders are state, inputs or sizes, in the graph and in the
 arguments of its calls; what it returns; and its functional graph.
 
-A region is the whole model, or the part between two graph breaks. `in_eager`: the graph as it runs in eager mode.
+A region is the whole model, or the part between two graph breaks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx, nn
-from torch.utils.checkpoint import checkpoint
 
-from . import torch_private as private
 from .dynamo_private import source_of
-from .floats import arithmetic
+from .floats import Counts, arithmetic
 from .refusals import Untraceable, waiting
 from .source_locations import located, name_modules, origins, path_of
 from .symbols import OPEN, is_open, symbols_in
-from .torch_private import enables_grad, memory, pytree, tag_activation_checkpoint
+from .torch_private import enables_grad, memory, pytree
 from .tracing import live, through, trace
 
 Slot: TypeAlias = tuple[str, dict[str, Any], str]
@@ -133,7 +131,10 @@ class Region:
         # Read them before a conversion puts the sizes of a call into the graph.
         values = ((node, node.meta.get("val")) for node in traced.graph.nodes if node not in fixed)
         self.open = {node: value for node, value in values if is_open(value)}
-        leaves = filter(is_open, chain.from_iterable(map(pytree.tree_leaves, self.open.values())))
+        self.counts = Counts(module, traced.inputs, self.open)
+        unread = {traced.inputs[at] for at in self.counts.unread}
+        read = [value for node, value in self.open.items() if node not in unread]
+        leaves = filter(is_open, chain.from_iterable(map(pytree.tree_leaves, read)))
         shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
         self.shapes = tuple({str(shape): shape for shape in shapes}.values())
         """The distinct shapes of values that depend on the sizes of a call, and such numbers."""
@@ -147,7 +148,8 @@ class Region:
         """Determine the positions of sizes, inputs and state in the arguments of a call."""
         self.sizes_at = [at for at, place in enumerate(self.places) if place.kind == "size"]
         """Positions of the sizes and floats of a call."""
-        fakes = [self.places[at].fake for at in self.sizes_at]
+        self._read = [number for number, at in enumerate(self.sizes_at) if at not in self.counts.unread]
+        fakes = [self.places[self.sizes_at[number]].fake for number in self._read]
         self._floats = [at for at, fake in enumerate(fakes) if isinstance(fake, (float, torch.SymFloat))]
         self.inputs_at = [at for at, place in enumerate(self.places) if place.kind == "input"]
         """Positions of the tensors that are not state."""
@@ -191,15 +193,16 @@ class Region:
         return other
 
     def sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the sizes and floats of a call, which select its program."""
+        """Return the sizes and floats of a call that select its program: those on which its tasks depend."""
         return self.key([args[at] for at in self.sizes_at])
 
     def key(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Return the key of a call's program from its sizes and floats alone."""
+        read = (*[sizes[number] for number in self._read],) if self.counts.unread else (*sizes,)
         if not self._floats:
-            return (*sizes,)
+            return read
         # Zeros of both signs are equal, but not all results for them.
-        return *sizes, *[math.copysign(1, sizes[at]) for at in self._floats]
+        return *read, *[math.copysign(1, read[at]) for at in self._floats]
 
     def inputs(self, args: Sequence[Any]) -> list[Any]:
         """Return the tensors of a call that are not state."""
@@ -356,44 +359,3 @@ def _name(nodes: Sequence[fx.Node]) -> str:
     stacks = (node.meta.get("nn_module_stack") for node in nodes)
     kinds = [next(iter(stack.values()))[1] for stack in stacks if stack]
     return getattr(kinds[0], "__name__", str(kinds[0]).rpartition(".")[2]) if kinds else "graph"
-
-
-def in_eager(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a graph of Dynamo's in the form for eager mode; `module` itself if it has no regions under
-    `torch.utils.checkpoint`.
-
-    Dynamo's operator for such a region leaves the random numbers of the recomputation to the compiler. In
-    eager mode, it would draw other masks in the backward than in the forward.
-    """
-    parts = {name: part for name, part in module.named_children() if isinstance(part, fx.GraphModule)}
-    inner = {name: made for name, part in parts.items() if (made := in_eager(part)) is not part}
-    if not inner and not any(node.target is tag_activation_checkpoint for node in module.graph.nodes):
-        return module
-    graph = copy.deepcopy(module.graph)
-    for node in graph.nodes:
-        if node.target is tag_activation_checkpoint:
-            node.target = _checkpointed
-    made = fx.GraphModule(module, graph)
-    made.meta.update(module.meta)
-    for name, part in inner.items():
-        setattr(made, name, part)
-    return made
-
-
-def unprinted(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a model but leaves its errors alone. If a call of an `fx.GraphModule`
-    fails, torch prints the generated code and strips the error's traceback."""
-    if not isinstance(model, fx.GraphModule):
-        return model
-    # torch may generate the code only at first use; until then, `forward` is such a call itself.
-    _ = model.code
-    return model.forward
-
-
-def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:
-    """Run a region of a graph under a checkpoint with the user's options. As always under `torch.compile`,
-    the checkpoint is not reentrant and draws the same random numbers again."""
-    options.update(use_reentrant=False, preserve_rng_state=True)
-    if private.CONTEXT_FN in body.meta:
-        options["context_fn"] = body.meta[private.CONTEXT_FN]
-    return checkpoint(unprinted(body), *args, **options)

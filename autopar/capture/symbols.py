@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils import _pytree as pytree
 
 OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Types of symbolic sizes."""
@@ -27,6 +28,17 @@ def symbols_in(items: Sequence[Any]) -> tuple[tuple[int, int, sympy.Symbol], ...
             if isinstance(size, OPEN) and size.node.expr.is_Symbol:
                 found.setdefault(size.node.expr, (position, place))
     return tuple((position, place, symbol) for symbol, (position, place) in found.items())
+
+
+def symbols_of(value: Any) -> set[sympy.Symbol]:
+    """Return the symbols on which a number, or the layout of each tensor in `value`, depends."""
+    found = set[sympy.Symbol]()
+    for item in pytree.tree_leaves(value):
+        offset = (item.storage_offset(),) if isinstance(item, torch.Tensor) and is_open(item) else ()
+        for size in (*extents_of(item), *offset) if is_open(item) else ():
+            if isinstance(size, OPEN):
+                found |= size.node.expr.free_symbols
+    return found
 
 
 def is_open(value: Any) -> bool:

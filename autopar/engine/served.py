@@ -17,9 +17,10 @@ from ..capture import autocast as casting
 from ..capture.captured import settle
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, effects, outermost
+from ..capture.eager_form import in_eager, unprinted
 from ..capture.floats import open_or_fixed
 from ..capture.refusals import explain
-from ..capture.region import Region, in_eager, unprinted
+from ..capture.region import Region
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Done, ProgramCache, again
@@ -172,7 +173,7 @@ class Served:
         The caller ensures that the state is that of the region now, and that only the values of arguments have changed.
         """
         options, captured, key = self.backend.options, prepared.captured, self.region.key(sizes)
-        if key in self._unchecked or self.region.moved:
+        if key in self._unchecked or self.region.moved or self.region.counts.unread:
             return None
         if isinstance(prepared, Training):
             more = captured.stateful or captured.same
@@ -322,7 +323,7 @@ class Served:
             # Where eager returns an argument or a parameter itself, return the same object.
             at: tuple[Any, Any] = captured.state.get(name) or (inputs, captured.graph.inputs.index(name))
             outputs[index] = at[0][at[1]]
-        return captured.rebuild(outputs)
+        return self.region.counts.fill(captured.rebuild(outputs), args)
 
     def _written(self, prepared: Training, args: Sequence[Any]) -> Written | None:
         """Return the call in eager, to be run again for a second derivative; None if that would not give the same

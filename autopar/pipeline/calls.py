@@ -48,7 +48,7 @@ class _Short:
             self._chosen = chosen([place[name] for name in inline.names])
         self._rebuild = captured.rebuild
         self._strides = captured.strides if any(strides is not None for strides in captured.strides) else ()
-        self._kind = captured.home.type
+        self._kind, self._counts = captured.home.type, region.counts if region.counts.unread else None
 
     @staticmethod
     def fits(options: Options, prepared: Prepared) -> bool:
@@ -62,10 +62,11 @@ class _Short:
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 return None
-        return self.completed(self._call(self._chosen(args + self._constants)))
+        found = self.completed(self._call(self._chosen(args + self._constants)))
+        return found if self._counts is None else self._counts.fill(found, args)
 
     def completed(self, outputs: list[Any]) -> list[Any]:
-        """Return the results of the graph from the outputs of its program."""
+        """Return the results of the graph from the outputs of its program, except for counts."""
         if self._strides:
             settle(outputs, self._strides, self._kind)
         return self._rebuild(outputs)

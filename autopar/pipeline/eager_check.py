@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ..capture import Captured, fails_alone
 from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
-from ..capture.region import unprinted
+from ..capture.eager_form import unprinted
 from ..errors import DifferenceError
 from ..ir.graph import LOCAL
 from ..ir.machine import Machine

@@ -15,9 +15,10 @@ from torch import fx, nn
 from ..capture import Captured
 from ..capture.ahead import ahead
 from ..capture.convert import captured_at
+from ..capture.eager_form import in_eager
 from ..capture.floats import numbered, numbers, open_or_fixed, taking
 from ..capture.refusals import Untraceable, explain, valued
-from ..capture.region import Region, in_eager
+from ..capture.region import Region
 from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from ..ir.machine import Machine
@@ -111,7 +112,7 @@ class _Signatures:
                 programs.add(sizes, found)
             self.latest = found
             assert self._take is not None
-            return self._take(found, args)
+            return bound.region.counts.fill(self._take(found, args), args)
 
         return taking(serve, floats)
 
