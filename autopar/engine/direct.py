@@ -23,7 +23,7 @@ from ..runtime import trial
 from ..runtime.inline_call import chosen
 from ..runtime.tuned import TunedExecutor
 from .backend import Backend, Planned
-from .outputs import maker
+from .outputs import Results, maker, results_of
 from .served import Served
 
 log = logging.getLogger("autopar")
@@ -40,7 +40,7 @@ _ARGUMENT = re.compile(r"(?:L\['args'\]\[(\d+)\]|L\['kwargs'\]\['(\w+)'\])(?:\.(
 """Dynamo's name of an argument, or of a size, stride or offset of one."""
 _KINDS = (torch.Tensor, type(None), bool, int, float, str)
 """Types of the arguments of a shortcut; the guards compare constants."""
-_Entry: TypeAlias = tuple[Callable[[Sequence[Any]], list[Any] | None], tuple[Served, Planned]]
+_Entry: TypeAlias = tuple[Results, tuple[Served, Planned]]
 """The function from the inputs of a graph to its results, for calls of one set of sizes; the graph and the program."""
 
 
@@ -361,7 +361,7 @@ class _Shortcut:
             self.entries.clear()
         if prepared is None or served.programs is not self._programs:
             return None
-        results = served.results(prepared, self._inputs(values), sizes)
+        results = results_of(served, prepared, self._inputs(values), sizes)
         # Eager may have won meanwhile; its program needs guards on the weights.
         if results is None or (self._tuned and not _tuned(prepared)):
             return None

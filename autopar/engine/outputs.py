@@ -1,16 +1,72 @@
-"""The output of a model, made from the results of its graph without the code that Dynamo has generated."""
+"""The results of a graph from the inputs of its program, and the model's output from these, without the code that
+Dynamo has generated."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from ..capture.torch_private import pytree
 from ..runtime.inline_call import chosen
+from ..runtime.tuned import TunedExecutor
+from ..training.dropin import Training
+from .backend import Planned
+from .served import Served
+
+Results: TypeAlias = Callable[[Sequence[Any]], list[Any] | None]
+"""A function from the inputs of a program to the results of its graph; it returns None for a call that must take the
+long way."""
+
+
+def results_of(
+    served: Served, prepared: Planned, inputs: Sequence[Any], sizes: Sequence[Any]
+) -> Results | None:
+    """Return the results of calls like that with these `inputs` and `sizes`; None if they have more to do.
+
+    The caller ensures that the state is that of the region now, and that only the values of arguments have changed.
+    """
+    call = _results_of(served, prepared, inputs, sizes)
+    if call is None or not prepared.captured.stateful:
+        return call
+    filled = served.region.filled
+    return lambda inputs: served.serialised(call, inputs, filled(inputs, sizes))
+
+
+def _results_of(
+    served: Served, prepared: Planned, inputs: Sequence[Any], sizes: Sequence[Any]
+) -> Results | None:
+    options, region = served.backend.options, served.region
+    key = region.key(sizes)
+    if key in served.unchecked or region.moved or region.counts.unread or prepared.captured.same:
+        return None
+    if isinstance(prepared, Training):
+        if options.check == "always" or options.verify_replicas:
+            return None
+        return lambda inputs: served.run(prepared, region.filled(inputs, sizes))
+    served.programs.shorten(key, prepared, region.filled(inputs, sizes))
+    short = served.shorts.get(key)
+    if short is None or short.prepared is not prepared:
+        return None
+    executor, completed = prepared.executor, short.completed
+    if not isinstance(executor, TunedExecutor):
+        return None if executor.inline is None else lambda inputs: completed(executor(inputs))
+    if not executor.holds:
+        # PyTorch's own kernels have won; they read the weights as these are in each call.
+        eager = executor.plain
+        if eager.inline is None:
+            return None
+        return lambda inputs: None if executor.holds else completed(eager(inputs))
+    kernels = executor.by_kernels
+
+    def by_kernels(inputs: Sequence[Any]) -> list[Any] | None:
+        outputs = kernels(inputs)
+        return outputs if outputs is None else completed(outputs)
+
+    return by_kernels
 
 
 def maker(found: list[Any], output: Any) -> Callable[[list[Any]], Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -84,10 +85,10 @@ class Served:
         self.right = 0
         """Number of programs that were compared with eager and found equal."""
         # Planned by `prepare`: their first call must still be checked.
-        self._unchecked: set[Hashable] = set()
+        self.unchecked: set[Hashable] = set()
         # Their check drew other random numbers than eager, perhaps for another thread: the next is checked.
         self._disturbed: set[Hashable] = set()
-        self._shorts = self.programs.shorts
+        self.shorts = self.programs.shorts
         self.shortcuts: list[weakref.ref[Any]] = []
         self.owners = owners(region, self.backend.root) if region is not None else []
 
@@ -110,9 +111,9 @@ class Served:
         """Return the outputs of the graph for these arguments."""
         backend = self.backend
         backend.calls += 1
-        short = self._shorts.get(self.region.sizes(args)) if self._shorts else None
+        short = self.shorts.get(self.region.sizes(args)) if self.shorts else None
         if short is not None and backend.recording is None and (short.own or short.prepared.open):
-            found = short(args)
+            found = self.serialised(short, args, args) if short.stateful else short(args)
             if found is not None:
                 backend.latest = self, short.prepared
                 # Another thread may end its search for a shortcut meanwhile.
@@ -120,6 +121,14 @@ class Served:
                     returned.append((self, found))
                 return found
         return self._answer(args)
+
+    def serialised(
+        self, call: Callable[[Any], list[Any] | None], given: Any, args: Sequence[Any]
+    ) -> list[Any] | None:
+        """Return what `call` returns for `given`, in a call that changes state and has the arguments `args`; None if
+        some of these share memory with that state."""
+        with self.backend.lock:
+            return None if self.region.lent(args) else call(given)
 
     def _answer(self, args: Sequence[Any]) -> Any:
         backend = self.backend
@@ -144,62 +153,23 @@ class Served:
         self.calls += 1
         backend.latest = self, prepared
         if backend.preparing:
-            self._unchecked.add(key)
+            self.unchecked.add(key)
             if isinstance(prepared, Prepared) and isinstance(prepared.executor, TunedExecutor):
                 prepared.executor.begin(self.region.inputs(args))
             raise Done
-        if self._unchecked and key in self._unchecked:
-            self._unchecked.discard(key)
+        if self.unchecked and key in self.unchecked:
+            self.unchecked.discard(key)
             checked = checked or self._wants_check(prepared)
         if backend.options.verify_replicas:
             backend.pool.require_verified("refresh() of the compiled model")
         if checked:
             return self._checked(key, prepared, args)
-        if prepared.captured.stateful:
-            with self.backend.lock:
-                return self.run(prepared, args)
         self.programs.shorten(key, prepared, args)
-        found = self.run(prepared, args)
+        with backend.lock if prepared.captured.stateful else nullcontext():
+            found = self.run(prepared, args)
         if isinstance(prepared, Training) and (returned := backend.returned) is not None:
             returned.append((self, found))
         return found
-
-    def results(
-        self, prepared: Planned, inputs: Sequence[Any], sizes: Sequence[Any]
-    ) -> Callable[[Sequence[Any]], list[Any] | None] | None:
-        """Return a function from the inputs of a program to the results of the graph, for calls like that with these
-        `inputs` and `sizes`; None if they have more to do. It returns None for a call that must take the long way.
-
-        The caller ensures that the state is that of the region now, and that only the values of arguments have changed.
-        """
-        options, captured, key = self.backend.options, prepared.captured, self.region.key(sizes)
-        if key in self._unchecked or self.region.moved or self.region.counts.unread:
-            return None
-        if isinstance(prepared, Training):
-            more = captured.stateful or captured.same
-            if more or options.check == "always" or options.verify_replicas:
-                return None
-            return lambda inputs: self.run(prepared, self.region.filled(inputs, sizes))
-        self.programs.shorten(key, prepared, self.region.filled(inputs, sizes))
-        short = self._shorts.get(key)
-        if short is None or short.prepared is not prepared:
-            return None
-        executor, completed = prepared.executor, short.completed
-        if not isinstance(executor, TunedExecutor):
-            return None if executor.inline is None else lambda inputs: completed(executor(inputs))
-        if not executor.holds:
-            # PyTorch's own kernels have won; they read the weights as these are in each call.
-            eager = executor.plain
-            if eager.inline is None:
-                return None
-            return lambda inputs: None if executor.holds else completed(eager(inputs))
-        kernels = executor.by_kernels
-
-        def by_kernels(inputs: Sequence[Any]) -> list[Any] | None:
-            outputs = kernels(inputs)
-            return outputs if outputs is None else completed(outputs)
-
-        return by_kernels
 
     def _plain(self, args: Sequence[Any]) -> Any:
         if self.backend.preparing:
@@ -249,7 +219,7 @@ class Served:
 
     def _renew(self) -> None:
         """Drop what leads to programs: it would keep the memory of dropped ones, and start their threads again."""
-        for kept in (self._shorts, *(each.entries for found in self.shortcuts if (each := found()))):
+        for kept in (self.shorts, *(each.entries for found in self.shortcuts if (each := found()))):
             kept.clear()
         self.programs.drop_resized()
 
@@ -368,7 +338,7 @@ class Served:
                 output = self.run(prepared, args)
                 if key not in self._disturbed and not all(each.comparable() for each in eager):
                     self._disturbed.add(key)
-                    self._unchecked.add(key)
+                    self.unchecked.add(key)
                     if call is not None:
                         call.expected.clear()
                 else:

@@ -23,27 +23,30 @@ from .stages import Prepared
 
 
 class _Short:
-    """Short path for calls that need only their program: no backward, no side effects.
+    """Short path for calls that need only their program: no backward, no side effects in Python.
 
     A Python call costs about 0.1 µs more inside `torch.compile` than outside. A program of one lane in the
     caller's thread computes with the state that Dynamo passes, whoever owns it. Checking the first state
     tensor therefore suffices to find the owner.
 
-    own: calls always take this path; else only while the program's kernels serve calls of all sizes.
+    own: calls always take this path; else only while the program's kernels serve calls of all sizes. stateful: calls
+    change state, and are to be serialised.
     """
 
     def __init__(self, region: Region, prepared: Prepared, args: Sequence[Any], own: bool) -> None:
         self.prepared, self.own = prepared, own
         captured, executor = prepared.captured, prepared.executor
+        self.stateful = captured.stateful
         inline = executor.inline
         if inline is not None and not inline.fits(region.inputs(args)):
             inline = None
         self._constants = () if inline is None else tuple(region.constants.values())
+        place = _places(region, captured)
+        self._same = [(index, place[name]) for index, name in captured.same]
         if inline is None:
             self._call: Callable[[Sequence[Any]], list[Any]] = executor
             self._state, self._chosen = region.state_at, chosen(region.inputs_at)
         else:
-            place = _places(region, captured)
             self._call, self._state = inline, region.state_at[:1]
             self._chosen = chosen([place[name] for name in inline.names])
         self._rebuild = captured.rebuild
@@ -51,24 +54,25 @@ class _Short:
         self._kind, self._counts = captured.home.type, region.counts if region.counts.unread else None
 
     @staticmethod
-    def fits(options: Options, prepared: Prepared) -> bool:
+    def fits(options: Options) -> bool:
         """Return True if all calls of a program can use this path."""
-        captured = prepared.captured
-        plain = not captured.stateful and not captured.same
-        return plain and options.check != "always" and not options.verify_replicas
+        return options.check != "always" and not options.verify_replicas
 
     def __call__(self, args: tuple[Any, ...]) -> list[Any] | None:
         """Return the results of one call; None if its state is not the region's."""
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 return None
-        found = self.completed(self._call(self._chosen(args + self._constants)))
+        found = self.completed(self._call(self._chosen(args + self._constants)), args)
         return found if self._counts is None else self._counts.fill(found, args)
 
-    def completed(self, outputs: list[Any]) -> list[Any]:
-        """Return the results of the graph from the outputs of its program, except for counts."""
+    def completed(self, outputs: list[Any], args: Sequence[Any] = ()) -> list[Any]:
+        """Return the results of the graph from the outputs of its program, except for counts. `args`: arguments of the
+        call, some of which the graph may return."""
         if self._strides:
             settle(outputs, self._strides, self._kind)
+        for index, at in self._same:
+            outputs[index] = args[at]
         return self._rebuild(outputs)
 
 
@@ -152,7 +156,7 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         own = not self._compiled or sizes in self
         if region is None or not (own or made.open) or region.moved or (known and known.prepared is made):
             return
-        if isinstance(made, Prepared) and _Short.fits(self._options, made):
+        if isinstance(made, Prepared) and _Short.fits(self._options):
             if len(self.shorts) >= RESIZED:
                 self.shorts.clear()
             self.shorts[sizes] = _Short(region, made, args, own)

@@ -93,11 +93,12 @@ class Executor:
     @cached_property
     def inline(self) -> InlineCall | None:
         """The program as a plain function in the caller's thread, on its streams; None if that is not all it
-        needs, as with other lanes, updates, replicas or the user's own code."""
+        needs, as with other lanes, replicas, changed inputs or the user's own code."""
         with self._lock:
             self._crew.start()
             function, assembly = self._crew.alone(), self._assembly
-            changes = self._updates or self._pieces or not self._residents.at_home
+            inputs = any(owner is None for _, owner, _ in self._updates)
+            changes = inputs or self._pieces or not self._residents.at_home
             # The user's own code may call this program again, which only the executor refuses.
             more = self._captured.calls or assembly.declared or assembly.streamed
             # A call cannot take slices of weights as arguments.

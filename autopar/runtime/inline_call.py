@@ -29,10 +29,11 @@ CALLS = 2
 
 class InlineCall:
     """The code of a program with one lane, which runs in the caller's thread and on its streams, and that
-    transfers, keeps and writes back nothing.
+    transfers and keeps nothing, and writes back at most its updates of state.
 
-    Call it on a tensor for each of `names`: the graph's inputs, then the current state. It computes with exactly these
-    tensors. Calls are serialised by `lock`. Raises RunError if a task fails, like the executor.
+    Call it on a tensor for each of `names`: the graph's inputs, then the current state, read or written. It computes
+    with exactly these tensors, and writes to them once all tasks are done. Calls are serialised by `lock`. Raises
+    RunError if a task fails, like the executor.
     """
 
     def __init__(self, assembly: Assembly, function: LaneFunction, lock: RLock) -> None:
@@ -40,13 +41,18 @@ class InlineCall:
         self._assembly, self._function, self.lock = assembly, function, lock
         (self._lane,) = assembly.lanes
         fed = tuple(program.buffer[name].value for name in layout.fed)
-        self.names = (*assembly.graph.inputs, *fed)
+        names = [*assembly.graph.inputs, *fed]
+        self._taken = len(names)
+        written = [target for _, target in program.updates if target not in names]
+        self.names = (*names, *written)
         read = set(program.outputs).union(*(_read(step, assembly.kernels) for _, step in program.steps()))
         self._state = [
             assembly.captured.state[name] if buffer in read else None for name, buffer in zip(fed, layout.fed)
         ]
+        self._state += [assembly.captured.state[name] for name in written]
         self._folded = not any(self._state)
-        self._blank = (*(None,) * (layout.size - len(self.names) - 1), assembly.captured.sizes)
+        self._updates = [(layout.slots[name], self.names.index(target)) for name, target in program.updates]
+        self._blank = (*(None,) * (layout.size - self._taken - 1), assembly.captured.sizes)
         self._constants: _Precomputed | None = None
         if assembly.layout.kept:
             self._constants = _Precomputed(assembly, assembly.lanes[self._lane], self._blank)
@@ -83,7 +89,7 @@ class InlineCall:
             served = constants is not None and constants.serve()
             if constants is not None and served:
                 function, blank = constants.function, constants.blank
-            slots = [*tensors, *blank]
+            slots = [*(tensors[: self._taken] if self._updates else tensors), *blank]
             try:
                 if torch.is_grad_enabled() or anywhere():
                     with contextlib.ExitStack() as stack:
@@ -96,10 +102,18 @@ class InlineCall:
                 if shown is error:
                     raise
                 raise shown from error
+            if self._updates:
+                self._write_back(slots, tensors)
             results = list(self._results(slots))
             if constants is not None and served and not constants.apart(results):
                 self._constants = None
         return results
+
+    def _write_back(self, slots: Sequence[Any], tensors: Sequence[Any]) -> None:
+        with torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext():
+            for slot, position in self._updates:
+                if tensors[position] is not slots[slot]:
+                    tensors[position].copy_(slots[slot])
 
 
 def _read(step: Step, kernels: Mapping[str, Kernel]) -> Sequence[str]:

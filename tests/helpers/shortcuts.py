@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,9 +23,10 @@ def warm(kernels: str, model: nn.Module, *args: Any) -> Compiled:
     return fast
 
 
-def long_calls(fast: Compiled, *args: Any, **kwargs: Any) -> int:
-    """How many of two calls, which must be right, go by way of Dynamo."""
-    placement, run, found = fast._placement, fast._placement.call, []
+@contextmanager
+def by_dynamo(fast: Compiled) -> Iterator[list[int]]:
+    """Within the block, a list with an item for each call that goes by way of Dynamo."""
+    placement, run, found = fast._placement, fast._placement.call, list[int]()
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         found.append(1)
@@ -31,8 +34,14 @@ def long_calls(fast: Compiled, *args: Any, **kwargs: Any) -> int:
 
     placement.call = counted  # type: ignore[assignment]
     try:
-        for _ in range(2):
-            torch.testing.assert_close(fast(*args, **kwargs), fast.module(*args, **kwargs))
+        yield found
     finally:
         placement.call = run
+
+
+def long_calls(fast: Compiled, *args: Any, **kwargs: Any) -> int:
+    """How many of two calls, which must be right, go by way of Dynamo."""
+    with by_dynamo(fast) as found:
+        for _ in range(2):
+            torch.testing.assert_close(fast(*args, **kwargs), fast.module(*args, **kwargs))
     return len(found)

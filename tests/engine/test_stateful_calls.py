@@ -1,0 +1,261 @@
+"""Calls that change buffers or draw random numbers, straight to their program in the caller's thread."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shortcuts import by_dynamo
+from torch import Tensor, nn
+
+import autopar
+from autopar.errors import RunError
+
+
+class Mean(nn.Module):
+    """A running mean, the last input's first row (which only writes), and a count of rows as a tensor."""
+
+    mean: Tensor
+    last: Tensor
+    rows: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("last", torch.zeros(4))
+        self.register_buffer("rows", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        self.last.copy_(x[0])
+        self.rows.add_(x.shape[0])
+        return self.linear(x - self.mean)
+
+
+class Assigned(Mean):
+    """A buffer that is assigned to its own attribute, and returned with an argument."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.rows += x.shape[0]
+        return self.linear(x) * self.rows, self.rows, x
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x + torch.randn_like(x))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.3))
+
+
+MODELS = (Mean, Noisy, normed)
+
+
+def twins(made: Any, devices: tuple[str, ...] = ("cpu",)) -> tuple[Any, Any]:
+    """Return a compiled model whose calls take a shortcut, and its twin in the same state."""
+    model = made()
+    fast = autopar.compile(model, devices)
+    for _ in range(6):
+        fast(torch.randn(3, 4))
+    return fast, copy.deepcopy(model)
+
+
+def alike(fast: Any, twin: nn.Module, x: Tensor) -> None:
+    """Check that a call and its random numbers are those of eager."""
+    state = torch.get_rng_state()
+    found, ours = fast(x), torch.get_rng_state()
+    torch.set_rng_state(state)
+    assert torch.equal(found, twin(x)) and torch.equal(ours, torch.get_rng_state())
+    same(fast, twin)
+
+
+def same(fast: Any, twin: nn.Module) -> None:
+    for name, held in twin.state_dict().items():
+        assert torch.equal(fast.state_dict()[name], held), name
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("made", MODELS)
+def test_each_call_changes_what_eager_changes(made: Any, grad: bool) -> None:
+    with torch.set_grad_enabled(grad):
+        fast, twin = twins(made)
+        with by_dynamo(fast) as found:
+            alike(fast, twin, torch.randn(3, 4))
+        assert not found
+        for rows in (3, 5, 3, 2, 3):
+            alike(fast, twin, torch.randn(rows, 4))
+
+
+@pytest.mark.parametrize("made", MODELS)
+def test_frozen_weights_in_a_call_with_gradients(made: Any) -> None:
+    fast, twin = twins(lambda: made().requires_grad_(False))
+    for _ in range(3):
+        alike(fast, twin, torch.randn(3, 4))
+    assert all(not each.requires_grad for each in fast.buffers())
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "emulated:0")])
+def test_a_buffer_that_is_assigned_and_returned(devices: tuple[str, ...]) -> None:
+    with torch.no_grad():
+        fast, twin = twins(Assigned, devices)
+        for rows in (3, 3, 5, 3, 3, 3):
+            x = torch.randn(rows, 4)
+            (found, count, given), right = fast(x), twin(x)
+            assert torch.equal(found, right[0]) and count is fast.rows and given is x
+            same(fast, twin)
+        assert any(served.shorts for served in fast._placement.backend.served) or len(devices) > 1
+    fast.close()
+
+
+def test_in_inference_mode() -> None:
+    with torch.inference_mode():
+        fast, twin = twins(Mean)
+        for _ in range(3):
+            alike(fast, twin, torch.randn(3, 4))
+
+
+def test_gradients_of_calls_that_change_state() -> None:
+    fast, twin = twins(normed)
+    for _ in range(4):
+        x, state = torch.randn(3, 4), torch.get_rng_state()
+        for model in (fast, twin):
+            torch.set_rng_state(state)
+            model.zero_grad()
+            model(x).square().sum().backward()
+        for ours, right in zip(fast.parameters(), twin.parameters()):
+            torch.testing.assert_close(ours.grad, right.grad)
+        same(fast, twin)
+
+
+def replaced(model: Any) -> None:
+    model.mean = torch.randn(4)
+
+
+def loaded(model: Any) -> None:
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+
+
+def assigned(model: Any) -> None:
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()}, assign=True)
+
+
+def reset(model: Any) -> None:
+    model.mean.zero_()
+    model.last.data.add_(1)
+
+
+def stepped(model: Any) -> None:
+    with torch.no_grad():
+        model.linear.weight.add_(0.1)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from((replaced, loaded, assigned, reset, stepped, None)), max_size=8))
+def test_changes_between_calls_are_seen(changes: list[Any]) -> None:
+    with torch.no_grad():
+        fast, twin = twins(Mean)
+        for change in changes:
+            if change is not None:
+                for model in (fast, twin):
+                    torch.manual_seed(0)
+                    change(model)
+            alike(fast, twin, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4,)])
+def test_an_argument_may_be_the_state_itself(shape: tuple[int, ...]) -> None:
+    class Shifted(Mean):
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean.add_(1)
+            return self.linear(x) + self.mean
+
+    model = Shifted()
+    fast = autopar.compile(model, ["cpu"])
+    with torch.no_grad():
+        for _ in range(6):
+            fast(torch.randn(shape))
+        twin = copy.deepcopy(model)
+        with by_dynamo(fast) as found:
+            alike(fast, twin, torch.randn(shape))
+        assert not found
+        for _ in range(2):
+            assert torch.equal(fast(fast.mean.view(shape)), twin(twin.mean.view(shape)))
+            same(fast, twin)
+        assert torch.equal(fast(fast.mean), twin(twin.mean))
+        same(fast, twin)
+
+
+def test_a_call_that_fails_changes_nothing() -> None:
+    class Looked(Mean):
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean.add_(1)
+            return nn.functional.embedding(x.long(), self.linear.weight)
+
+    with torch.no_grad():
+        fast = autopar.compile(Looked(), ["cpu"])
+        for _ in range(6):
+            fast(torch.zeros(3, 4))
+        before = fast.mean.clone()
+        with pytest.raises(RunError, match="index out of range"):
+            fast(torch.full((3, 4), 9.0))
+        assert torch.equal(fast.mean, before)
+        fast(torch.zeros(3, 4))
+        assert torch.equal(fast.mean, before + 1)
+
+
+def test_modules_that_share_a_weight_have_their_own_state() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = Mean(), Mean()
+            self.two.linear = self.one.linear
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.one(x)
+            torch._dynamo.graph_break()
+            return made + self.two(x + 1)
+
+    with torch.no_grad():
+        fast, twin = twins(Both)
+        for _ in range(4):
+            alike(fast, twin, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "emulated:0")])
+def test_no_change_is_lost_between_threads(devices: tuple[str, ...]) -> None:
+    class Adding(Mean):
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows += 1
+            return self.linear(x)
+
+    calls, failed = 200, []
+    with torch.no_grad():
+        fast, _ = twins(Adding, devices)
+        before = int(fast.rows)
+
+        def work(rows: int) -> None:
+            try:
+                with torch.no_grad():
+                    for _ in range(calls):
+                        fast(torch.randn(rows, 4))
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(rows,)) for rows in (2, 3, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed and int(fast.rows) == before + 3 * calls
+    fast.close()
