@@ -77,12 +77,14 @@ class _Short:
 
 
 def _places(region: Region, captured: Captured) -> dict[str, int]:
-    """Return the position of each input and state of a graph in the arguments followed by the constants."""
+    """Return the position of each input and state of a graph in the arguments followed by the constants; slices of
+    state have none."""
     slots = {(id(owner), key): at for at, owner, key in region.state_at}
     first, constants = len(region.places), region.constants
     slots |= {(id(constants), key): first + at for at, key in enumerate(constants)}
     places = dict(zip(captured.graph.inputs, region.inputs_at))
-    return places | {name: slots[id(owner), key] for name, (owner, key) in captured.state.items()}
+    held = {name: slots.get((id(owner), key)) for name, (owner, key) in captured.state.items()}
+    return places | {name: at for name, at in held.items() if at is not None}
 
 
 log = logging.getLogger("autopar")
