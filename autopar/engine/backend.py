@@ -146,7 +146,8 @@ class Backend(Recorded):
         """Return remarks beside one plan: on other graphs, and on calls that were not placed."""
         written = [(served.name, served.written) for served in self.served if served.written]
         found = [f"{name} runs as written, not placed: {why}" for name, why in dict.fromkeys(written)]
-        found += [served.programs.note for served in self.served if served.programs.note]
+        resized = Counter(served.programs.note for served in self.served if served.programs.note)
+        found += [f"{f'in {count} graphs: ' if count > 1 else ''}{note}" for note, count in resized.items()]
         if len(self.served) > 1:
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
             found.append(

@@ -118,12 +118,11 @@ class Compiled:
         """Capture, plan and lower for these arguments without running."""
         self._placement.prepare(*args, **kwargs)
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until the kernels of all calls and prepared programs are compiled and chosen.
-
-        After `seconds`, the fastest of the kernels ready so far are used.
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the kernels of all calls and prepared programs are compiled and chosen; return False if that takes
+        more than `seconds`. Until then, calls use the fastest of the kernels ready so far.
         """
-        wait_for(self._placement.backend.tuned(), seconds)
+        return wait_for(self._placement.backend.tuned(), seconds)
 
     @property
     def settled(self) -> bool:

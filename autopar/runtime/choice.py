@@ -252,7 +252,7 @@ class Choice:
                 return
         self._build(examples)
 
-    def wait(self, seconds: float | None) -> None:
+    def wait(self, seconds: float | None) -> bool:
         """Wait as `TunedExecutor.wait` does."""
         until = None if seconds is None else time.monotonic() + seconds
         # The second time if weights changed during the first, after which nothing may have been chosen.
@@ -264,6 +264,9 @@ class Choice:
                 with self.turn:
                     pass
                 builder.join(PATIENCE_S / 10)
+            if builder is not None and builder.is_alive():
+                return False
+        return True
 
     def close(self) -> None:
         """Stop all threads, and compilation."""

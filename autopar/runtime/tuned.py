@@ -279,9 +279,10 @@ class TunedExecutor:
         """Compile and choose for such inputs: in the background, or now if that traces in this process."""
         self._choice.begin(inputs)
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until compilation for the calls so far is done, at most `seconds`; return at once if there is none."""
-        self._choice.wait(seconds)
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until compilation for the calls so far is done, or there is none; return False if it takes more than
+        `seconds`."""
+        return self._choice.wait(seconds)
 
     def current(self) -> bool:
         """Return True if every replica that it reads is up to date."""
@@ -297,7 +298,7 @@ class TunedExecutor:
         self._choice.close()
 
 
-def wait_for(executors: Iterable[TunedExecutor], seconds: float | None) -> None:
+def wait_for(executors: Iterable[TunedExecutor], seconds: float | None) -> bool:
     """Wait for all executors as `TunedExecutor.wait` does, `seconds` in all. Raises PlanError if this is not a time."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if seconds is not None and not (number and 0 <= seconds <= threading.TIMEOUT_MAX):
@@ -305,5 +306,8 @@ def wait_for(executors: Iterable[TunedExecutor], seconds: float | None) -> None:
             f"wait({seconds!r}) is not a time; give seconds from 0, or nothing to wait until kernels are ready"
         )
     until = None if seconds is None else time.monotonic() + seconds
-    for executor in executors:
-        executor.wait(None if until is None else max(0.0, until - time.monotonic()))
+    # All of them: waiting also begins what a change of weights requires.
+    done = [
+        executor.wait(None if until is None else max(0.0, until - time.monotonic())) for executor in executors
+    ]
+    return all(done)

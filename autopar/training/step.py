@@ -361,13 +361,13 @@ class TrainStep(Recorded):
         or a numpy view, which leave no trace in a tensor."""
         self._signatures.pool.forget()
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until the kernels of the programs that steps run now are compiled and chosen.
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the kernels of the programs that steps run now are compiled and chosen; return False if that takes
+        more than `seconds`. Until then, steps use the fastest of the kernels ready so far.
 
-        Take two steps before: the first step, which is compared with eager, has a program of its own. After
-        `seconds`, steps use the fastest of the kernels ready so far.
+        Take two steps before: the first step, which is compared with eager, has a program of its own.
         """
-        wait_for(self._signatures.tuned(latest=True), seconds)
+        return wait_for(self._signatures.tuned(latest=True), seconds)
 
     @property
     def settled(self) -> bool:

@@ -263,3 +263,22 @@ def test_weights_and_modes_are_seen_at_every_size():
     for one, other in zip(model.buffers(), twin.buffers()):
         torch.testing.assert_close(one, other)
     fast.close()
+
+
+def test_graphs_with_equal_notes_are_counted():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.last(x)
+
+    fast = autopar.compile(Broken(), ["cpu"])
+    with torch.no_grad():
+        for rows in (3, 4, 5, 6):
+            fast(torch.randn(rows, 4))
+    assert fast.explain().count("more sets of sizes") == 1
+    assert "in 2 graphs: calls of 2 more sets of sizes" in fast.explain()
