@@ -11,12 +11,14 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx, nn
 
+from .captured import strides_of
 from .dynamo_private import source_of
 from .floats import Counts, arithmetic
 from .refusals import Untraceable, waiting
@@ -161,6 +163,19 @@ class Region:
         self._beside = [*self.inputs_at, *(at for at, _, _ in self.state_at if foreign)]
         self.moved = False
         """True once calls of other modules have put their state in the region; calls are then serialised."""
+
+    @cached_property
+    def layouts(self) -> list[tuple[Any, Any]]:
+        """For each result that is a tensor, its strides in eager and in the functional graph, with open sizes; None for
+        layouts without strides."""
+        changed = dict(self.traced.updates)
+
+        def made(result: _Result) -> Any:
+            node = self.traced.outputs[result.index] if result.index >= 0 else changed.get(result.same)
+            return result.fake if node is None else self.open.get(node, node.meta.get("val"))
+
+        tensors = [result for result in self.results if isinstance(result.fake, torch.Tensor)]
+        return [(strides_of(result.fake), strides_of(made(result))) for result in tensors]
 
     def of(self, examples: Sequence[Any], root: nn.Module | None) -> Region:
         """Return the same region of another module `root`, whose state is in `examples`."""

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..ir.costed import CostedGraph
 from ..ir.graph import JOIN, PART, SUM, UPDATES, Argument, Task, Value, refs
 from ..ir.open_size import OPENED
-from .captured import Captured, strides_of
+from .captured import Captured
 from .floats import calculator
 from .refusals import Untraceable
 from .region import Region
@@ -55,12 +55,7 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
                 expression = size.node.shape_env.replace(expression)
             if not expression.free_symbols <= symbols.keys():
                 raise Untraceable(f"the size {expression} depends on the values in a tensor")
-            if isinstance(size, torch.SymFloat):
-                found = in_python(expression, symbols)
-            else:
-                found = expression.xreplace(
-                    {each: sympy.sympify(symbols[each]) for each in expression.free_symbols}
-                )
+            found = in_python(expression, symbols)
         known[size.node.expr] = _PLAIN[type(size)](found)
         return known[size.node.expr]
 
@@ -83,18 +78,11 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
 
 def results(region: Region, at: Callable[[Any], Any]) -> dict[str, Any]:
     """Return `rebuild`, `strides` and `alike` of a `Captured`; `at` puts the sizes of one call into fakes."""
-    fakes = [at(result.fake) for result in region.results]
+    fakes = [result.fake for result in region.results]
     tensors = [place for place, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)]
-    strides = [strides_of(fakes[place]) for place in tensors]
-    changed = dict(region.traced.updates)
-
-    def made(place: int) -> Any:
-        result = region.results[place]
-        node = region.traced.outputs[result.index] if result.index >= 0 else changed.get(result.same)
-        return fakes[place] if node is None else at(region.open.get(node, node.meta.get("val")))
-
-    alike = tuple(strides_of(made(place)) == wanted for place, wanted in zip(tensors, strides))
-    known = [None if isinstance(fake, torch.Tensor) else fake for fake in fakes]
+    known = [None if isinstance(fake, torch.Tensor) else at(fake) for fake in fakes]
+    strides = [at(wanted) for wanted, _ in region.layouts]
+    alike = tuple(at(made) == wanted for (_, made), wanted in zip(region.layouts, strides))
 
     def rebuild(values: Sequence[Any]) -> list[Any]:
         """Return the results of the region, tensors and plain numbers, from the outputs of the graph."""

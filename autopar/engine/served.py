@@ -24,7 +24,7 @@ from ..capture.refusals import explain
 from ..capture.region import Region
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.plan import Plan
-from ..pipeline.calls import CHECKED, Done, ProgramCache, again
+from ..pipeline.calls import CHECKED, Done, ProgramCache, Short, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
@@ -113,7 +113,7 @@ class Served:
         backend.calls += 1
         short = self.shorts.get(self.region.sizes(args)) if self.shorts else None
         if short is not None and backend.recording is None and (short.own or short.prepared.open):
-            found = self.serialised(short, args, args) if short.stateful else short(args)
+            found = self._by(short, args)
             if found is not None:
                 backend.latest = self, short.prepared
                 # Another thread may end its search for a shortcut meanwhile.
@@ -130,7 +130,7 @@ class Served:
         with self.backend.lock:
             return None if self.region.lent(args) else call(given)
 
-    def _answer(self, args: Sequence[Any]) -> Any:
+    def _answer(self, args: tuple[Any, ...]) -> Any:
         backend = self.backend
         if self.written:
             return self._plain(args)
@@ -141,7 +141,7 @@ class Served:
             return self._rebound(args)
         return self._placed(backend, args)
 
-    def _placed(self, backend: Backend, args: Sequence[Any]) -> Any:
+    def _placed(self, backend: Backend, args: tuple[Any, ...]) -> Any:
         key = self.region.sizes(args)
         prepared = self.programs.used(key) or (None if self._asked else self.programs.resized(key))
         checked = backend.options.check == "always" and prepared is not None and self._wants_check(prepared)
@@ -164,19 +164,26 @@ class Served:
             backend.pool.require_verified("refresh() of the compiled model")
         if checked:
             return self._checked(key, prepared, args)
-        self.programs.shorten(key, prepared, args)
-        with backend.lock if prepared.captured.stateful else nullcontext():
-            found = self.run(prepared, args)
-        if isinstance(prepared, Training) and (returned := backend.returned) is not None:
+        short = self.programs.shorten(key, prepared, args) if backend.recording is None else None
+        found = None if short is None else self._by(short, args)
+        alone = found is not None or isinstance(prepared, Training)
+        if found is None:
+            with backend.lock if prepared.captured.stateful else nullcontext():
+                found = self.run(prepared, args)
+        if alone and (returned := backend.returned) is not None:
             returned.append((self, found))
         return found
+
+    def _by(self, short: Short, args: tuple[Any, ...]) -> list[Any] | None:
+        """Return the results of a call by a short path; None if it must take the long way."""
+        return self.serialised(short, args, args) if short.stateful else short(args)
 
     def _plain(self, args: Sequence[Any]) -> Any:
         if self.backend.preparing:
             raise Done
         return unprinted(self.module)(*args)
 
-    def _rebound(self, args: Sequence[Any]) -> Any:
+    def _rebound(self, args: tuple[Any, ...]) -> Any:
         """Run a call whose state is not the state that the graph reads."""
         with alone_with(self.backend.lock):
             self._renew()

@@ -13,6 +13,7 @@ from ..capture import Captured, results
 from ..capture.captured import settle
 from ..capture.region import Region
 from ..ir.costed import CostedGraph
+from ..ir.graph import Graph
 from ..ir.plan import Plan
 from ..planner.policies import Policy
 from ..runtime.inline_call import chosen
@@ -22,18 +23,20 @@ from .options import Options
 from .stages import Prepared
 
 
-class _Short:
+class Short:
     """Short path for calls that need only their program: no backward, no side effects in Python.
 
     A Python call costs about 0.1 µs more inside `torch.compile` than outside. A program of one lane in the
     caller's thread computes with the state that Dynamo passes, whoever owns it. Checking the first state
     tensor therefore suffices to find the owner.
 
-    own: calls always take this path; else only while the program's kernels serve calls of all sizes. stateful: calls
-    change state, and are to be serialised.
+    own: calls always take this path; else only while the program's kernels serve calls of all sizes. place: positions
+    of inputs and state (`_places`). stateful: calls change state, and are to be serialised.
     """
 
-    def __init__(self, region: Region, prepared: Prepared, args: Sequence[Any], own: bool) -> None:
+    def __init__(
+        self, region: Region, prepared: Prepared, args: Sequence[Any], own: bool, place: Mapping[str, int]
+    ) -> None:
         self.prepared, self.own = prepared, own
         captured, executor = prepared.captured, prepared.executor
         self.stateful = captured.stateful
@@ -41,7 +44,6 @@ class _Short:
         if inline is not None and not inline.fits(region.inputs(args)):
             inline = None
         self._constants = () if inline is None else tuple(region.constants.values())
-        place = _places(region, captured)
         self._same = [(index, place[name]) for index, name in captured.same]
         if inline is None:
             self._call: Callable[[Sequence[Any]], list[Any]] = executor
@@ -149,19 +151,29 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         self._resized: dict[Hashable, Made] = {}
         self._calls: dict[Hashable, int] = {}
         self._forms: WeakKeyDictionary[Any, tuple[Any, ...] | None] = WeakKeyDictionary()
-        self.shorts: dict[Hashable, _Short] = {}
+        self._place: tuple[Graph | None, dict[str, int]] = None, {}
+        """The positions of inputs and state of the graph for which a short path was made last."""
+        self.shorts: dict[Hashable, Short] = {}
         """The short paths of calls by sizes."""
 
-    def shorten(self, sizes: Hashable, made: Made, args: Sequence[Any]) -> None:
-        """Let later calls of these sizes take a short path, if they can."""
+    def shorten(self, sizes: Hashable, made: Made, args: Sequence[Any]) -> Short | None:
+        """Return the short path that this call and later ones of these sizes take; None if they can take none."""
         region, known = self._region, self.shorts.get(sizes)
         own = not self._compiled or sizes in self
-        if region is None or not (own or made.open) or region.moved or (known and known.prepared is made):
-            return
-        if isinstance(made, Prepared) and _Short.fits(self._options):
-            if len(self.shorts) >= RESIZED:
-                self.shorts.clear()
-            self.shorts[sizes] = _Short(region, made, args, own)
+        if region is None or not (own or made.open) or region.moved:
+            return None
+        if known is not None and known.prepared is made:
+            return known
+        if not isinstance(made, Prepared) or not Short.fits(self._options):
+            return None
+        if len(self.shorts) >= RESIZED:
+            self.shorts.clear()
+        graph, place = self._place
+        if graph is not made.captured.graph:
+            place = _places(region, made.captured)
+            self._place = made.captured.graph, place
+        self.shorts[sizes] = short = Short(region, made, args, own, place)
+        return short
 
     def used(self, key: Hashable) -> Made | None:
         """Return the entry for these sizes and mark it as most recently used; None if there is none."""

@@ -56,6 +56,12 @@ class InlineCall:
         self._constants: _Precomputed | None = None
         if assembly.layout.kept:
             self._constants = _Precomputed(assembly, assembly.lanes[self._lane], self._blank)
+        given = {name: at for at, name in enumerate(assembly.graph.inputs)}
+        self._given = [
+            (given[buffer.value], assembly.place(buffer.name))
+            for buffer in program.buffers
+            if buffer.kind == "given" and buffer.value in given
+        ]
         self._results = chosen([layout.slots[name] for name in program.outputs])
 
     def resized(self, sizes: tuple[float, ...]) -> InlineCall:
@@ -67,9 +73,7 @@ class InlineCall:
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Return True if the inputs are on the devices where the program reads them."""
-        place, given = self._assembly.place, dict(zip(self._assembly.graph.inputs, inputs))
-        read = (buffer for buffer in self._assembly.program.buffers if buffer.kind == "given")
-        return all(given[each.value].device == place(each.name) for each in read if each.value in given)
+        return all(inputs[at].device == device for at, device in self._given)
 
     def state(self) -> Sequence[Any]:
         """Return the current state; None for state that kernels have folded."""
