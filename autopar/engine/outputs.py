@@ -47,9 +47,8 @@ def _results_of(
         if options.check == "always" or options.verify_replicas:
             return None
         return lambda inputs: served.run(prepared, region.filled(inputs, sizes))
-    served.programs.shorten(key, prepared, region.filled(inputs, sizes))
-    short = served.shorts.get(key)
-    if short is None or short.prepared is not prepared:
+    short = served.programs.shorten(key, prepared, region.filled(inputs, sizes))
+    if short is None:
         return None
     executor, completed = prepared.executor, short.completed
     if not isinstance(executor, TunedExecutor):
