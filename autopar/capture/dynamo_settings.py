@@ -30,6 +30,8 @@ SETTINGS: dict[str, Any] = {
     "use_numpy_random_stream": True,
     # Otherwise, a gradient that forward itself computes is a graph break.
     "trace_autograd_ops": True,
+    # Otherwise, `addcmul_` and others are computed in parts, whose last bits differ.
+    "enable_dynamo_decompositions": False,
     # If Dynamo cannot take a frame, it runs as the user wrote it, and its errors are the user's own.
     "suppress_errors": True,
     # A collection would visit all objects that capture has made, and most of them stay alive.

@@ -10,6 +10,8 @@ import torch
 from pairs import alike, gradients, twins
 from torch import nn
 
+import autopar
+
 pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
 
 
@@ -227,3 +229,25 @@ def test_a_cache_filled_by_a_forward_that_is_decorated(mode):
         assert alike(fast.cache, plain.cache)
     assert fast.plan
     assert not any(served.written for served in fast._placement.backend.served)
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_operators_that_dynamo_computes_in_parts_are_eagers(tensor):
+    class Averages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(37))
+
+        def forward(self, a, b):
+            factor = torch.tensor(0.1) if tensor else 0.1
+            self.mean.mul_(0.9).addcmul_(a, b, value=factor)
+            self.mean.addcdiv_(a, b.abs() + 1, value=factor)
+            self.mean.add_(a, alpha=factor)
+            torch._foreach_lerp_([self.mean], [a], 0.3)
+            return self.mean + torch._foreach_pow(2.0, [b])[0]
+
+    model = Averages()
+    fast, twin = autopar.compile(model, ["cpu"]), Averages()
+    for _ in range(4):
+        a, b = torch.randn(2, 37)
+        assert torch.equal(fast(a, b), twin(a, b)) and torch.equal(model.mean, twin.mean)
