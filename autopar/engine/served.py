@@ -112,7 +112,8 @@ class Served:
         backend = self.backend
         backend.calls += 1
         short = self.shorts.get(self.region.sizes(args)) if self.shorts else None
-        if short is not None and backend.recording is None and (short.own or short.prepared.open):
+        plain = backend.recording is None and not backend.preparing
+        if short is not None and plain and (short.own or short.prepared.open):
             found = self._by(short, args)
             if found is not None:
                 backend.latest = self, short.prepared

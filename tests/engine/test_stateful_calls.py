@@ -259,3 +259,13 @@ def test_no_change_is_lost_between_threads(devices: tuple[str, ...]) -> None:
             thread.join()
         assert not failed and int(fast.rows) == before + 3 * calls
     fast.close()
+
+
+@pytest.mark.parametrize("made", [Mean, Assigned])
+def test_planning_changes_nothing(made: Any) -> None:
+    with torch.no_grad():
+        fast, twin = twins(made)
+        state = torch.get_rng_state()
+        fast.prepare(torch.randn(3, 4, generator=torch.Generator()))
+        assert torch.equal(torch.get_rng_state(), state)
+        same(fast, twin)
