@@ -82,7 +82,7 @@ def _varies(node: fx.Node) -> bool:
 
 
 def arithmetic(module: fx.GraphModule) -> dict[sympy.Expr, fx.Node]:
-    """Return the nodes of a graph of Dynamo's that compute numbers from floats, by their expressions."""
+    """Return the nodes of a graph of Dynamo's that compute numbers from floats, or floats, by their expressions."""
     made: dict[sympy.Expr, fx.Node] = {}
     # For each number, whether it depends on a float.
     known: dict[fx.Node, bool] = {}
@@ -93,7 +93,8 @@ def arithmetic(module: fx.GraphModule) -> dict[sympy.Expr, fx.Node]:
         if node.op == "placeholder":
             known[node] = isinstance(number, (torch.SymFloat, float))
         elif node.op == "call_function" and all(each in known for each in node.all_input_nodes):
-            known[node] = any(known[each] for each in node.all_input_nodes)
+            made_of = any(known[each] for each in node.all_input_nodes)
+            known[node] = made_of or isinstance(number, (torch.SymFloat, float))
             if known[node] and isinstance(number, (torch.SymInt, torch.SymFloat)):
                 made.setdefault(number.node.expr, node)
     return made
@@ -117,10 +118,10 @@ def calculator(module: fx.GraphModule, given: Sequence[Any]) -> Callable[[fx.Nod
 
 
 class Counts:
-    """Numbers of a call that only results without tasks depend on, such as a model's count of its calls.
+    """Numbers of a call that no task reads, such as a model's count of its calls, and the results computed from these.
 
     module: a graph of Dynamo's. inputs: the nodes of its arguments in the functional graph. values: the `open` ones
-    of that graph. unread: positions of the numbers on which no task and no other result depends.
+    of that graph. unread: positions of the numbers which no task reads, and no result but by sums and products.
     """
 
     def __init__(

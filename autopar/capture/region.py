@@ -102,6 +102,9 @@ class Region:
         if not any(node.op in ("call_function", "call_method") for node in module.graph.nodes):
             raise Untraceable("nothing is computed")
         self._trace(module)
+        changed = {memory(examples[at]): at for at, _ in self.traced.updates}
+        held = (at for at, place in enumerate(self.places) if changed and place.kind == "state")
+        self._tied = {at for at in held if changed.get(memory(examples[at]), at) != at}
         self._sort_places()
 
     def _trace(self, module: fx.GraphModule) -> None:
@@ -158,9 +161,10 @@ class Region:
         self.state_at = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
         """(position, owner, key) of each state."""
         self._changed = [at for at, _ in self.traced.updates]
-        # States share memory with one another from the start or never: look at them only if inputs change.
-        foreign = not set(self._changed).isdisjoint(self.inputs_at)
-        self._beside = [*self.inputs_at, *(at for at, _, _ in self.state_at if foreign)]
+        self._beside = [
+            (at, at in self._tied) for at in (*self.inputs_at, *(at for at, _, _ in self.state_at))
+        ]
+        """Positions of what must not share memory with a tensor changed in place, or must as in the graph."""
         self.moved = False
         """True once calls of other modules have put their state in the region; calls are then serialised."""
 
@@ -230,13 +234,13 @@ class Region:
 
     def lent(self, args: Sequence[Any]) -> bool:
         """Return True if a tensor changed in place shares memory with an argument that the graph takes as a separate
-        value."""
+        value, or not with state that it takes as the same memory."""
         if not self._changed:
             return False
         changed = {memory(args[at]): at for at in self._changed}
         if len(changed) < len(self._changed):
             return True
-        return any(changed.get(memory(args[at]), at) != at for at in self._beside)
+        return any((changed.get(memory(args[at]), at) != at) != tied for at, tied in self._beside)
 
     def elsewhere(self, args: Sequence[Any]) -> bool:
         """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""

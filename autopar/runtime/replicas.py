@@ -237,6 +237,9 @@ class Replicas:
         Those that will be `replaced` are dropped now, so that none exists twice.
         """
         with self._lock:
+            if not self._copies:
+                # Nothing to compare them with. To look would keep tensors alive that are replaced later.
+                return [each.owner[each.key] for each in fed if isinstance(each, _Master)], []
             self._give_up(masters)
             stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
             if stale:

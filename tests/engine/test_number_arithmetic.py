@@ -236,3 +236,21 @@ def test_arithmetic_with_a_float_is_that_of_python():
             alike(fast(x, value), model(x, value))
     assert captures(fast) <= 3
     fast.close()
+
+
+def test_floats_of_counts_are_pythons():
+    class Rates(Scaled):
+        def forward(self, x, count):
+            return (
+                self.linear(x) * (0.1 * count - count / 3),
+                0.1 * count * count - count,
+                count / 7 + count * 0.2,
+            )
+
+    model = Rates()
+    fast, x = autopar.compile(model, ["cpu"]), torch.randn(3, 4)
+    for count in range(2, 9):
+        (found, *ours), (right, *theirs) = fast(x, count), model(x, count)
+        assert torch.equal(found, right) and ours == theirs
+    assert captures(fast) <= 2
+    fast.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -269,3 +271,41 @@ def test_planning_changes_nothing(made: Any) -> None:
         fast.prepare(torch.randn(3, 4, generator=torch.Generator()))
         assert torch.equal(torch.get_rng_state(), state)
         same(fast, twin)
+
+
+class Viewed(Mean):
+    """Reads a buffer that may share its memory with one that it changes."""
+
+    def __init__(self, shared: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("view", self.mean.view(4) if shared else torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.add_(1)
+        return self.linear(x) + self.view
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 8])
+@pytest.mark.parametrize("shared", [True, False])
+def test_state_that_begins_or_ends_to_share_memory(shared: bool, calls: int) -> None:
+    model, twin = Viewed(shared), Viewed(shared)
+    twin.load_state_dict(model.state_dict())
+    fast = autopar.compile(model, ["cpu"])
+    with torch.no_grad():
+        for other in (shared, not shared, shared):
+            for each in (model, twin):
+                each.view = each.mean.view(4) if other else torch.ones(4)
+            for _ in range(calls + 1):
+                alike(fast, twin, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("made", [Mean, Viewed])
+def test_state_that_was_replaced_is_freed(made: Any) -> None:
+    with torch.no_grad():
+        fast, _ = twins(made)
+        old = weakref.ref(fast.mean)
+        fast.load_state_dict({name: value.clone() for name, value in fast.state_dict().items()}, assign=True)
+        for _ in range(2):
+            fast(torch.randn(3, 4))
+        gc.collect()
+        assert old() is None
