@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sympy
@@ -140,50 +140,46 @@ class Counts:
         known = set[sympy.Symbol]().union(*map(symbols_of, read))
         self.unread = frozenset(at for at in idle if not symbols_of(fakes[at]) & known)
         unread = {given[at] for at in self.unread}
-        self._places = [place for place, nodes in needed.items() if nodes & unread]
-        self._compute = _formula(module, [results[place] for place in self._places])
+        self._places = {place: node for place, node in results.items() if needed[place] & unread}
+        nodes = frozenset[fx.Node]().union(*(needed[place] for place in self._places))
+        self._taken = [at for at, node in enumerate(given) if node in nodes]
+        self._compute = _formula(module, nodes, [*self._places.values()])
 
     def fill(self, results: list[Any], args: Sequence[Any]) -> list[Any]:
         """Put the numbers of a call with these arguments in the results; return these."""
-        for place, number in zip(self._places, self._compute(args)):
-            results[place] = number
+        if self._places:
+            for place, number in zip(self._places, self._compute(*[args[at] for at in self._taken])):
+                results[place] = number
         return results
 
 
 def _summed(node: fx.Node) -> frozenset[fx.Node]:
-    """Return the placeholders from which a graph of Dynamo's computes a number by sums and products alone, which
-    raise no errors; empty if it computes it otherwise."""
+    """Return the nodes by which a graph of Dynamo's computes a number from its arguments by sums and products alone;
+    empty if it computes it otherwise. Sums and products raise no errors, so that they may as well be computed last."""
     needed, pending = set[fx.Node](), [node]
     while pending:
         each = pending.pop()
-        if each.op == "placeholder" and isinstance(each.meta.get("example_value"), OPEN):
-            needed.add(each)
-        elif each.op != "call_function" or each.target not in _TOTAL:
+        if each in needed:
+            continue
+        number = each.op == "placeholder" and isinstance(each.meta.get("example_value"), OPEN)
+        if not number and (each.op != "call_function" or each.target not in _TOTAL):
             return frozenset()
+        needed.add(each)
         pending += each.all_input_nodes
     return frozenset(needed)
 
 
-def _formula(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return a function from the arguments of a call to the numbers of these nodes, which are `_summed`."""
+def _formula(
+    module: fx.GraphModule, nodes: Collection[fx.Node], wanted: Sequence[fx.Node]
+) -> Callable[..., tuple[Any, ...]]:
+    """Return a function from the placeholders among `nodes` of a graph of Dynamo's to the numbers of `wanted`."""
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
-    needed = frozenset[fx.Node]().union(*map(_summed, nodes))
-    positions = []
-    for at, node in enumerate(module.graph.find_nodes(op="placeholder")):
-        if node in needed:
-            positions.append(at)
-            made[node] = graph.placeholder(node.name)
-
-    def copied(node: fx.Node) -> fx.Node:
-        if node not in made:
-            for each in node.all_input_nodes:
-                copied(each)
+    for node in module.graph.nodes:
+        if node in nodes:
             made[node] = graph.node_copy(node, made.__getitem__)
-        return made[node]
-
-    graph.output(tuple(map(copied, nodes)))
-    compute = fx.GraphModule({}, graph).forward
-    return lambda args: compute(*[args[at] for at in positions])
+    graph.output(tuple(made[node] for node in wanted))
+    compute: Callable[..., tuple[Any, ...]] = fx.GraphModule({}, graph).forward
+    return compute
 
 
 def numbers(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:

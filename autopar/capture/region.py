@@ -154,6 +154,7 @@ class Region:
         self.sizes_at = [at for at, place in enumerate(self.places) if place.kind == "size"]
         """Positions of the sizes and floats of a call."""
         self._read = [number for number, at in enumerate(self.sizes_at) if at not in self.counts.unread]
+        """Which of these select a program."""
         fakes = [self.places[self.sizes_at[number]].fake for number in self._read]
         self._floats = [at for at, fake in enumerate(fakes) if isinstance(fake, (float, torch.SymFloat))]
         self.inputs_at = [at for at, place in enumerate(self.places) if place.kind == "input"]

@@ -33,9 +33,9 @@ def symbols_in(items: Sequence[Any]) -> tuple[tuple[int, int, sympy.Symbol], ...
 def symbols_of(value: Any) -> set[sympy.Symbol]:
     """Return the symbols on which a number, or the layout of each tensor in `value`, depends."""
     found = set[sympy.Symbol]()
-    for item in pytree.tree_leaves(value):
-        offset = (item.storage_offset(),) if isinstance(item, torch.Tensor) and is_open(item) else ()
-        for size in (*extents_of(item), *offset) if is_open(item) else ():
+    for item in filter(is_open, pytree.tree_leaves(value)):
+        offset = (item.storage_offset(),) if isinstance(item, torch.Tensor) else ()
+        for size in (*extents_of(item), *offset):
             if isinstance(size, OPEN):
                 found |= size.node.expr.free_symbols
     return found

@@ -84,11 +84,11 @@ class Served:
         self.calls = 0
         self.right = 0
         """Number of programs that were compared with eager and found equal."""
-        # Planned by `prepare`: their first call must still be checked.
         self.unchecked: set[Hashable] = set()
+        """Sizes whose next call must be checked, such as those that `prepare` has planned."""
         # Their check drew other random numbers than eager, perhaps for another thread: the next is checked.
         self._disturbed: set[Hashable] = set()
-        self.shorts = self.programs.shorts
+        self._shorts = self.programs.shorts
         self.shortcuts: list[weakref.ref[Any]] = []
         self.owners = owners(region, self.backend.root) if region is not None else []
 
@@ -111,7 +111,7 @@ class Served:
         """Return the outputs of the graph for these arguments."""
         backend = self.backend
         backend.calls += 1
-        short = self.shorts.get(self.region.sizes(args)) if self.shorts else None
+        short = self._shorts.get(self.region.sizes(args)) if self._shorts else None
         plain = backend.recording is None and not backend.preparing
         if short is not None and plain and (short.own or short.prepared.open):
             found = self._by(short, args)
@@ -227,7 +227,7 @@ class Served:
 
     def _renew(self) -> None:
         """Drop what leads to programs: it would keep the memory of dropped ones, and start their threads again."""
-        for kept in (self.shorts, *(each.entries for found in self.shortcuts if (each := found()))):
+        for kept in (self._shorts, *(each.entries for found in self.shortcuts if (each := found()))):
             kept.clear()
         self.programs.drop_resized()
 

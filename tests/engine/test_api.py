@@ -226,7 +226,7 @@ def test_sizes_are_kept_and_dropped_with_one_warning(model, caplog, monkeypatch)
     # No call starts the threads of a dropped program again.
     for served in fast._placement.backend.served:
         kept = [*served.programs.values()]
-        assert all(short.prepared in kept for short in served.shorts.values())
+        assert all(short.prepared in kept for short in served._shorts.values())
 
 
 def test_devices_are_checked():

@@ -89,6 +89,33 @@ def test_a_count_that_a_task_reads_is_read_in_each_call() -> None:
     fast.close()
 
 
+class Doubling(nn.Module):
+    """A number of many sums of one another, and a count of many steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor, number: int) -> Any:
+        for _ in range(40):
+            number = number + number - 3
+        for _ in range(300):
+            self.steps += 1
+        return self.linear(x), number
+
+
+def test_numbers_of_many_sums() -> None:
+    model = Doubling()
+    twin, fast = copy.deepcopy(model), autopar.compile(model, ["cpu"])
+    with torch.no_grad():
+        for number in (5, 6, 4, 7):
+            x = torch.randn(3, 4)
+            assert fast(x, number)[1] == twin(x, number)[1] and model.steps == twin.steps
+    assert any(served.region.counts.unread for served in fast._placement.backend.served)
+    fast.close()
+
+
 class Dividing(nn.Module):
     """A model whose numbers may have no value."""
 

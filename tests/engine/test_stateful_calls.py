@@ -116,7 +116,7 @@ def test_a_buffer_that_is_assigned_and_returned(devices: tuple[str, ...]) -> Non
             (found, count, given), right = fast(x), twin(x)
             assert torch.equal(found, right[0]) and count is fast.rows and given is x
             same(fast, twin)
-        assert any(served.shorts for served in fast._placement.backend.served) or len(devices) > 1
+        assert any(served._shorts for served in fast._placement.backend.served) or len(devices) > 1
     fast.close()
 
 
