@@ -167,6 +167,7 @@ class Served:
             return self._checked(key, prepared, args)
         short = self.programs.shorten(key, prepared, args) if backend.recording is None else None
         found = None if short is None else self._by(short, args)
+        # A shortcut may lead to a program that needs nothing else.
         alone = found is not None or isinstance(prepared, Training)
         if found is None:
             with backend.lock if prepared.captured.stateful else nullcontext():
