@@ -19,9 +19,11 @@ from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
 from .dynamo_settings import CAPTURES, RECAPTURED, SETTINGS
+from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
 from .steady import checked, managers
-from .torch_private import BY_PARTS, compiling, open_floats, overridden, quiet, retried
+from .torch_private import compiling, open_floats, overridden, quiet, retried
+from .trace_state import restored_state
 
 try:
     import torch._dynamo
@@ -116,7 +118,7 @@ class _Entry:
             return self.entry(frame, *args, **kwargs)
 
         settings = torch._dynamo.config.patch(**self.settings)
-        with settings, quiet, uncollected(), whole_layers(), open_floats:
+        with settings, quiet, uncollected(), whole_layers(), open_floats, restored_state():
             try:
                 found = retried(capture)
             except FailOnRecompileLimitHit:
@@ -221,7 +223,9 @@ def compiled(
     # Without a GPU, torch's CUDA builds replace their device guard at the first capture. They crash if two
     # threads then capture at once.
     torch._C._ensureCUDADeviceGuardSet()
-    context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
+    with restored_state():
+        # The first of a process switches the checks of torch.distributions off.
+        context = torch._dynamo.optimize(entered, nopython=fullgraph, dynamic=dynamic)
     # There is no callback if torch.compile is switched off.
     callback: Any = getattr(context, "callback", None)
     entry: _Entry | None = None

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import torch_private as private
 from .torch_private import tag_activation_checkpoint
+from .trace_state import restored_state
 
 
 def in_eager(module: fx.GraphModule) -> fx.GraphModule:
@@ -37,12 +38,18 @@ def in_eager(module: fx.GraphModule) -> fx.GraphModule:
 
 def unprinted(model: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls a model but leaves its errors alone: if a call of an `fx.GraphModule` fails,
-    torch prints the generated code and strips the error's traceback."""
+    torch prints the generated code, strips the error's traceback, and stays in the modes that the graph has entered."""
     if not isinstance(model, fx.GraphModule):
         return model
     # torch may generate the code only at first use; until then, `forward` is such a call itself.
     _ = model.code
-    return model.forward
+    forward = model.forward
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with restored_state():
+            return forward(*args, **kwargs)
+
+    return call
 
 
 def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from .operators import BY_PARTS
 from .symbols import is_open
 from .torch_private import (
-    BY_PARTS,
     FakeTensor,
     TorchDispatchMode,
     below_autograd,

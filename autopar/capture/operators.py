@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ..ops.arguments import by_name
-from .torch_private import conv_flop_count, flop_registry, sdpa_flop_count
+from .torch_private import conv_flop_count, decompositions, flop_registry, sdpa_flop_count
 
 
 def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
@@ -169,3 +169,40 @@ _CHANCE = {
     _aten.rnn_relu: ("dropout", "train"),
 }
 """Arguments of these operators that must all be nonzero for a random draw."""
+
+
+def _by_parts(operator: Any, denied: Callable[..., bool]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not denied(*args, **kwargs):
+            return NotImplemented
+        return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    return run
+
+
+_DENIED: dict[Any, Callable[..., bool]] = {
+    # Running statistics, which it changes if it uses those of the input.
+    _aten.instance_norm.default: lambda given, weight, bias, mean, variance, of_input, *_: (
+        mean is not None and of_input
+    ),
+    _aten.einsum.default: lambda equation, tensors, **_: len(tensors) == 1,
+    **dict.fromkeys(
+        (
+            _aten.broadcast_tensors.default,
+            _aten.meshgrid.default,
+            _aten.meshgrid.indexing,
+            _aten.sum_to_size.default,
+            _aten.type_as.default,
+        ),
+        lambda *_, **__: True,
+    ),
+}
+BY_PARTS: dict[Any, Callable[..., Any]] = {
+    # torch's decomposition of a dropout that is off is a copy.
+    _aten.dropout.default: lambda given, p, train: (
+        decompositions.dropout(given, p, train) if train else given
+    ),
+    **{operator: _by_parts(operator, denied) for operator, denied in _DENIED.items()},
+}
+"""Composites that change an argument, or return one or a view of one, which their schemas deny: they run by their
+parts then, so that a change in place reaches all that share the memory. NotImplemented for calls that stay whole."""

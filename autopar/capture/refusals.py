@@ -47,6 +47,12 @@ _ADVICE = (
         "use a mask of fixed size, or move the operator outside the model",
     ),
     (
+        ("function `is_dependent`",),
+        "torch.distributions checks its arguments, by values in tensors",
+        "switch that off, as torch.compile does: validate_args=False, or for all distributions "
+        "torch.distributions.Distribution.set_default_validate_args(False)",
+    ),
+    (
         (".numpy()", "numpy()", "FakeTensor to numpy"),
         "it leaves torch for numpy",
         "write it with torch operators, or as a custom_op of torch with register_fake",

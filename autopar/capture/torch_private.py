@@ -29,8 +29,10 @@ try:
     from torch._subclasses import fake_impls as _fakes
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
+    from torch.distributions import Distribution
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+    from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,8 +50,8 @@ if not versions.supported(torch.__version__):
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "flop_registry", "process_groups",
-    "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
+    "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "decompositions", "flop_registry",
+    "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
 
@@ -218,27 +220,41 @@ def enables_grad(graph: fx.Graph) -> bool:
     return any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.nodes)
 
 
-@contextmanager
-def left_after_errors() -> Iterator[None]:
-    """Leave the transforms of torch.func and the level of forward-mode AD that the block has entered, if it raises.
+transform_depth = torch._C._functorch.get_dynamic_layer_stack_depth
+"""Returns the number of transforms of torch.func that are active in this thread."""
 
-    Dynamo's graphs enter and leave them by calls of functions, of which an error skips the latter.
-    """
-    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
-    modes = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
-    try:
-        yield
-    except BaseException:
+
+def leave_transforms(depth: int) -> None:
+    """Leave all but the outermost `depth` transforms of torch.func, and the level of forward-mode AD."""
+    with suppress(RuntimeError):
+        # In torch 2.11 this raises an error once it has left the outermost one.
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    if forward_ad._current_level < 0:
+        # There is but one level, which only torch's C++ knows to be entered: this raises an error if it is not.
         with suppress(RuntimeError):
-            # In torch 2.11 this raises an error once it has left the outermost one.
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-        if forward_ad._current_level < 0:
-            # There is but one level, which only torch's C++ knows to be entered: this raises an error if it is not.
-            with suppress(RuntimeError):
-                torch._C._exit_dual_level(level=0)
-        torch._C._set_grad_enabled(modes[0])
-        torch._C._set_fwd_grad_enabled(modes[1])
-        raise
+            torch._C._exit_dual_level(level=0)
+
+
+def _set_refused(reason: str | None) -> None:
+    if reason is None:
+        torch._C._autograd._saved_tensors_hooks_enable()
+    else:
+        torch._C._autograd._saved_tensors_hooks_disable(reason)
+
+
+InferenceGuard = torch._C._InferenceMode
+"""Class of the object that `INFERENCE_MODE[0]` returns."""
+PRIVATE_STATE: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled),
+    (torch._C._autograd._saved_tensors_hooks_get_disabled_error_message, _set_refused),
+    (
+        functools.partial(_cur_sdpa_kernel_backends, with_priority=True),
+        functools.partial(_sdpa_kernel, set_priority=True),
+    ),
+    (lambda: Distribution._validate_args, Distribution.set_default_validate_args),
+)
+"""Functions that read and write state which graphs of Dynamo's, or Dynamo itself, change: forward-mode AD, the reason
+why tensors cannot be saved by hooks, the kernels of attention, and the checks of distributions."""
 
 
 def autograd_keys(kinds: set[str]) -> list[Any]:
@@ -263,44 +279,6 @@ def kept_whole(operator: Any) -> bool | None:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
         return None
     return bool(_is_preservable_cia_op(operator))
-
-
-def _by_parts(operator: Any, denied: Callable[..., bool]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not denied(*args, **kwargs):
-            return NotImplemented
-        return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-
-    return run
-
-
-_aten = torch.ops.aten
-_DENIED: dict[Any, Callable[..., bool]] = {
-    # Running statistics, which it changes if it uses those of the input.
-    _aten.instance_norm.default: lambda given, weight, bias, mean, variance, of_input, *_: (
-        mean is not None and of_input
-    ),
-    _aten.einsum.default: lambda equation, tensors, **_: len(tensors) == 1,
-    **dict.fromkeys(
-        (
-            _aten.broadcast_tensors.default,
-            _aten.meshgrid.default,
-            _aten.meshgrid.indexing,
-            _aten.sum_to_size.default,
-            _aten.type_as.default,
-        ),
-        lambda *_, **__: True,
-    ),
-}
-BY_PARTS: dict[Any, Callable[..., Any]] = {
-    # torch's decomposition of a dropout that is off is a copy.
-    _aten.dropout.default: lambda given, p, train: (
-        decompositions.dropout(given, p, train) if train else given
-    ),
-    **{operator: _by_parts(operator, denied) for operator, denied in _DENIED.items()},
-}
-"""Composites that change an argument, or return one or a view of one, which their schemas deny: they run by their
-parts then, so that a change in place reaches all that share the memory. NotImplemented for calls that stay whole."""
 
 
 @contextmanager

@@ -26,10 +26,11 @@ from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_i
 from .autocast import enabled
 from .dynamo_private import differentiated, flattened
 from .functional_trace import record
-from .operators import draws
+from .operators import BY_PARTS, draws
 from .refusals import Untraceable, assigned, ordered, unannounced
 from .source_locations import located
-from .torch_private import BY_PARTS, INFERENCE_MODE, autograd_keys, differentiates, left_after_errors
+from .torch_private import INFERENCE_MODE, autograd_keys, differentiates
+from .trace_state import restored_state
 
 _aten = torch.ops.aten
 _DROPOUT = _aten.dropout.default
@@ -70,7 +71,7 @@ def trace(
     """
     if not training:
         try:
-            with left_after_errors():
+            with restored_state():
                 traced = _once(module, given, wanted)
             _masks_once(traced.graph)
             return traced
@@ -80,7 +81,7 @@ def trace(
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES, _DROPOUT: BY_PARTS[_DROPOUT]} if training else DRAWN
     run = _Run(module, given, wanted, training)
-    with standing_in(rules, keys), left_after_errors(), unannounced():
+    with standing_in(rules, keys), restored_state(), unannounced():
         try:
             if training or differentiates(module.graph):
                 made = differentiated(run, tuple(given), IN_PLACE, training)
