@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class AutoparError(RuntimeError):
-    """Base class of all errors raised by autopar."""
+    """Base class of all errors raised by autopar.
+
+    An error of the user's own code in a call keeps its class: what is raised is also of that class (`like`).
+    """
+
+    @classmethod
+    def like(cls, error: BaseException, text: str) -> Self:
+        """Return an error with this text that `except` of the class of `error` catches too, with its attributes."""
+        kind = type(error)
+        if not isinstance(error, Exception) or issubclass(cls, kind):
+            return cls(text)
+        # Printed and pickled as its base class.
+        own = {
+            "__module__": cls.__module__,
+            "__str__": BaseException.__str__,
+            "__reduce__": lambda _: (cls, (text,)),
+        }
+        try:
+            both = type(cls.__name__, (kind,) if issubclass(kind, cls) else (cls, kind), own)
+            # Without its `__init__`, which may take other arguments.
+            made: Self = kind.__new__(both, *error.args)
+        except TypeError:  # classes such as ExceptionGroup have a layout of their own
+            return cls(text)
+        made.args = (text,)
+        vars(made).update(vars(error))
+        return made
 
 
 class CaptureError(AutoparError):
@@ -39,29 +66,7 @@ class ProgramError(AutoparError):
 
 
 class RunError(AutoparError):
-    """A task that failed while it ran; names the task, its module path, source line and device.
-
-    It is also of the class of the error that the task raised, such as IndexError (`like`), as eager's error is.
-    """
-
-    @classmethod
-    def like(cls, error: BaseException, text: str) -> RunError:
-        """Return an error with this text that `except` of the class of `error` catches too, with its attributes."""
-        kind = type(error)
-        if not isinstance(error, Exception) or issubclass(cls, kind):
-            return cls(text)
-        # Printed and pickled as its base class.
-        own = {
-            "__module__": cls.__module__,
-            "__str__": BaseException.__str__,
-            "__reduce__": lambda _: (cls, (text,)),
-        }
-        try:
-            made: RunError = type(cls.__name__, (kind,) if issubclass(kind, cls) else (cls, kind), own)(text)
-        except TypeError:  # classes such as OSError have a layout of their own
-            return cls(text)
-        vars(made).update(vars(error))
-        return made
+    """A task that failed while it ran; names the task, its module path, source line and device."""
 
 
 class DifferenceError(RunError):

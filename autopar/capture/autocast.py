@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 def enabled(kind: str) -> bool:
@@ -16,6 +18,14 @@ def enabled(kind: str) -> bool:
 def anywhere() -> bool:
     """Return True if autocast is on in this thread for any device type."""
     return torch._C._is_any_autocast_enabled()
+
+
+def on(batch: Any, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+    """Return the autocast to `dtype` for the device type of the first tensor in a batch; without effect for None."""
+    if dtype is None:
+        return contextlib.nullcontext()
+    tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    return torch.autocast(next((tensor.device.type for tensor in tensors), "cpu"), dtype)
 
 
 @contextlib.contextmanager

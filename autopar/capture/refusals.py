@@ -134,9 +134,10 @@ def known(text: str) -> tuple[str, str] | None:
 
 
 def fails_alone(name: str, error: BaseException) -> CaptureError:
-    """Return the error for a model, or a named part of it, that cannot take a call."""
-    return CaptureError(
-        f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}"
+    """Return the error for a model, or a named part of it, that cannot take a call; also of the class of `error`."""
+    return CaptureError.like(
+        error,
+        f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}",
     )
 
 

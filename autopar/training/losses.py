@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..capture import Captured
+from ..capture import Captured, fails_alone
+from ..capture import autocast as casting
 from ..capture.region import positional
 from ..errors import CaptureError
 from ..ir.display_names import CRITERION
+from ..pipeline.compare import generators, restore
 from ..transform.divide import needed
 
 LOSS = "loss.tangent"
@@ -111,6 +114,26 @@ class Loss(nn.Module):
             return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
         return pytree.tree_map(detached, output)
+
+    def raise_own(self, batch: Sequence[Any], autocast: torch.dtype | None) -> None:
+        """Run a call as written, for the error that the user's code raises; restore buffers and generators.
+
+        Raises CaptureError, also of the class of that error; none if the call returns.
+        """
+        random, before = generators(), [(buffer, buffer.clone()) for buffer in self.buffers()]
+        try:
+            with torch.enable_grad(), casting.on(batch, autocast):
+                self(*batch)
+        except CaptureError:
+            pass  # of `apart`, not of the user's code
+        except Exception as error:
+            whose = self.called if in_rule(traceback.extract_tb(error.__traceback__)) else type(self).__name__
+            raise fails_alone(whose, error) from error
+        finally:
+            restore(random)
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
 
 
 class _Rule(nn.Module):
@@ -229,9 +252,9 @@ def trained(captured: Captured, parameters: set[int]) -> Captured:
     return replace(captured, graph=graph.with_tasks(tasks, outputs=outputs), gradients=kept)
 
 
-def in_rule(error: BaseException) -> bool:
-    """Return True if Dynamo failed in the user's function, not in the model."""
-    frames = [frame for frame in getattr(error, "real_stack", None) or () if frame.filename == __file__]
+def in_rule(stack: Iterable[traceback.FrameSummary]) -> bool:
+    """Return True if the stack of an error is in the user's function, not in the model."""
+    frames = [frame for frame in stack if frame.filename == __file__]
     return bool(frames) and any(
         text in (frames[-1].line or "") for text in ("self.rule(", "self.function[0](")
     )

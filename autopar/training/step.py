@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from os import PathLike
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..capture import autocast as casting
 from ..capture.dynamo_private import TorchDynamoException, compiled
@@ -102,19 +101,25 @@ class TrainStep(Recorded):
         with self._lock:
             if self.options.verify_replicas:
                 self._signatures.pool.require_verified("step.refresh()")
-            return self._called(batch, take, self._programs if self.recording is None else None)
+            try:
+                return self._called(batch, take, self._programs if self.recording is None else None)
+            except CaptureError as error:
+                if isinstance(error.__cause__, TorchDynamoException):
+                    self.loss.raise_own(self._arguments(batch), self.autocast)
+                raise
 
     def _called(self, batch: tuple[Any, ...], take: Take, programs: Programs | None) -> Any:
         """Return the result of the loss function, whose graph is served by `take`."""
         batch, name = self._arguments(batch), type(self.loss).__name__
         refused.text = ""
         try:
-            with torch.enable_grad(), self._casting(batch), self._signatures.taking(take, programs):
+            casts, served = casting.on(batch, self.autocast), self._signatures.taking(take, programs)
+            with torch.enable_grad(), casts, served:
                 return self._loss(*batch)
         except TorchDynamoException as error:
             if refused.text:
                 raise CaptureError(f"{name}: {refused.text}") from None
-            whose = self.loss.called if in_rule(error) else name
+            whose = self.loss.called if in_rule(getattr(error, "real_stack", None) or ()) else name
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
 
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
@@ -236,14 +241,6 @@ class TrainStep(Recorded):
         return tuple(
             dict(item) if isinstance(item, Mapping) and not isinstance(item, dict) else item for item in batch
         )
-
-    def _casting(self, batch: tuple[Any, ...]) -> AbstractContextManager[Any]:
-        """Return the autocast context that was asked for, on the device type of the first tensor."""
-        if self.autocast is None:
-            return nullcontext()
-        tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
-        kind = next((tensor.device.type for tensor in tensors), "cpu")
-        return torch.autocast(kind, self.autocast)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
