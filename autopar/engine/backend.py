@@ -136,8 +136,9 @@ class Backend(Recorded):
         """Return the graph and program of the last placed call. Raises AutoparError if there was none."""
         if self.latest is not None:
             return self.latest
-        if self.calls or self.unplaced:
-            raise AutoparError("nothing was placed, the model runs as written: " + "; ".join(self.notes()))
+        if self.calls or self.unplaced or self.breaks:
+            why = "; ".join(self.notes()) or "every call so far has raised an error"
+            raise AutoparError(f"nothing was placed: {why}")
         raise AutoparError(
             "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
         )
@@ -158,7 +159,7 @@ class Backend(Recorded):
             found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
         found += [executor.note for executor in self.tuned() if executor.note]
         found += self._uncompiled()
-        found += [f"{count} calls ran as written: {why}" for why, count in self.unplaced.items()]
+        found += [f"{count} calls ran as written: {why}" for why, count in [*self.unplaced.items()]]
         return [*found, *list(self.breaks)]
 
     def plans(self) -> list[Plan]:

@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from ..capture.dynamo_private import compiled
 from ..capture.region import positional
 from ..capture.torch_private import transformed
-from ..errors import CaptureError, DeviceError, DifferenceError
+from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
@@ -172,12 +172,16 @@ class Compiled:
         """Explain the plan: best single device, lower bound, predicted and recorded seconds, bytes moved, utilization,
         memory peaks, reasons.
 
-        For a plan with one lane, the operations are timed now, about 1 s, once.
+        For a plan with one lane, the operations are timed now, about 1 s, once. Never raises: without a plan, it is the
+        reason why there is none.
         """
         from ..view import explain
 
         backend, direct = self._placement.backend, self._placement.direct
-        _, ready = backend.ready()
+        try:
+            _, ready = backend.ready()
+        except AutoparError as reason:
+            return str(reason)
         if isinstance(ready, Prepared) and backend.options.explains(backend.machine):
             ready.measure()
         timeline = backend.timeline
@@ -216,6 +220,11 @@ class Compiled:
             "a compiled model cannot be pickled: it holds threads and streams. Save its plan with "
             "fast.plan.save('plan.json') and the weights with torch.save(fast.state_dict(), …), then "
             "autopar.compile(model, devices, plan=autopar.Plan.load('plan.json'))"
+        )
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise CaptureError(
+            "torch.jit.script cannot take a compiled model; give it the plain one, fast.module"
         )
 
     def _repr_html_(self) -> str:

@@ -317,13 +317,15 @@ class TrainStep(Recorded):
             return self._whole(ready) or ready.overlapped
 
     def explain(self) -> str:
-        """Explain the plan, as for a compiled model, and how and why the weights are updated in that way."""
+        """Explain the plan and how the weights are updated; without a plan, why there is none. Never raises."""
         from ..view import explain
 
-        plan = self.plan
+        try:
+            plan = self.plan
+        except AutoparError as reason:
+            return str(reason)
         measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
-        ready = self.ready()
-        notes = [*unused([ready.captured.graph], self.options.pins), self._updated()]
+        notes = [*unused([self.ready().captured.graph], self.options.pins), self._updated()]
         notes += [executor.note for executor in self._signatures.tuned() if executor.note]
         return explain(plan, measured, None, notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -51,8 +52,7 @@ def test_a_backward_that_fails_is_no_warning_and_its_line_is_in_the_reason() -> 
     reason = (
         r"needs is changed in place \(`square = hidden\.pow\(2\)` at .*test_refusals\.py:\d+: .*\); change a"
     )
-    with pytest.raises(autopar.AutoparError, match=reason):
-        fast.explain()
+    assert re.search(reason, fast.explain())
 
 
 def test_other_warnings_of_a_capture_that_fails_are_shown() -> None:
@@ -97,9 +97,7 @@ def test_a_reason_that_several_graphs_have_is_told_once(caplog: pytest.LogCaptur
     assert len(written) == 2
     assert len(set(written)) == 1
     assert caplog.text.count(written[0]) == 1
-    with pytest.raises(autopar.AutoparError) as raised:
-        fast.explain()
-    assert str(raised.value).count(written[0]) == 1
+    assert fast.explain().count(written[0]) == 1
 
 
 class Cast(nn.Module):
@@ -127,5 +125,4 @@ def test_effects_are_named_with_their_line() -> None:
     fast, x = autopar.compile(Printing(), ["cpu"]), torch.randn(3, 4)
     fast(x)
     reason = r'print at .*test_refusals\.py:\d+: `torch\._higher_order_ops\.print\("hidden"\)` has effects'
-    with pytest.raises(autopar.AutoparError, match=reason):
-        fast.explain()
+    assert re.search(reason, fast.explain())
