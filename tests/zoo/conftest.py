@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch_state import changed, state
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +17,11 @@ def one_thread() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def unchanged(one_thread: None) -> Iterator[None]:
+    """Calls leave the state of thread and process as it was."""
+    before = state()
+    yield
+    assert not changed(before)
