@@ -28,6 +28,7 @@ from ..lowering.rewrites import overwriting, pieced
 from ..runtime.choice import Arrangement
 from ..runtime.executor import Executor
 from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
+from ..runtime.kernels.differences import differs
 from ..runtime.kernels.stack import LEAST, Axes, module_of, shortest
 from ..runtime.kernels.worker import CompilerProcess
 from ..runtime.replicas import Replicas, Watch
@@ -209,7 +210,10 @@ def _compiled(
     pieces = _pieces(form, program)
     if not pieces:
         types = {graph.value[name].dtype for task in graph.tasks for name in (*task.inputs, *task.outputs)}
-        raise Refusal(f"it can do none of the tasks, of {', '.join(sorted(types))}")
+        reasons = {differs(task, graph, stack.name) for task in graph.tasks} - {""}
+        raise Refusal(
+            "; ".join((f"it can do none of the tasks, of {', '.join(sorted(types))}", *sorted(reasons)))
+        )
     check(program, graph)
     folded = {
         piece.tasks[0]: _folded(form, program, piece, device) if stack.frozen else {}
@@ -245,9 +249,10 @@ def _stays(buffer: Buffer, form: Form) -> bool:
 
 
 def _eager(form: Form, stack: Stack, task: Task) -> bool:
-    """Return True if a task stays eager: the user's own function, one that the stack cannot compile there, or one
-    with an argument that would be another kernel in each call."""
-    if task.target in form.captured.calls or not stack.keeps(task, form.plan.costed.graph):
+    """Return True if a task stays eager: the user's own function, one that the stack cannot compile there or computes
+    otherwise than PyTorch, or one with an argument that would be another kernel in each call."""
+    graph = form.plan.costed.graph
+    if task.target in form.captured.calls or not stack.keeps(task, graph) or differs(task, graph, stack.name):
         return True
     if stack.devices is not None and form.types[task.name] not in stack.devices:
         return True

@@ -26,18 +26,23 @@ Call = Callable[..., Any]
 
 
 def fitting(call: Call, work: Compilation, wanted: Sequence[torch.Tensor]) -> Call:
-    """Return a kernel with eager's output layout, `wanted`. Raises Refusal if its outputs are not such tensors."""
+    """Return a kernel with eager's output layout, `wanted`, and eager's errors. Raises Refusal if its outputs are
+    not such tensors."""
     made = call(*work.examples)
     if why := _unlike(made, wanted):
         raise Refusal(why)
     strides = [
         None if ours.stride() == right.stride() else right.stride() for ours, right in zip(made, wanted)
     ]
-    if not any(strides):
-        return call
+    laying = any(strides)
 
-    def fitted(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [own if to is None else laid(own, to) for own, to in zip(call(*tensors), strides)]
+    def fitted(*tensors: torch.Tensor) -> Any:
+        try:
+            made = call(*tensors)
+        except Exception as problem:
+            log.info("a kernel failed, and PyTorch's operators answer: %s", problem)
+            return work.module.forward(*tensors)
+        return [own if to is None else laid(own, to) for own, to in zip(made, strides)] if laying else made
 
     return fitted
 

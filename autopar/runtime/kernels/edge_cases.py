@@ -13,11 +13,13 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from ...ops.composites import LOOKUPS
+from .differences import EXACT
 from .stack import Compilation
 
 _aten = torch.ops.aten
 _EMBEDDINGS = (_aten.embedding.default, *LOOKUPS)
-_NARROW = torch.iinfo(torch.int32)
+_BY_AXIS = (_aten.index_select.default, _aten.gather.default, _aten.index_copy.default)
+_BY_IDS = (_aten.index.Tensor, _aten.index_put.default)
 
 
 def exact(module: fx.GraphModule) -> fx.GraphModule:
@@ -140,8 +142,8 @@ def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) 
     or error.
 
     An id is out of range if the table that a piece looks it up in, a weight or an argument, lacks it;
-    libraries may then read the last row or zeros. A `narrow` library computes in int32, so larger integers
-    are out of range.
+    libraries may then read the last row or zeros. A `narrow` library computes with integers as int32 or float32, so
+    those above `EXACT` are out of range.
     """
     module = work.module
     given = list(zip(module.graph.find_nodes(op="placeholder"), work.examples))
@@ -151,7 +153,7 @@ def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) 
         for node, tensor in given
         if tensor.dtype in (torch.int32, torch.int64) and tensor.numel()
     }
-    limits = dict.fromkeys(integers.values(), (_NARROW.min, _NARROW.max)) if narrow else {}
+    limits = dict.fromkeys(integers.values(), (-EXACT, EXACT)) if narrow else {}
     limits |= _fixed(module, integers)
     tables = [
         (integers[source], places[table], axis, signed)
@@ -181,11 +183,13 @@ def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) 
 def _lookups(module: fx.GraphModule) -> Iterator[tuple[fx.Node, int, fx.Node, bool]]:
     """Yield each look-up in a piece: the table, the axis along which ids count, the ids, and whether negative ones
     count from the end."""
-    for node in module.graph.find_nodes(op="call_function", target=_aten.index.Tensor):
+    for node in (
+        found for target in _BY_IDS for found in module.graph.find_nodes(op="call_function", target=target)
+    ):
         for axis, ids in enumerate(node.args[1]):
             if isinstance(ids, fx.Node):
                 yield node.args[0], axis, ids, True
-    for target in (*_EMBEDDINGS, _aten.index_select.default, _aten.gather.default):
+    for target in (*_EMBEDDINGS, *_BY_AXIS):
         for node in module.graph.find_nodes(op="call_function", target=target):
             table, *axis, ids = node.args[: 2 if target in _EMBEDDINGS else 3]
             if isinstance(ids, fx.Node):
