@@ -10,9 +10,10 @@ import torch
 from torch import fx
 
 from ...ir.graph import Graph, Task
+from .differences import EXACT
 from .edge_cases import exact, in_range
 from .joined import joined
-from .stack import Compilation, Stack, exported, keeps_numpy
+from .stack import Compilation, Refusal, Stack, exported, keeps_numpy
 
 
 def missing() -> str:
@@ -27,9 +28,17 @@ def keeps(task: Task, graph: Graph) -> bool:
 
 
 def compile(work: Compilation) -> None:
-    """Convert a piece. Raises the library's errors."""
+    """Convert a piece. Raises Refusal with the operators that read larger integers than it computes with, and the
+    library's errors."""
     import openvino
 
+    for node in work.module.graph.find_nodes(op="get_attr"):
+        weight = getattr(work.module, str(node.target))
+        if weight.dtype not in (torch.int32, torch.int64) or not weight.numel():
+            continue
+        if max(-int(weight.min()), int(weight.max())) > EXACT:
+            readers = ", ".join(str(user.target) for user in node.users)
+            raise Refusal(f"a weight has integers above {EXACT}, which it rounds, in {readers}")
     if not work.axes:
         joined(work.module, work.examples, copied=True)
     model = openvino.convert_model(exported(work, _apart(exact(work.module))))
@@ -90,7 +99,7 @@ def load(work: Compilation) -> Callable[..., Any]:
         made = request.infer(feeds, share_inputs=True, share_outputs=False)
         return [torch.from_numpy(made[at]) for at in range(count)]
 
-    # OpenVINO computes int64 as int32, and gives zeros for an id that its table lacks.
+    # OpenVINO computes integers as int32 or float32, and gives zeros for an id that its table lacks.
     return in_range(call, work, narrow=True)
 
 
