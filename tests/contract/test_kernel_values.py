@@ -18,21 +18,8 @@ pytestmark = pytest.mark.slow
 LIBRARIES = ["onnxruntime", "openvino", pytest.param("inductor frozen", marks=pytest.mark.release)]
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 FLOATS = (
-    0.0,
-    -0.0,
-    math.nan,
-    math.inf,
-    -math.inf,
-    1e-8,
-    -1e-8,
-    1e-5,
-    -0.5,
-    2.5,
-    3.5,
-    -7.0,
-    255.9,
-    1e10,
-    -1e10,
+    *(0.0, -0.0, math.nan, math.inf, -math.inf),
+    *(1e-8, -1e-8, 1e-5, -0.5, 2.5, 3.5, -7.0, 255.9, 1e10, -1e10),
 )
 DIVISIONS = 6
 """Divisions of integers, each with a divisor of its own."""
@@ -48,12 +35,8 @@ class Values(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, *rest: Tensor) -> list[Tensor]:
         rows = x.index_select(0, ids).exp()
         x = self.first(x).tanh()
-        n, by, (v, w), pairs = (
-            rest[0],
-            rest[1 : 1 + DIVISIONS],
-            rest[1 + DIVISIONS :][:2],
-            rest[3 + DIVISIONS :],
-        )
+        n, by, rest = rest[0], rest[1 : 1 + DIVISIONS], rest[1 + DIVISIONS :]
+        v, w, *pairs = rest
         more, shares = n + 1, n / by[5]
         found = [rows, x[0].index_add(0, ids, x[1, : len(ids)]), shares]
         found += [torch.div(more, divisor, rounding_mode=to) for to, divisor in zip(("trunc", "floor"), by)]
@@ -65,26 +48,9 @@ class Values(nn.Module):
             found += [a.prod(dtype=a.dtype), a // 7, torch.fmod(a, 7)]
         found += [each > 5 for each in wrapped] + [each.float() for each in wrapped]
         found += [v.to(dtype) for dtype in (*INTEGERS, torch.bool)]
-        found += [
-            v.max(),
-            v.amin(),
-            v.argmax(),
-            *v.min(0),
-            v.sort(stable=True)[0],
-            v.maximum(w),
-            v.minimum(w),
-        ]
-        found += [
-            v % 3,
-            v // 3,
-            v % w,
-            v // w,
-            torch.fmod(v, w),
-            v.sign(),
-            v.expm1(),
-            v.erf(),
-            v.abs().log1p(),
-        ]
+        found += [v.max(), v.amin(), v.argmax(), *v.min(0), v.sort(stable=True)[0], v.maximum(w)]
+        found += [v.minimum(w), v % 3, v // 3, v % w, v // w, torch.fmod(v, w)]
+        found += [v.sign(), v.expm1(), v.erf(), v.abs().log1p()]
         found += [(v / 1e11).atanh(), v.logical_not(), v * 0, v > w, v == w, v.round(), v.asinh()]
         return [self.last(x), *found]
 
