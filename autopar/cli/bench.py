@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("give MODULE:FACTORY or --suite")
     for word in ("only",) if chosen.factory else ("batch", "train"):
         if getattr(chosen, word):
-            parser.error(f"--{word} goes with {'--suite stacks' if chosen.factory else 'MODULE:FACTORY'}")
+            parser.error(f"--{word} goes with {'--suite' if chosen.factory else 'MODULE:FACTORY'}")
     require_torch("bench measures models with it")
     for path in (chosen.json, chosen.plot):
         require_writable(path)
@@ -64,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--train", action="store_true", help="time a training step: loss, backward, SGD")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="a model of the suite; may be repeated"
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model or row of the suite; may be repeated",
     )
     parser.add_argument(
         "--rivals", metavar="NAMES", help="stacks to compare, such as compile,openvino; eager always runs"
@@ -93,8 +97,9 @@ def _gpu(chosen: argparse.Namespace) -> int:
             f"the gpu suite is tests/benchmarks/timed of a clone of the repository, and {clone} is none; run it there"
         )
     sys.path.insert(0, str(clone))
-    suite = importlib.import_module("tests.benchmarks.timed.__main__")
-    return int(suite.main(["gpu", *_words(chosen, ("rounds", "json"))]))
+    suite = importlib.import_module("tests.benchmarks.timed.gpu")
+    only = [f"--only={name}" for name in chosen.only]
+    return int(suite.main([*only, *_words(chosen, ("rounds", "json"))]))
 
 
 def _contests(chosen: argparse.Namespace) -> int:

@@ -10,6 +10,5 @@ SUITES = (
     "pipelines",
     "processes",
     "generate",
-    "gpu",
 )
 """Modules of this package with a `run`."""

@@ -28,15 +28,26 @@ def interleaved(
 
 
 def report(
-    samples: Mapping[str, list[float]], *, base: str, scale: float = 1e3, unit: str = "ms", per: int = 1
+    samples: Mapping[str, list[float]],
+    *,
+    base: str,
+    scale: float = 1e3,
+    unit: str = "ms",
+    per: int = 1,
+    beside: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Print median, least, most, and the median of the ratios round by round to `base`; the same as data."""
-    rows: list[tuple[str, ...]] = [("", f"median {unit}", "least", "most", f"÷ {base}")]
+    """Print median, least, most, and the median of the ratios round by round to `base`; the same as data.
+
+    beside: further columns, each with its text for each name.
+    """
+    more = beside or {}
+    rows: list[tuple[str, ...]] = [("", f"median {unit}", "least", "most", f"÷ {base}", *more)]
     data: dict[str, Any] = {"samples_s": dict(samples), "base": base}
     for name, times in samples.items():
         ratio = statistics.median(time / other for time, other in zip(times, samples[base]))
         shown = [value * scale / per for value in (statistics.median(times), min(times), max(times))]
-        rows.append((name, *(f"{value:.3f}" for value in shown), f"{ratio:.2f}"))
+        texts = (column[name] for column in more.values())
+        rows.append((name, *(f"{value:.3f}" for value in shown), f"{ratio:.2f}", *texts))
         data[name] = {"median_s": statistics.median(times), "ratio": ratio}
-    print(table(rows, right=(1, 2, 3, 4)))
+    print(table(rows, right=range(1, len(rows[0]))), flush=True)
     return data

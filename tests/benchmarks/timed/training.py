@@ -77,8 +77,8 @@ def turns(step: Step) -> Step:
     def turn() -> None:
         for _ in range(STEPS):
             step()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
 
     return turn
 

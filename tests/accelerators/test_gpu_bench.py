@@ -1,0 +1,108 @@
+"""Rows of `python -m autopar bench --suite gpu` that measure what a model does which is not all on the GPU, or on two
+of its streams: each contestant has figures and is right. A real GPU has the suite itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import rig
+import torch
+from benchmarks.timed import gpu, racing
+from rig import FIRST
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(rig.KIND == "cuda", reason="run python -m autopar bench --suite gpu"),
+]
+
+CUDA_ALONE = "torch.compile", "CUDA graph", "cudagraphs"
+"""Words in the names of contestants that need CUDA."""
+
+
+def figures(row: str) -> dict[str, Any]:
+    """The figures of each contestant of a row that runs here."""
+    data = gpu.ROWS[row](FIRST, 1)
+    contestants = {name: found for name, found in data.items() if isinstance(found, dict) and name != "samples_s"}
+    here = {name: found for name, found in contestants.items() if not any(word in name for word in CUDA_ALONE)}
+    for name, found in here.items():
+        assert "failed" not in found, f"{name}: {found}"
+        assert found["median_s"] > 0 and found["ratio"] > 0 and found["error"] <= 1e-4
+        assert 0 <= found["kept_bytes"] <= found["peak_bytes"]
+        assert len(data["samples_s"][name]) == 1
+    return {**data, "names": set(here)}
+
+
+@pytest.mark.parametrize("times", [2, 4])
+def test_a_model_larger_than_the_cap(times: int) -> None:
+    pytest.importorskip("accelerate")
+    data = figures(f"larger, {times} times")
+    cap, free = data["cap_bytes"], f"eager, {FIRST}, no cap"
+    assert data["names"] == {
+        "eager, cpu", free, "accelerate cpu_offload", "accelerate cpu_offload, pinned", "accelerate dispatch_model",
+        "autopar", 'autopar, home="cpu"',
+    }  # fmt: skip
+    assert data[free]["peak_bytes"] > times * cap
+    assert all(data[name]["peak_bytes"] <= cap for name in data["names"] - {free})
+    for name in ("accelerate dispatch_model", 'autopar, home="cpu"'):
+        assert data[name]["peak_bytes"] > 0, f"{name} does not use the accelerator"
+
+
+def test_without_accelerate_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.timed.offload.find_spec", lambda _: None)
+    data = gpu.ROWS["larger, 2 times"](FIRST, 1)
+    for name in ("cpu_offload", "cpu_offload, pinned", "dispatch_model"):
+        assert "accelerate is not installed" in data[f"accelerate {name}"]["failed"]
+    assert data["autopar"]["median_s"] > 0
+
+
+def test_copies_behind_compute() -> None:
+    data = figures("copies")
+    assert data["names"] == {"compute alone", "copies alone", "in turn, one stream", "autopar, streamed"}
+    longer, shorter = sorted((data["compute alone"]["median_s"], data["copies alone"]["median_s"]), reverse=True)
+    overlapped = data["autopar, streamed"]["median_s"]
+    assert data["ratio"] == pytest.approx(overlapped / longer)
+    assert data["hidden"] == pytest.approx((longer + shorter - overlapped) / shorter)
+
+
+def test_the_update_on_the_cpu() -> None:
+    data = figures("update")
+    forced = "autopar.train_step, updates on the CPU"
+    assert data["names"] == {
+        f"loop, Adam on {FIRST}", "loop, then Adam on the CPU", "autopar.train_step", forced
+    }  # fmt: skip
+    assert data[forced]["updates_on"] == ["cpu"]
+    state_too = data[f"loop, Adam on {FIRST}"]["kept_bytes"]
+    assert data[forced]["peak_bytes"] < state_too
+
+
+def test_two_streams() -> None:
+    data = figures("branches")
+    assert data["names"] == {"eager", "autopar, two streams"}
+    for name, found in data.items():
+        if "CUDA graph" in name:
+            assert found["failed"] == f"CUDA alone has graphs, and {FIRST} is none"
+
+
+def test_a_wrong_contestant_and_one_above_the_cap_are_not_timed() -> None:
+    x = torch.ones(1000, device=FIRST)
+    expected = [(x + 1).cpu()]
+
+    def failing() -> racing.Call:
+        raise ValueError("no such library\nmore")
+
+    makers = {
+        "eager": lambda: lambda: (x + 1).cpu(),
+        "wrong": lambda: lambda: (x + 1.001).cpu(),
+        "not a number": lambda: lambda: (x + math.nan).cpu(),
+        "large": lambda: lambda: (x.repeat(9).view(9, -1)[0] + 1).cpu(),
+        "failing": failing,
+    }
+    data = racing.race(makers, expected, FIRST, 2, base="eager", cap=3 * x.nbytes)
+    assert data["eager"]["peak_bytes"] == 4096 and data["eager"]["ratio"] == 1
+    assert "WRONG" in data["wrong"]["failed"] and "WRONG" in data["not a number"]["failed"]
+    assert data["large"]["failed"] == "its peak of 41.0 kB is above the cap of 12.0 kB"
+    assert data["failing"]["failed"] == "ValueError: no such library"
+    assert list(data["samples_s"]) == ["eager"] and len(data["samples_s"]["eager"]) == 2
