@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.timed import gpu
 
 from autopar.__main__ import main
+from tests.benchmarks.timed import gpu
 
 ROW = """
 import json, os, signal, subprocess, sys, time

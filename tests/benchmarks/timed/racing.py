@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -71,7 +72,8 @@ def _measured(
 
 
 def held(gpu: str) -> int:
-    """Return the bytes of all tensors on a device once its work is done."""
+    """Return the bytes of all tensors on a device once its work is done and garbage is collected."""
+    gc.collect()
     torch.accelerator.synchronize(gpu)
     return torch.accelerator.memory_allocated(gpu)
 
