@@ -42,6 +42,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "found.json"
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_does_not_stop_the_others(rows, monkeypatch, capfd):
     monkeypatch.setattr(gpu, "ROW_S", 3.0)
     assert main(["bench", "--suite", "gpu", "--rounds", "3", "--json", str(rows)]) == 0
