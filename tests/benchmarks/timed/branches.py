@@ -17,7 +17,7 @@ from autopar.errors import AutoparError
 from .racing import Call, race
 from .setting import machine, sizes
 
-ROWS = 32
+ROWS, CALLS = 32, 10
 WARM = 3
 """Calls before a recording: libraries choose their algorithms in the first ones."""
 WAIT_S = 60.0
@@ -93,7 +93,7 @@ def branches(gpu: str, rounds: int = 0) -> dict[str, Any]:
             "CUDA graph of autopar, two streams": lambda: recorded(placed(), x),
             'autopar, two streams, kernels="cudagraphs"': in_pieces,
         }
-        return race(makers, [model(x)], gpu, rounds or 15, base="eager")
+        return race(makers, [model(x)], gpu, rounds or 15, base="eager", calls=CALLS)
 
 
 def recorded(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:

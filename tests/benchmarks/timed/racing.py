@@ -28,18 +28,19 @@ def race(
     limit: float = 1e-4,
     cap: float = math.inf,
     free: Collection[str] = (),
+    calls: int = 1,
 ) -> dict[str, Any]:
     """Print and return seconds, error and peak bytes on `gpu` of each contestant; of one that failed, the reason.
 
     A maker builds a contestant and returns its call, of which the first answers must be `expected` within `limit`,
     max|Δ| ÷ max|reference|. One that is wrong is not timed. If its peak is above `cap` bytes and it is not `free`, the
-    data say `above_cap`. Raises AutoparError if `base` fails.
+    data say `above_cap`. `calls`: in a row, in each round. Raises AutoparError if `base` fails.
     """
-    calls: dict[str, Call] = {}
+    built: dict[str, Call] = {}
     data: dict[str, Any] = {}
     for name, make in makers.items():
         try:
-            calls[name], data[name] = _measured(make, expected, gpu, limit)
+            built[name], data[name] = _measured(make, expected, gpu, limit)
         except Exception as error:
             reason = str(error) if isinstance(error, AutoparError) else brief(error)
             data[name] = {"failed": reason}
@@ -48,12 +49,13 @@ def race(
         if data[name]["peak_bytes"] > cap and name not in free:
             data[name]["above_cap"] = True
             print(f"{name} does NOT keep to the cap of {size(cap)}", flush=True)
-    if base not in calls:
+    if base not in built:
         raise AutoparError(f"{base} failed, with which the others are compared")
-    samples = interleaved({name: awaited(call, gpu) for name, call in calls.items()}, rounds)
+    turns = {name: awaited(call, gpu) for name, call in built.items()}
+    samples = interleaved(turns, rounds, calls=calls)
     beside = {
-        "peak on it": {name: size(data[name]["peak_bytes"]) for name in calls},
-        "error": {name: f"{data[name]['error']:.1g}" for name in calls},
+        "peak on it": {name: size(data[name]["peak_bytes"]) for name in built},
+        "error": {name: f"{data[name]['error']:.1g}" for name in built},
     }
     times = report(samples, base=base, beside=beside)
     return {**times, **{name: {**found, **times.get(name, {})} for name, found in data.items()}}
