@@ -3,10 +3,10 @@ into a `Graph`, in time linear in the nodes."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -302,7 +302,10 @@ class _Conversion:
         if any(isinstance(size, OPEN) for size in shape):
             raise self.refusal(node, f"the size of a tensor of layout {item.layout} is open")
         dtype, nbytes = str(item.dtype).removeprefix("torch."), math.prod(shape) * item.element_size()
-        self.values[name] = Value(name, shape, dtype, nbytes, storage or name, kind, path, memory_order(item))
+        # Until `with_open` puts those that depend on the call's sizes in their place.
+        sizes = (*shape, math.prod(shape))
+        order = memory_order(item)
+        self.values[name] = Value(name, shape, dtype, nbytes, storage or name, kind, path, order, open=sizes)
         return name
 
     def root(
@@ -335,7 +338,7 @@ class _Conversion:
             name = self.keep(node)
             if name in found:
                 storage = self.values[name].storage
-                view = self.hold(node, f"{name}.view", self.fakes[name], storage)
+                view = self.like(node, name, "view", storage)
                 self.tasks.append(Task(view, "aten.alias.default", (Ref(name),), outputs=(view,), free=True))
                 name = view
             found[name] = None
@@ -347,9 +350,15 @@ class _Conversion:
         name = self.keep(node)
         if self.values[self.values[name].storage].kind == "made":
             return name
-        copy = self.hold(node, f"{name}.copy", self.fakes[name])
+        copy = self.like(node, name, "copy")
         self.tasks.append(Task(copy, "aten.clone.default", (Ref(name),), outputs=(copy,)))
         return copy
+
+    def like(self, node: Node, name: str, what: str, storage: str | None = None) -> str:
+        """Add a value of the form of another one, as a `view` of it or a `copy`; return its name."""
+        made = self.hold(node, f"{name}.{what}", self.fakes[name], storage)
+        self.values[made] = replace(self.values[made], open=self.values[name].open)
+        return made
 
     def refusal(self, node: Node, why: str) -> Untraceable:
         """Return the error for a node, with the call, its module and the user's line."""
@@ -383,4 +392,4 @@ def _finished(captured: Captured) -> Captured:
     graph = renamed(own(graph), called)
     count = len(captured.graph.outputs) - len(gradients)
     made = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
-    return dataclasses.replace(captured, graph=graph, gradients=made)
+    return replace(captured, graph=graph, gradients=made)

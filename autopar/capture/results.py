@@ -106,11 +106,11 @@ def with_open(
     """
     known: dict[str, tuple[int, ...]] = {}
     for node, traced in region.open.items():
-        leaves = [leaf for leaf in pytree.tree_leaves(traced) if isinstance(leaf, torch.Tensor)]
-        for name, leaf in zip(refs(made.get(node)), leaves):
-            shape, text = values[name].shape, str(tuple(leaf.shape))
-            if not is_open(leaf) or len(shape) != len(leaf.shape):
+        # A result that is None is a value too.
+        for name, leaf in zip(refs(made.get(node)), pytree.tree_leaves(traced)):
+            if not isinstance(leaf, torch.Tensor) or not is_open(leaf):
                 continue
+            shape, text = values[name].shape, str(tuple(leaf.shape))
             if text not in known:
                 sizes = (*leaf.shape, math.prod(leaf.shape))
                 known[text] = tuple(map(number, sizes, (*shape, math.prod(shape))))

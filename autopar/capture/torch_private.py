@@ -67,11 +67,17 @@ _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch
 _TIMED = _guards.profile_guard_manager
 
 
+class _Python(PythonReferenceAnalysis):
+    """Python's arithmetic; torch's own largest and smallest of numbers take no constants of sympy's."""
+
+    maximum, minimum = staticmethod(max), staticmethod(min)
+
+
 def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
     """Return the value of a symbolic number as Python computes it, to the sign of a zero; as sympy does, whose zeros
     have none, if torch knows no other way. Raises ArithmeticError where Python raises an error."""
     try:
-        return computed(sympy_interp, PythonReferenceAnalysis, dict(numbers), expression)
+        return computed(sympy_interp, _Python, dict(numbers), expression)
     except (AttributeError, NotImplementedError):
         return expression.xreplace(
             {symbol: sympy.sympify(numbers[symbol]) for symbol in expression.free_symbols}

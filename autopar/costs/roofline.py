@@ -231,8 +231,12 @@ def _cost(
         ratio = ratios.get((task.name, name), ratios.get((task.origin, name)) if task.origin else None)
         how = how if ratio is None else "measured"
         seconds.append(estimated(todo) * (1.0 if ratio is None else ratio))
-    workspace = touched(graph, task) if task.target.startswith(_SCRATCH) else 0
-    return TaskCost(task.name, tuple(seconds), workspace, how)
+    return TaskCost(task.name, tuple(seconds), workspace(graph, task), how)
+
+
+def workspace(graph: Graph, task: Task) -> int:
+    """Return the scratch bytes of a task while it runs."""
+    return touched(graph, task) if task.target.startswith(_SCRATCH) else 0
 
 
 def row_cost(

@@ -88,7 +88,8 @@ class Value:
     dtype: "object" for a Python value without bytes.
     order: axes from the slowest to the fastest in memory, if permuted.
     slice: the part of another state that this state is; it shares memory with it but is transferred alone.
-    open: extents and number of elements if some depend on a call's sizes, those as `OpenSize`; not in files.
+    open: extents and number of elements, those that depend on a call's sizes as `OpenSize`; empty if it is not known
+    which do. Not in files.
     """
 
     name: str

@@ -1,12 +1,13 @@
-"""Arguments of a task that depend on the sizes and floats of a call."""
+"""Arguments and values that depend on the sizes and floats of a call."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from .graph import Value
+from .graph import Graph, Value
 
 
 class OpenSize(int):
@@ -26,6 +27,11 @@ class OpenSize(int):
         """Return the number for a part with `rows` rows of the batch."""
         assert self.share == (1, 1), "a graph is split once"
         return OpenSize(self // batch * rows, self.place, (rows, batch))
+
+    def at(self, sizes: Sequence[float]) -> int:
+        """Return the number in a call with these sizes."""
+        rows, batch = self.share
+        return int(sizes[self.place]) // batch * rows
 
     @property
     def code(self) -> str:
@@ -94,6 +100,24 @@ def of_part(value: Value, axis: int, rows: int, batch: int) -> tuple[int, ...]:
     return tuple(
         share(size) if place in (axis, len(value.shape)) else size for place, size in enumerate(value.open)
     )
+
+
+def resized(graph: Graph, sizes: Sequence[float]) -> Graph | None:
+    """Return the graph with the shapes and bytes of its values in a call with other sizes (its arguments stay); None if
+    they are not known of each value."""
+    values: list[Value] = []
+    for value in graph.values:
+        if not any(isinstance(size, OpenSize) for size in value.open):
+            if not value.open and value.bytes and value.kind != "state":
+                return None
+            values.append(value)
+            continue
+        if not value.open[-1] or value.kind == "state":
+            return None
+        shape = tuple(size.at(sizes) if isinstance(size, OpenSize) else size for size in value.open[:-1])
+        nbytes = value.bytes // value.open[-1] * math.prod(shape)
+        values.append(replace(value, shape=shape, bytes=nbytes))
+    return replace(graph, values=tuple(values))
 
 
 class _Fixed(int):

@@ -62,6 +62,11 @@ def footprint(program: Program, history: History | None = None) -> tuple[Peak, .
     return tuple(peaks)
 
 
+def fits(program: Program) -> bool:
+    """Return True if no device may exceed its cap."""
+    return all(peak.cap is None or peak.bytes <= peak.cap for peak in footprint(program))
+
+
 _Point = tuple[int, int, int, bool]
 """Position, bytes of the lane during the step and after it, whether it allocates."""
 

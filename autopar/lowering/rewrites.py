@@ -20,7 +20,7 @@ from itertools import groupby
 
 from ..ir.graph import Graph, Task
 from ..ir.program import Compute, Free, Lane, Piece, Program, Step, reads
-from .memory_bound import footprint
+from .memory_bound import fits
 
 
 def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> Program:
@@ -237,5 +237,4 @@ def overwriting(program: Program, graph: Graph, able: Callable[[Task], bool]) ->
         lanes=(replace(lane, steps=steps),),
         buffers=tuple(replace(each, storage=memory.get(each.name, each.storage)) for each in program.buffers),
     )
-    fits = all(peak.cap is None or peak.bytes <= peak.cap for peak in footprint(changed))
-    return changed if last and fits else program
+    return changed if last and fits(changed) else program

@@ -243,12 +243,14 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         few = self._compiled and len(programs) < CHECKED and not any(program.open for _, program in programs)
         if self._region is None or few or sizes in self._resized:
             return None
-        for known, program in reversed(programs):
+        for _, program in reversed(programs):
             serves = self._allowed and all(part.resizable for part in parts(program))
-            if (serves or self._in_parts(program, args, parts)) and _holds(program.plan, known, sizes):
+            if not (serves or self._in_parts(program, args, parts)):
+                continue
+            source = results.resized(self._region, program.captured, args)
+            if all(part.keeps_caps(source.sizes) for part in parts(program)):
                 if len(self._resized) >= RESIZED:
                     self.drop_resized()
-                source = results.resized(self._region, program.captured, args)
                 self._resized[sizes] = made = program.resized(source)
                 return made
         return None
@@ -295,13 +297,3 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         """Drop all programs for other sizes."""
         self._resized.clear()
         self._calls.clear()
-
-
-def _holds(plan: Plan, known: Sequence[Any], sizes: Sequence[Any]) -> bool:
-    """Return True if a plan made for the sizes `known` keeps the memory caps for `sizes`, assuming that no
-    tensor grows faster than the square of the sizes. Floats among these are no sizes of tensors."""
-    pairs = ((size, own) for size, own in zip(sizes, known) if own and isinstance(size, int))
-    growth = max((size / own for size, own in pairs), default=1.0)
-    device = plan.costed.machine.device
-    caps = ((count, device[name].memory_bytes) for name, count in plan.peaks.items())
-    return growth <= 1 or all(cap is None or count * growth**2 <= cap for count, cap in caps)

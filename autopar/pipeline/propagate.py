@@ -229,7 +229,10 @@ class _Propagation:
         if form is None:
             return replace(value, shape=(), dtype="object", bytes=0, storage=storage, order=())
         dtype, size = str(form.dtype).removeprefix("torch."), math.prod(form.shape) * form.dtype.itemsize
-        return Value(value.name, form.shape, dtype, size, storage, value.kind, value.path, axes(form))
+        opened = value.open if form.shape == value.shape else ()
+        return Value(
+            value.name, form.shape, dtype, size, storage, value.kind, value.path, axes(form), open=opened
+        )
 
 
 def _blank(form: _Form | None) -> bool:

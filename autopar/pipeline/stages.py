@@ -24,6 +24,7 @@ from ..errors import MemoryCapError
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
 from ..ir.machine import Machine
+from ..ir.open_size import resized
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..lowering.check import check
@@ -44,6 +45,7 @@ from .given_plan import as_given
 from .kernel_build import Form, in_place, symbols_of
 from .kernel_choice import tunable
 from .options import Options
+from .other_sizes import keeps_caps
 from .propagate import propagated
 from .streaming import shortest
 
@@ -93,6 +95,11 @@ class Prepared:
     def resizable(self) -> bool:
         """True if the program also computes calls with other sizes."""
         return resizable(self.captured, self.plan.costed)
+
+    def keeps_caps(self, sizes: Sequence[float]) -> bool:
+        """Return True if the program surely keeps every memory cap in a call with other sizes (`Captured.sizes`)."""
+        graph = resized(self.plan.costed.graph, sizes)
+        return graph is not None and keeps_caps(self.program, graph)
 
     def resized(self, source: Captured) -> Prepared:
         """Return the program for the sizes of `source`, with kernels if these are for all sizes."""

@@ -103,12 +103,20 @@ class Training:
         """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
         return any(executor.open for executor in self.executors)
 
+    def keeps_caps(self, sizes: Sequence[float]) -> bool:
+        """Return True if its programs surely keep every memory cap in calls with other sizes (`Captured.sizes`)."""
+        own, other = self.halves, self.halves.at(sizes)
+        halves = (own.forward, own.again, own.behind)
+        return other is not None and all(other.fits(half.plan, half.program) for half in halves)
+
     def resized(self, source: Captured) -> Training:
         """Return programs for the sizes of `source`, with kernels if these are for all sizes."""
         made = copy.copy(self)
         for name in ("plan", "forward", "again"):
             vars(made).pop(name, None)
-        made._origin = self
+        halves = self.halves.at(source.sizes)
+        assert halves is not None, "it keeps the caps"
+        made._origin, made.halves = self, halves
         made._begin(source)
         return made
 
@@ -136,13 +144,18 @@ class Training:
     def backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         """Return the backward for these tangents, and for each leaf whether it has a gradient."""
         with self._lock:
-            if live not in self._backward and self._origin is not None:
-                prepared, wanted = self._origin.backward(live)
-                self._backward[live] = prepared.resized(self.captured), wanted
-            elif live not in self._backward:
-                half, wanted = self.halves.backward(live)
-                self._backward[live] = self._bound(half.plan, half.program), wanted
+            if live not in self._backward:
+                self._backward[live] = self._behind(live)
             return self._backward[live]
+
+    def _behind(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
+        if self._origin is not None:
+            prepared, wanted = self._origin.backward(live)
+            # Of the backward of some tangents it is not known before whether it fits.
+            if self.halves.fits(prepared.plan, prepared.program):
+                return prepared.resized(self.captured), wanted
+        half, wanted = self.halves.backward(live)
+        return self._bound(half.plan, half.program), wanted
 
     def _bound(self, plan: Plan, program: Program) -> Prepared:
         plan, state = slowed(plan, self.slow_down), dict(self.captured.state)

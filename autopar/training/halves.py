@@ -18,10 +18,12 @@ from ..errors import MemoryCapError, RunError
 from ..ir.costed import CostedGraph
 from ..ir.display_names import LOSS
 from ..ir.graph import Graph, Value
+from ..ir.open_size import resized
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Program
 from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
+from ..pipeline.other_sizes import keeps_caps
 from ..pipeline.stages import deliveries, living, proved
 from ..planner import place
 from ..transform.divide import alive, constants, divide, reached
@@ -67,8 +69,34 @@ class Halves:
         self.names = list(dict.fromkeys(self.outputs))
         self.saved = self.forward_graph.outputs[len(self.outputs) :]
         self.tangents = self.backward_graph.inputs[len(self.saved) :]
+        self._sizes: Sequence[float] = ()
         self.where = {task: joint.place[run].device for task, run in joint.costed.cluster_of.items()}
         self.single = all(len(run.tasks) == 1 for run in joint.costed.clusters)
+
+    def at(self, sizes: Sequence[float]) -> Halves | None:
+        """Return the halves of the same plan in a call with other sizes; None if the bytes of a value are not known."""
+        costed = self.joint.costed
+        graph = resized(costed.graph, sizes)
+        if graph is None:
+            return None
+        joint = replace(self.joint, costed=replace(costed, graph=graph))
+        found = Halves(joint, self.gradients, self.homes, self._delivery)
+        found._sizes = sizes
+        return found
+
+    def fits(self, plan: Plan, program: Program) -> bool:
+        """Return True if the program of a half, made for other sizes, keeps every memory cap `at` these."""
+        graph = resized(plan.costed.graph, self._sizes)
+        if graph is None:
+            return False
+        standing = {f"{STANDING}{device}": count for device, count in self._standing(graph).items()}
+        values = (
+            replace(value, bytes=standing.get(value.name, 0)) if value.name.startswith(STANDING) else value
+            for value in graph.values
+        )
+        return standing.keys() <= graph.value.keys() and keeps_caps(
+            program, replace(graph, values=tuple(values))
+        )
 
     @cached_property
     def saved_at(self) -> dict[str, str]:
@@ -166,28 +194,35 @@ class Halves:
         count = len(self.outputs)
         known = deliveries(graph, self.machine, self.homes, self._delivery)
         kept = tuple(self.saved_at.items())
-        here = {**self._given(graph), **self._copies(graph)}
-        # From the second call on, the replicas that the backward reads are there as well.
-        return self._costed(
-            graph,
-            self.homes,
-            (*known[:count], *kept, *known[count + len(kept) :]),
-            _more({**self._copies(self.backward_graph), **here}, here),
-        )
+        return self._costed(graph, self.homes, (*known[:count], *kept, *known[count + len(kept) :]))
 
     def _behind(self, live: tuple[str, ...]) -> CostedGraph:
         graph = alive(self.backward_graph, self.tangents, live)
-        homes = {**self.homes, **self.saved_at, **dict.fromkeys(self.tangents, self._arrives)}
         wanted = reached(self.backward_graph, self.tangents, live)
         targets = [target for (target, _), has in zip(self.gradients, wanted) if has]
         deliver = tuple(
             (name, self.homes.get(target, self.machine.host)) for name, target in zip(graph.outputs, targets)
         )
-        here: _Stands = {}
+        return self._costed(graph, self._homes_behind, deliver)
+
+    def _standing(self, graph: Graph) -> dict[str, int]:
+        """Return the bytes on each device that stay while a half runs and that it does not read."""
+        if graph.name == self.forward_graph.name:
+            here = {**self._given(graph), **self._copies(graph)}
+            # From the second call on, the replicas that the backward reads are there as well.
+            return _more({**self._copies(self.backward_graph), **here}, here)
+        here = {}
         for name in (*graph.inputs, *graph.state):
-            here.setdefault((homes[name], graph.value[name].storage), graph.value[name].bytes)
+            if not name.startswith(STANDING):
+                key = self._homes_behind[name], graph.value[name].storage
+                here.setdefault(key, graph.value[name].bytes)
         here.update(self._copies(graph))
-        return self._costed(graph, homes, deliver, _more(self._during, here))
+        return _more(self._during, here)
+
+    @cached_property
+    def _homes_behind(self) -> dict[str, str]:
+        """Device of each input and state of the backward."""
+        return {**self.homes, **self.saved_at, **dict.fromkeys(self.tangents, self._arrives)}
 
     @cached_property
     def _arrives(self) -> str:
@@ -196,13 +231,10 @@ class Halves:
         return next((delivered[name] for name in self.names if delivered.get(name)), self.machine.host)
 
     def _costed(
-        self,
-        graph: Graph,
-        homes: Mapping[str, str],
-        deliver: tuple[tuple[str, str], ...],
-        standing: Mapping[str, int],
+        self, graph: Graph, homes: Mapping[str, str], deliver: tuple[tuple[str, str], ...]
     ) -> CostedGraph:
-        """Return a half with tasks placed as in the joint plan, and `standing` bytes as stand-in states."""
+        """Return a half with tasks placed as in the joint plan, and what stands beside it as stand-in states."""
+        standing = self._standing(graph)
         stands = {f"{STANDING}{device}": (device, nbytes) for device, nbytes in standing.items()}
         values = (Value(name, (n,), "uint8", n, name, "state", HELD) for name, (_, n) in stands.items())
         graph = replace(graph, values=(*graph.values, *values), state=(*graph.state, *stands))

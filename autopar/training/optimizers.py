@@ -308,5 +308,6 @@ class _Step:
             name += "_"
         dtype = str(like.dtype).removeprefix("torch.")
         shape, nbytes = tuple(like.shape), like.numel() * like.element_size()
-        self.values[name] = Value(name, shape, dtype, nbytes, name, kind, path)
+        sizes = (*shape, like.numel())
+        self.values[name] = Value(name, shape, dtype, nbytes, name, kind, path, open=sizes)
         return name

@@ -276,7 +276,8 @@ def _parameters(
 def _whole(name: str, states: list[Value]) -> Value:
     """Return the value that holds the new values of states."""
     first, length = states[0], sum(map(room, states))
-    return Value(name, (length,), first.dtype, length * (first.bytes // math.prod(first.shape)), name)
+    nbytes = length * (first.bytes // math.prod(first.shape))
+    return Value(name, (length,), first.dtype, nbytes, name, open=(length, length))
 
 
 def _label(graph: Graph, number: int) -> str:

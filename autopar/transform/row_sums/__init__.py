@@ -42,7 +42,7 @@ def native_dropout(steps: Steps) -> bool:
     made, mask = steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
     unit = f"{steps.task.name}#unit"
-    steps.value(unit, shape, dtype)
+    steps.value(unit, shape, dtype, open=steps.values[name].open)
     ones = _ones(steps, name)
     steps.append(
         steps.task.name, steps.task.target, (Ref(ones), probability, True), (unit, mask), unpack=True
@@ -81,11 +81,14 @@ def _ones(steps: Steps, name: str) -> str:
     order = value.order or tuple(range(len(shape)))
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
     flat, given = (tuple(item[axis] for axis in order) for item in (shape, extents(value)))
-    ones = steps.put("ones", "aten.ones.default", (given,), flat, dtype, kwargs=kwargs)
+    sizes = (*given, value.open[-1]) if value.open else ()
+    ones = steps.put("ones", "aten.ones.default", (given,), flat, dtype, kwargs=kwargs, open=sizes)
     if order == tuple(range(len(shape))):
         return ones
     back = tuple(sorted(range(len(order)), key=order.__getitem__))
-    return steps.put("turned", "aten.permute.default", (Ref(ones), back), shape, dtype, view=ones)
+    return steps.put(
+        "turned", "aten.permute.default", (Ref(ones), back), shape, dtype, view=ones, open=value.open
+    )
 
 
 def loss(steps: Steps) -> bool:
@@ -100,7 +103,8 @@ def loss(steps: Steps) -> bool:
     args, kwargs = _with(steps, order, _NONE if each else _SUM)
     cuts = steps.rows(inputs, shape, None if each else SUMMED)
     step, form = ("elements", shape) if each else ("sum", ())
-    total = steps.put(step, steps.task.target, args, form, dtype, kwargs=kwargs, cuts=cuts)
+    sizes = steps.opened(inputs, shape) if each else ()
+    total = steps.put(step, steps.task.target, args, form, dtype, kwargs=kwargs, cuts=cuts, open=sizes)
     if each:
         total = steps.total(total, range(len(shape)), "sum")
     elements = _elements(steps, inputs, shape)
@@ -154,7 +158,7 @@ def nll_forward(steps: Steps) -> bool:
     last = given["reduction"] == _SUM and not each
     part = made if last else steps.named(step)
     unread = f"{steps.task.name}#unread"
-    steps.value(part, rows if each else (), dtype)
+    steps.value(part, rows if each else (), dtype, open=steps.values[target].open if each else ())
     steps.value(unread, (), dtype)
     name = steps.task.name if last else part
     cuts = []
@@ -193,7 +197,8 @@ def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> 
         args = (Ref(target), Ref(out), 0.0)
         safe = steps.pointwise("safe", "aten.masked_fill.Scalar", args, steps.dtype(target), whole=True)
         shape, kind = steps.shape(target), steps.dtype(weight)
-        each = steps.put("weights", "aten.take.default", (Ref(weight), Ref(safe)), shape, kind)
+        args, sizes = (Ref(weight), Ref(safe)), steps.values[target].open
+        each = steps.put("weights", "aten.take.default", args, shape, kind, open=sizes)
         args = (Ref(each), Ref(out), 0.0)
         counted = steps.pointwise("counted", "aten.masked_fill.Scalar", args, kind, whole=True)
     return steps.put("total", "aten.sum.default", (Ref(counted),), (), dtype, kwargs=kwargs, make=make)

@@ -42,7 +42,7 @@ class Steps:
         found.update(self.task.kwargs)
         return {key: item.value if isinstance(item, Ref) else item for key, item in found.items()}
 
-    def put(
+    def put(  # noqa: PLR0913 - what a task and its output have
         self,
         step: str,
         target: str,
@@ -54,14 +54,15 @@ class Steps:
         cuts: Iterable[Cut] = (),
         make: str = "",
         view: str = "",
+        open: tuple[int, ...] = (),
     ) -> str:
         """Append a task with one output, named after the step unless `make` names it; return the output's name.
 
-        `view`: the value whose memory the output shares.
+        `view`: the value whose memory the output shares. `open`: its `Value.open`.
         """
         task = self.named(step)
         made = make or task
-        self.value(made, shape, dtype, view)
+        self.value(made, shape, dtype, view, open)
         self.append(task, target, args, (made,), kwargs=kwargs, cuts=cuts, free=bool(view))
         return made
 
@@ -97,12 +98,29 @@ class Steps:
         """Return the name of a step's task; without a step, that of the last task."""
         return f"{self.task.name}#{step}" if step else self.task.name
 
-    def value(self, name: str, shape: tuple[int, ...], dtype: str, view: str = "") -> None:
-        """Add a value, or update an existing one."""
+    def value(
+        self, name: str, shape: tuple[int, ...], dtype: str, view: str = "", open: tuple[int, ...] = ()
+    ) -> None:
+        """Add a value, or update an existing one. `open`: its `Value.open`."""
         storage, known = self.values[view].storage if view else name, self.values.get(name)
-        order, opened = (known.order, known.open) if known is not None and known.shape == shape else ((), ())
+        order: tuple[int, ...] = ()
+        if known is not None and known.shape == shape:
+            order, open = known.order, known.open
         nbytes = math.prod(shape) * _BYTES[dtype]
-        self.values[name] = Value(name, shape, dtype, nbytes, storage, order=order, open=opened)
+        self.values[name] = Value(
+            name, shape, dtype, nbytes, storage, order=order, open=open if shape else (1,)
+        )
+
+    def opened(self, names: Iterable[str], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return `Value.open` of the `shape` to which the named values broadcast; empty if it is not known."""
+        found = [1] * len(shape)
+        for name in names:
+            *sizes, _ = self.values[name].open or (0,)
+            if len(sizes) != len(self.shape(name)):
+                return ()
+            for axis, size in enumerate(sizes, len(shape) - len(sizes)):
+                found[axis] = size if size != 1 else found[axis]
+        return *found, math.prod(found)
 
     def cast(self, name: str, dtype: str, step: str, make: str = "") -> str:
         """Return the value in this dtype; the value itself if it has this dtype and needs no other name."""
@@ -127,8 +145,8 @@ class Steps:
         output."""
         names = [argument.value for argument in args if isinstance(argument, Ref)]
         shape = broadcast_shapes(*map(self.shape, names))
-        cuts = () if whole else self.rows(names, shape)
-        return self.put(step, target, args, shape, dtype, kwargs=kwargs, cuts=cuts, make=make)
+        cuts, sizes = () if whole else self.rows(names, shape), self.opened(names, shape)
+        return self.put(step, target, args, shape, dtype, kwargs=kwargs, cuts=cuts, make=make, open=sizes)
 
     def rows(self, names: Sequence[str], shape: tuple[int, ...], outputs: int | None = None) -> list[Cut]:
         """Return a cut along each axis of values that broadcast to `shape`; `outputs` is SUMMED if they are summed."""
@@ -151,8 +169,12 @@ class Steps:
             if size > 1
         ]
         kwargs = {} if dtype == self.dtype(name) else {"dtype": typed(dtype)}
-        args = (Ref(name), tuple(axes), keep)
-        return self.put(step, "aten.sum.dim_IntList", args, made, dtype, kwargs=kwargs, cuts=cuts)
+        args, known = (Ref(name), tuple(axes), keep), self.values[name].open
+        sizes = tuple(1 if axis in axes else known[axis] for axis in kept) if known else ()
+        return self.put(
+            step, "aten.sum.dim_IntList", args, made, dtype, kwargs=kwargs, cuts=cuts,
+            open=(*sizes, math.prod(sizes)) if known else (),
+        )  # fmt: skip
 
     def kept(
         self, step: str, target: str, args: tuple[Argument, ...], dtype: str, make: str, like: str = ""
