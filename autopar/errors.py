@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 
@@ -49,12 +50,13 @@ class PlanError(AutoparError):
 class MemoryCapError(PlanError):
     """A graph that does not fit in the memory of its devices.
 
-    wrong: what does not fit. way: what to change so that it fits.
+    wrong: what does not fit. way: what to change so that it fits. needs: bytes of each device above its cap that the
+    nearest plan needs, if that is known.
     """
 
-    def __init__(self, wrong: str, way: str = "") -> None:
+    def __init__(self, wrong: str, way: str = "", needs: Mapping[str, int] | None = None) -> None:
         super().__init__(f"{wrong}; {way}" if way else wrong)
-        self.wrong, self.way = wrong, way
+        self.wrong, self.way, self.needs = wrong, way, dict(needs or {})
 
 
 class TooLongError(PlanError):

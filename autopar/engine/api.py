@@ -22,6 +22,7 @@ from ..ir.plan import Plan
 from ..pipeline.batch_split import Split
 from ..pipeline.options import Kernels, Options, Pins, require_changing
 from ..pipeline.stages import at_home, plan_captured, timed
+from ..pipeline.would_fit import fitting
 from ..planner import Policy
 from ..system.process import keep_freed_memory
 from ..training.dropin import plan_training
@@ -193,17 +194,23 @@ def plan(
             )
         _require_trainable(plain, optimizer)
         captured, tensors = timed("capture", step_ahead, plain, criterion, optimizer, args, kwargs)
-        return at_home(lambda asked: plan_captured(captured, machine, asked, tensors), options, machine)
+
+        def stepping(on: Machine) -> Plan:
+            return at_home(lambda asked: plan_captured(captured, on, asked, tensors), options, on)
+
+        return fitting(machine, stepping)
     captured, tensors = timed("capture", ahead, plain, args, kwargs)
     if isinstance(plain, nn.Module):
         for remark in unused([captured.graph], options.pins):
             log.info("%s: %s", captured.graph.name, remark)
         options = options.within(captured.graph)
-    if captured.tangents:
-        return at_home(
-            lambda asked: plan_training(captured, machine, asked, tensors, None)[1].plan, options, machine
-        )
-    return plan_captured(captured, machine, options, tensors)
+
+    def planned(on: Machine) -> Plan:
+        if not captured.tangents:
+            return plan_captured(captured, on, options, tensors)
+        return at_home(lambda asked: plan_training(captured, on, asked, tensors, None)[1].plan, options, on)
+
+    return fitting(machine, planned)
 
 
 def train_step(

@@ -23,12 +23,14 @@ from ..capture.floats import open_or_fixed
 from ..capture.refusals import explain
 from ..capture.region import Region
 from ..errors import AutoparError, MemoryCapError, PlanError
+from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Done, ProgramCache, Short, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, prepare, rewritten, timed
+from ..pipeline.stages import Prepared, plan_captured, prepare, proved, rewritten, timed
+from ..pipeline.would_fit import advised
 from ..runtime.autograd_bridge import Written
 from ..runtime.thread_state import alone_with, unseen
 from ..runtime.tuned import TunedExecutor
@@ -257,6 +259,7 @@ class Served:
     def _planned(self, args: Sequence[Any]) -> Planned:
         backend = self.backend
         options = backend.options
+        options.living(backend.machine, backend.root)
         if self.placed is not None:
             options = again(options, self.placed)
         captured = rewritten(captured_at(self.region, args, options.split is not None), options)
@@ -265,12 +268,15 @@ class Served:
             options = options.within(captured.graph)
         try:
             prepared = self._prepared(captured, options, args)
-        except MemoryCapError:
-            if self.placed is None:
-                raise
-            # A placement that fits at one size may not fit at another.
+        except MemoryCapError as error:
             asked = backend.options if backend.root is None else backend.options.within(captured.graph)
-            prepared = self._prepared(captured, asked, args)
+            if self.placed is None:
+                raise self._advised(error, captured, asked, args) from None
+            # A placement that fits at one size may not fit at another.
+            try:
+                prepared = self._prepared(captured, asked, args)
+            except MemoryCapError as refusal:
+                raise self._advised(refusal, captured, asked, args) from None
         except PlanError as error:
             if not self._part or options.split in (None, "auto"):
                 raise
@@ -288,6 +294,19 @@ class Served:
         tensors = captured.flatten(args)
         joint, halves = plan_training(captured, backend.machine, options, tensors, given)
         return Training(joint, halves, backend.pool, backend.recorder, backend.exclusive, options.kernels)
+
+    def _advised(
+        self, error: MemoryCapError, captured: Captured, options: Options, args: Sequence[Any]
+    ) -> MemoryCapError:
+        given = self.backend.given_for(self.name, training=bool(captured.tangents))
+        tensors = captured.flatten(args)
+
+        def planned(machine: Machine) -> Any:
+            if captured.tangents:
+                return plan_training(captured, machine, options, tensors, given)
+            return proved(plan_captured(captured, machine, options, tensors, given))
+
+        return advised(error, self.backend.machine, planned)
 
     def run(self, prepared: Planned, args: Sequence[Any]) -> Any:
         """Return the results of one call."""

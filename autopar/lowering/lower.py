@@ -337,6 +337,7 @@ class _Lowering:
                     f"of the cap of {size(ledger.cap)} are free in the plan's order",
                     f"Raise it with memory={{{device!r}: {ledger.cap + short}}}, pin something to another "
                     "device or split the batch",
+                    {device: ledger.cap + short},
                 )
         # Bytes that are still short are already freed, but by steps of other lanes that this lane does not
         # know to have ended.

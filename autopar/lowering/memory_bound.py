@@ -160,6 +160,7 @@ class _Ledger:
             raise MemoryCapError(
                 f"inputs and state on {device} take {size(base)}, over its cap of {size(cap)}, before anything runs",
                 f"Raise it above memory={{{device!r}: {base}}} or pin some modules to another device",
+                {device: base},
             )
         self.cap, self.base, self.strict = cap, base, strict
         self.levels: list[list[tuple[int, int]]] = [[] for _ in range(lanes)]

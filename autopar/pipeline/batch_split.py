@@ -159,7 +159,7 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
         race.enter(price(cut), put)
         if (refusal := race.refusal) is not None:
             asked = f'{cut.split} as asked for (split="auto" finds shares by room): {refusal.wrong}'
-            race.refusal = MemoryCapError(asked, refusal.way)
+            race.refusal = MemoryCapError(asked, refusal.way, refusal.needs)
     if split == "features" or (auto and policy == "auto"):
         for cut_costed in feature_cuts(graph, price, costed, forced=not auto):
             race.enter(cut_costed, policy)

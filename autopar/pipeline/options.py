@@ -106,10 +106,10 @@ class Options:
         return replace(self, pins=naming(graph, self.pins))
 
     def living(self, machine: Machine, model: Any) -> None:
-        """Raise PlanError if a weight of a module is not on its declared home."""
+        """Raise PlanError if a weight of a module is not on its declared home; those on meta are yet to come."""
         for path, owner, key in slots(model) if isinstance(model, nn.Module) else ():
             device, tensor = lives(path, self.home), owner[key]
-            if device and str(tensor.device) != machine.device[device].torch_device:
+            if device and not tensor.is_meta and str(tensor.device) != machine.device[device].torch_device:
                 raise PlanError(
                     f"home= says that {path} lives on {device}, but it is on {tensor.device}; move it there before, as "
                     f"with model.to({machine.device[device].torch_device!r})"

@@ -188,9 +188,8 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
     else:
         caps = " and ".join(f"{peak} for {device!r}" for device, peak, _ in entry.over)
         advice = f"set memory_bytes to {caps}, or let more devices run these tasks"
-    return MemoryCapError(
-        f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}", advice
-    )
+    wrong = f"nothing that was tried fits in memory: in the nearest plan {', and '.join(parts)}"
+    return MemoryCapError(wrong, advice, {device: peak for device, peak, _ in entry.over})
 
 
 def _named(graph: Graph, name: str, nbytes: int) -> str:

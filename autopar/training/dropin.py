@@ -334,7 +334,7 @@ def plan_training(
         if not caps:
             return joint, planned(machine.uncapped, machine)
         way = f"memory={caps} would fit; less, a split of the batch or another device may too"
-        raise MemoryCapError(error.wrong, way) from None
+        raise MemoryCapError(error.wrong, way, caps) from None
 
 
 def _within(machine: Machine, planned: Callable[[Machine, Machine], Halves], *, once: bool) -> Halves:

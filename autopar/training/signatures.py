@@ -85,6 +85,7 @@ class _Signatures:
         own = [first]
 
         def made(bound: _Bound, args: Sequence[Any]) -> Signature:
+            self.options.living(self.machine, self.loss)
             try:
                 with alone():
                     captured = rewritten(timed("capture", captured_at, bound.region, args), self.options)

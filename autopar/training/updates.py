@@ -21,7 +21,8 @@ from ..pipeline.calls import CHECKED, again
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, bind, plan_captured, timed
+from ..pipeline.stages import Prepared, bind, plan_captured, proved, timed
+from ..pipeline.would_fit import advised
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
@@ -156,9 +157,15 @@ class Signature:
         return self._results(found)
 
     def _placed(self, kind: str, captured: Captured) -> Prepared:
-        plan = timed("plan", self._planned, kind, captured)
-        self._plans.setdefault(kind, plan)
-        return bind(captured, plan, self.pool, self.options.kernels, changing=True)
+        def planned(machine: Machine) -> Any:
+            return proved(plan_captured(captured, machine, self.options, self.devices))
+
+        try:
+            plan = timed("plan", self._planned, kind, captured)
+            self._plans.setdefault(kind, plan)
+            return bind(captured, plan, self.pool, self.options.kernels, changing=True)
+        except MemoryCapError as error:
+            raise advised(error, self.machine, planned) from None
 
     def _planned(self, kind: str, captured: Captured) -> Plan:
         if kind in self._plans:

@@ -140,3 +140,46 @@ def test_calls_keep_the_cap_and_the_prediction(kind, sizes, at, share):
             fast(inputs(*each))
         assert nbytes <= fast.plan.peaks["cpu"] <= cap
         assert recorded.last.memory[0].peak <= fast.plan.peaks["cpu"]
+
+
+def test_forward_and_backward_keep_the_cap():
+    torch.manual_seed(0)
+    model, sizes = Attention(), [(2, 32), (3, 32), (4, 64)]
+    cap = cap_for(model, *sizes[-1], 0.7)
+    fast = autopar.compile(
+        model, ["cpu"], memory={"cpu": cap}, split=None, check="never", measure=False, dynamic=True
+    )
+
+    def trained(x, tangent):
+        model.zero_grad()
+        fast(x).backward(tangent)
+
+    for each in sizes[:2]:
+        x, tangent = inputs(*each), inputs(*each)
+        trained(x, tangent)
+        model.zero_grad()
+        most, _ = allocated(lambda x=x, tangent=tangent: trained(x, tangent))
+        assert most + held(model, x) + tangent.nbytes <= cap
+    with pytest.raises(autopar.MemoryCapError):
+        trained(inputs(*sizes[-1]), inputs(*sizes[-1]))
+    # The refusal leaves the other sizes as they were.
+    trained(x, tangent)
+
+
+def test_a_step_of_another_size_keeps_the_cap():
+    torch.manual_seed(0)
+    model = Attention()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step_under(memory):
+        return autopar.train_step(
+            model, nn.functional.mse_loss, optimizer, ["cpu"], memory=memory, split=None, measure=False
+        )
+
+    step = step_under(None)
+    step.prepare(inputs(4, 64), inputs(4, 64))
+    step = step_under({"cpu": int(0.7 * step.plan.peaks["cpu"])})
+    for each in [(2, 32), (3, 32), (4, 32)]:
+        step(inputs(*each), inputs(*each))
+    with pytest.raises(autopar.MemoryCapError):
+        step(inputs(4, 64), inputs(4, 64))
