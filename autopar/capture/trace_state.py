@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import fx
 
 from .torch_private import PRIVATE_STATE, InferenceGuard, leave_transforms, transform_depth
 
@@ -83,7 +84,8 @@ def _leave_inference_mode(error: BaseException) -> None:
     The frames of the error hold their guards, which would else restore what they found whenever the error is released.
     """
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
-        interpreted = getattr(frame.f_locals.get("self"), "env", {})
-        held = [*frame.f_locals.values(), *interpreted.values()]
+        owner, held = frame.f_locals.get("self"), [*frame.f_locals.values()]
+        if isinstance(owner, fx.Interpreter):
+            held += owner.env.values()
         for guard in reversed([item for item in held if isinstance(item, InferenceGuard)]):
             guard.__exit__(None, None, None)
