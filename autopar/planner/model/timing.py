@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import accumulate
+from fractions import Fraction
+from itertools import accumulate, chain
 from typing import Any
 
 from ...ir.plan import Plan
@@ -70,25 +71,29 @@ def memory(play: Play) -> tuple[Memory, ...]:
     last local reader or outgoing transfer. If it is kept or delivered there, it counts to the end of the
     call; but if inputs are consumed, delivered values may be freed on arrival. Workspace counts while its
     cluster runs. A view shares the storage of the viewed value; a transferred value has its own.
+
+    Sums are exact, also of the fractions that graph files may have: a device that frees all of it is at 0.
     """
     instance = play.instance
-    changes: list[dict[float, int]] = [{0.0: 0} for _ in instance.devices]
-    for d, start, end, nbytes in _spans(play):
+    changes: list[dict[float, Any]] = [{0.0: 0} for _ in instance.devices]
+    scratch = ((play.device[r], play.start[r], play.end[r], n) for r, n in enumerate(instance.workspace) if n)
+    for d, start, end, nbytes in chain(_spans(play), scratch):
         at = changes[d]
-        at[start] = at.get(start, 0) + nbytes
+        count = nbytes if isinstance(nbytes, int) else Fraction(nbytes)
+        at[start] = at.get(start, 0) + count
         if end < math.inf:
-            at[end] = at.get(end, 0) - nbytes
-    for r, nbytes in enumerate(instance.workspace):
-        if nbytes:
-            at = changes[play.device[r]]
-            at[play.start[r]] = at.get(play.start[r], 0) + nbytes
-            at[play.end[r]] = at.get(play.end[r], 0) - nbytes
+            at[end] = at.get(end, 0) - count
     found = []
     for place, at in zip(instance.costed.machine.devices, changes):
         times = sorted(at)
-        levels = accumulate(map(at.__getitem__, times))
+        levels = map(_number, accumulate(map(at.__getitem__, times)))
         found.append(Memory(place.name, tuple(zip(times, levels)), place.memory_bytes))
     return tuple(found)
+
+
+def _number(exact: Any) -> Any:
+    """Return an exact number of bytes as a plan and its file have it."""
+    return exact if isinstance(exact, int) else float(exact)
 
 
 def fits(play: Play) -> bool:
