@@ -278,10 +278,11 @@ class Served:
             except MemoryCapError as refusal:
                 raise self._advised(refusal, captured, asked, args) from None
         except PlanError as error:
-            if not self._part or options.split in (None, "auto"):
+            if not (self._part or backend.latest) or options.split in (None, "auto"):
                 raise
-            # The user asked for a split of the model; not every part between graph breaks has a batch.
-            log.warning("a part of %s stays whole: %s", self.name, error)
+            # The user asked for a split of the model; not every part between graph breaks has a batch, and where
+            # that of an earlier call could be split, this one is too short.
+            log.warning("%s of %s stays whole: %s", "a part" if self._part else "a batch", self.name, error)
             prepared = self._prepared(captured, replace(options, split=None), args)
         self.placed = self.placed or _whole(prepared)
         return prepared

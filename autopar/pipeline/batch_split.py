@@ -147,7 +147,7 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
                 raise
             race.out(len(sizes), str(error))
             continue
-        if not cut.split:
+        if auto and not cut.split:
             race.out(len(sizes), "the batch passes through no task")
             continue
         if auto:
@@ -158,7 +158,8 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
             put = _parts_on([*split], allot(sum(sizes), tuple(split.values())), "the split asked for")
         race.enter(price(cut), put)
         if (refusal := race.refusal) is not None:
-            asked = f'{cut.split} as asked for (split="auto" finds shares by room): {refusal.wrong}'
+            what = cut.split or f"all {sizes[0]} rows on one device"
+            asked = f'{what} as asked for (split="auto" finds shares by room): {refusal.wrong}'
             race.refusal = MemoryCapError(asked, refusal.way, refusal.needs)
     if split == "features" or (auto and policy == "auto"):
         for cut_costed in feature_cuts(graph, price, costed, forced=not auto):
@@ -286,7 +287,8 @@ def split_graph(
     """Split the batch of the graph into `sizes` rows.
 
     In a joint graph, tasks that mix rows are first rewritten as sums, and small gradients are summed in buckets.
-    Raises PlanError if a forced split splits nothing, or leaves a BatchNorm of each part one value for each channel.
+    Raises PlanError if a forced split into several parts splits nothing, or leaves a BatchNorm of each part one value
+    for each channel.
     """
     if any(task.phase == "backward" for task in graph.tasks):
         cut = split(summed(graph, batch_norm=batch_norm), sizes)
@@ -299,7 +301,7 @@ def split_graph(
         cut = own(bucketed(cut)) if cut.split else graph
     else:
         cut = split(graph, sizes)
-    if forced and not cut.split:
+    if forced and len(sizes) > 1 and not cut.split:
         raise PlanError(
             f"split: the batch of {graph.name!r} cannot be cut: no task lets its rows through independently. "
             "Leave split=None, or place the tasks yourself with policy= or pins="
@@ -336,16 +338,16 @@ def _parts_on(
     devices: Sequence[str], rows: Sequence[int], title: str = "shares by room"
 ) -> Callable[[CostedGraph], dict[str, str]]:
     """Return the policy that places each part on its device (none without rows) and unsplit tasks on the
-    host. Sums, updates of weights and tasks that cannot run there stay open. `title`: policy name of its
-    plans."""
+    host; all tasks on the one device that has rows, if there is only one. Sums, updates of weights and tasks
+    that cannot run there stay open. `title`: policy name of its plans."""
     names = [name for name, count in zip(devices, rows) if count]
 
     def policy(costed: CostedGraph) -> dict[str, str]:
-        graph, host = costed.graph, costed.machine.host
+        graph, rest = costed.graph, costed.machine.host if len(names) > 1 else names[0]
         place = dict(zip(dict.fromkeys(task.part for task in graph.tasks if task.part), names))
         found: dict[str, str] = {}
         for task in graph.tasks:
-            device = place.get(task.part, host)
+            device = place.get(task.part, rest)
             able = costed.cost[task.name].seconds
             if able[costed.index[device]] is None or task.phase == "update" or task.target == SUM:
                 continue

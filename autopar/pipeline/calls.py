@@ -104,7 +104,7 @@ class Done(Exception):
 
 
 def again(options: Options, plan: Plan) -> Options:
-    """Return options that place a graph of other sizes like `plan`, without a search, with the user's shares
+    """Return options that place a graph of other sizes like `plan`, without a search, with the user's split
     of the batch."""
     if plan.costed.graph.streamed and options.home == "auto":
         # Which weights are streamed depends on the room that other values leave.
@@ -119,7 +119,9 @@ def again(options: Options, plan: Plan) -> Options:
         tasks = {cluster.name: cluster.tasks[0] for cluster in costed.clusters}
         return {name: homes[task] for name, task in tasks.items() if task in homes}
 
-    split = options.split if isinstance(options.split, Mapping) else len(rows_of(label)) if label else None
+    split = options.split
+    if split == "auto":
+        split = len(rows_of(label)) if label else None
     policy: Policy = "single" if plan.costed.machine.serial else placed
     # The placement is fixed, so there is nothing left to measure for.
     return dataclasses.replace(options, split=split, policy=policy, measure=False)
