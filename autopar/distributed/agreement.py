@@ -3,17 +3,15 @@ before the first step."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..ir.distribution import Distribution
 from ..ir.serialize import decode, encode
+from ..training.facts import code_digest
 from ..training.messages import Group, agree, made_by_first
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -73,7 +71,7 @@ def described(model: nn.Module) -> dict[str, str]:
     for path, module in model.named_modules():
         kind = type(module)
         if kind not in code:
-            code[kind] = _code(getattr(kind.forward, "__code__", None))
+            code[kind] = code_digest(getattr(kind.forward, "__code__", None))
         words = (
             f"{kind.__module__}.{kind.__qualname__}({_ADDRESS.sub('', module.extra_repr())})"
             f" in {'training' if module.training else 'evaluation'} with the code {code[kind]}"
@@ -90,14 +88,3 @@ def described(model: nn.Module) -> dict[str, str]:
             *([f"tied to {tied}"] if tied != name else []),
         ))  # fmt: skip
     return facts
-
-
-def _code(code: Any) -> str:
-    """Return a short digest of a function's bytecode, names and constants, without its file and lines."""
-
-    def parts(item: Any) -> Any:
-        if hasattr(item, "co_code"):
-            return [item.co_code.hex(), item.co_names, item.co_varnames, [*map(parts, item.co_consts)]]
-        return sorted(map(repr, item)) if isinstance(item, frozenset) else repr(item)
-
-    return hashlib.sha256(json.dumps(parts(code)).encode()).hexdigest()[:8] if code is not None else "of C"

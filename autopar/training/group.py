@@ -6,17 +6,20 @@ Parallel Training", VLDB 2020): in buckets in the order of the parameters, the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
+from .facts import criterion_facts, optimizer_facts, state_facts
+from .losses import Loss
 from .messages import agree
 from .updates import own
 
@@ -35,24 +38,35 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
     """The ranks over which a training step averages gradients, and the state that all share: rank 0's weights and
     buffers.
 
-    Construction and `average` are collectives: every rank of the group calls them. Raises CaptureError if a rank has
-    another model or other versions, DeviceError if the group's backend cannot send tensors of the model's devices.
+    Construction and `average` are collectives: every rank of the group calls them. Both raise CaptureError on every
+    rank if a rank has another model, optimizer, criterion or options, or other versions; `average` compares the
+    optimizer's settings and the trained parameters in each step, and its state in the first and after a load. Raises
+    DeviceError if the group's backend cannot send tensors of the model's devices.
 
+    options: the options of the step, by name.
     joined: this rank has no batches left and only shadows the steps of the others.
     """
 
-    def __init__(self, process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, process_group: Any, loss: Loss, optimizer: torch.optim.Optimizer, options: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         self.joined, self._by_all = False, True
         self.ranks = _ranks(process_group)
         self.size = dist.get_world_size(self.ranks)
-        self.loss, self.optimizer = loss, optimizer
+        self.loss, self.optimizer, self.options = loss, optimizer, options
         self._trained: list[torch.Tensor] = []
         self._buckets: list[list[torch.Tensor]] = []
         self._buffers: list[_Slot] = []
         self._seen: list[tuple[Any, int]] = []
         self._sizes: list[Any] = []
+        self._facts: dict[str, str] = {}
+        self._digest = b""
+        self._state: Any = None
+        """The optimizer's state of the last comparison, which a load replaces; None: not compared since the first
+        step."""
         self._agree(self._held())
+        self._state = None
 
     def _held(self) -> list[torch.Tensor]:
         """Return all tensors of the optimizer that may get a gradient."""
@@ -60,7 +74,8 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         return [each for group in groups for each in group["params"] if each.requires_grad]
 
     def _agree(self, held: Sequence[torch.Tensor]) -> None:
-        """Compare the versions and models of all ranks, and broadcast rank 0's weights and buffers."""
+        """Compare the versions and models of all ranks and what their steps go by, and broadcast rank 0's weights
+        and buffers."""
         wanted = set(map(id, held))
         named = [*self.loss.named_parameters(), *self.loss.named_buffers()]
         places: dict[torch.device, int] = {}
@@ -69,7 +84,10 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
             for name, each in named
         }
         facts |= {"the order of tensors": ", ".join(facts)}
-        agree(lambda: facts, self.ranks, CaptureError)
+        facts |= {name: repr(value) for name, value in self.options.items()}
+        facts |= criterion_facts(self.loss.function) | self._settings()
+        agree(lambda: facts | state_facts(self.optimizer, named), self.ranks, CaptureError)
+        self._state = self.optimizer.state
         modules = [*self.loss.modules()]
         self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
         self._share([each for _, each in named])
@@ -81,6 +99,28 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         self._seen = self._looked()
         self._sizes = [_size(each) for each, _ in self._seen]
 
+    def _settings(self) -> dict[str, str]:
+        names = {id(each): name for name, each in self.loss.named_parameters()}
+        return optimizer_facts(self.optimizer, names)
+
+    def _require_agreement(self) -> None:
+        """Compare the optimizers' settings and trained parameters over all ranks, by one all-reduce of some bytes; if
+        they differ, or a rank has loaded a state or replaced parameters, compare everything."""
+        facts = self._settings()
+        if facts != self._facts:
+            self._facts = facts
+            self._digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest()
+        held = self._held()
+        loaded = self.optimizer.state is not self._state
+        loaded = loaded or {id(each) for each in held} != {id(each) for each in self._trained}
+        # The largest byte of all ranks and the smallest are equal.
+        marks = [*self._digest, *(255 - byte for byte in self._digest), loaded]
+        found = torch.tensor(marks, dtype=torch.uint8, device=self.join_device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.ranks)
+        *largest, loaded = found.tolist()
+        if loaded or any(a + b != 255 for a, b in zip(largest[:8], largest[8:])):
+            self._agree(held)
+
     def average(self) -> None:
         """Replace each `.grad` by its mean over all ranks, with None as zeros; None if no rank has one.
 
@@ -89,9 +129,7 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         """
         if not self.joined and (notice := Join.notify_join_context(self)) is not None:
             notice.wait()
-        held = self._held()
-        if {id(each) for each in held} != {id(each) for each in self._trained}:
-            self._agree(held)
+        self._require_agreement()
         with torch.no_grad():
             looked = self._looked()
             changed = [
@@ -200,9 +238,11 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"
 
 
-def averaging(process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer) -> _Group | None:
+def averaging(
+    process_group: Any, loss: Loss, optimizer: torch.optim.Optimizer, options: Mapping[str, Any]
+) -> _Group | None:
     """Return the group over which a step averages gradients; None without a process group. A collective."""
-    return None if process_group is None else _Group(process_group, loss, optimizer)
+    return None if process_group is None else _Group(process_group, loss, optimizer, options)
 
 
 def _ranks(process_group: Any) -> dist.ProcessGroup:

@@ -76,6 +76,12 @@ class Loss(nn.Module):
         )
         """Names of the positional arguments."""
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The criterion or `step_fn` as the user gave it."""
+        found: Callable[..., Any] = self.rule.function[0] if isinstance(self.rule, _Rule) else self.rule
+        return found
+
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:

@@ -77,7 +77,8 @@ class TrainStep(Recorded):
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
         self._signatures = signatures(loss, optimizer, machine, options)
-        self.group = averaging(process_group, loss, optimizer)
+        agreed = {"clip_norm": clip_norm, "scaler": scaler and scaler.state_dict(), "autocast": autocast}
+        self.group = averaging(process_group, loss, optimizer, agreed)
         self._loss, _ = compiled(loss, self._signatures, True, None)
         self._lock = threading.RLock()
         self._adding = False
