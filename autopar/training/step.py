@@ -37,8 +37,9 @@ class TrainStep(Recorded):
 
     Equivalent to the plain loop, `loss.backward(); clip; optimizer.step(); optimizer.zero_grad()`: parameters, buffers
     and optimizer state are updated in the user's own objects. Parameters that the optimizer does not hold get no
-    gradient. A step that raises leaves all of them, and each `.grad`, unchanged, unless the optimizer's own `step()`
-    raises, which may have updated some of them.
+    gradient. A step that raises an error leaves all of them, and each `.grad`, unchanged, unless the optimizer's own
+    `step()` raises, which may have updated some of them. An interrupt (KeyboardInterrupt, or what another signal
+    handler raises) may fall between two updates, as in the plain loop: continue from a checkpoint.
 
     inputs: arguments of the model; a tuple is unpacked as positional arguments, a dict as keywords.
     targets: arguments of the criterion after the model's output.
@@ -80,8 +81,7 @@ class TrainStep(Recorded):
         agreed = {"clip_norm": clip_norm, "scaler": scaler and scaler.state_dict(), "autocast": autocast}
         self.group = averaging(process_group, loss, optimizer, agreed)
         self._loss, _ = compiled(loss, self._signatures, True, None)
-        self._lock = threading.RLock()
-        self._adding = False
+        self._lock, self._adding = threading.RLock(), False
         self._numbers: set[int] = set()
         """Numbers of arguments that the loss is known to take."""
 
