@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import __version__
 from .errors import AutoparError
+from .system.text import printable
 
 COMMANDS = ("demo", "doctor", "plan", "bench", "whatif")
 
@@ -45,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = demo if chosen.command == "demo" else import_module(f".cli.{chosen.command}", "autopar").main
         return int(run(arguments[split:]))
     except AutoparError as error:
-        # Names that the user chose may contain line breaks.
-        print(f"autopar {chosen.command}: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        # Names that the user chose may contain line breaks and control characters.
+        print(f"autopar {chosen.command}: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.filename is None:

@@ -21,7 +21,7 @@ class AutoparError(RuntimeError):
         # Printed and pickled as its base class.
         own = {
             "__module__": cls.__module__,
-            "__str__": BaseException.__str__,
+            "__str__": AutoparError.__str__,
             "__reduce__": lambda _: (cls, (text,)),
         }
         try:
@@ -33,6 +33,12 @@ class AutoparError(RuntimeError):
         made.args = (text,)
         vars(made).update(vars(error))
         return made
+
+    def __str__(self) -> str:
+        # A terminal would obey control characters in names that come from a file.
+        return "".join(
+            c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in BaseException.__str__(self)
+        )
 
 
 class CaptureError(AutoparError):

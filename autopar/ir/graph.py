@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import networkx
 
 from ..errors import PlanError
-from ..system.text import table
+from ..system.text import printable, table
 from .slices import Slice
 
 
@@ -160,8 +160,8 @@ class Task:
     @property
     def where(self) -> str:
         """Task, module path and source line as a phrase for messages."""
-        place = f" in {self.module}" if self.module else ""
-        return f"task {self.name!r} ({self.target}){place}" + (f" at {self.source}" if self.source else "")
+        place = (f" in {self.module}" if self.module else "") + (f" at {self.source}" if self.source else "")
+        return printable(f"task {self.name!r} ({self.target}){place}")
 
 
 def room(value: Value) -> int:

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from os import PathLike
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import networkx
 
-from ..system.text import percent, seconds, size, table
+from ..system.text import percent, printable, seconds, size, table
 from . import pictures, serialize
 from .costed import CostedGraph
 from .critical_path import Critical, critical
@@ -139,6 +140,21 @@ class Plan:
     def reason(self) -> Mapping[str, Reason]:
         """Reason of each cluster, by cluster name."""
         return _Named(self.reasons)
+
+    @cached_property
+    def printable(self) -> Plan:
+        """The plan as text shows it, with line breaks, control characters and changes of direction in names
+        escaped."""
+        graph = self.costed.graph
+        names = chain(
+            (graph.name, *self.costed.index, *self.costed.cluster),
+            *((task.name, task.module, task.source) for task in graph.tasks),
+            *((value.name, value.path) for value in graph.values),
+            (link.wire or "" for link in self.costed.machine.links),
+        )
+        if all(map(str.isprintable, names)):
+            return self
+        return serialize.decode(Plan, _printable(serialize.encode(self)))
 
     @cached_property
     def words(self) -> Words:
@@ -272,13 +288,13 @@ class Plan:
         return plan
 
     def __str__(self) -> str:
-        return self._table(self.steps)
+        return self.printable._table(self.printable.steps)
 
     def __repr__(self) -> str:
         """Return as many first rows of the table as fit on a screen."""
         more = len(self.steps) - SCREEN
         rest = f"\n… {more:,} more rows; print(plan) shows all, plan.draw('plan.html') draws them"
-        return self._table(self.steps[:SCREEN]) + (rest if more > 0 else "")
+        return self.printable._table(self.printable.steps[:SCREEN]) + (rest if more > 0 else "")
 
     def _repr_html_(self) -> str:
         return str(pictures.render("html", self))
@@ -304,6 +320,15 @@ class Plan:
             f"(gap {percent(self.gap)})"
         )
         return "\n".join(head) + "\n" + table(rows, right=(0, 1, 5))
+
+
+def _printable(data: Any) -> Any:
+    """Return JSON data with each text as a terminal may show it; different texts stay different."""
+    if isinstance(data, str):
+        return printable(data.replace("\\", r"\\"))
+    if isinstance(data, list):
+        return [_printable(item) for item in data]
+    return {key: _printable(item) for key, item in data.items()} if isinstance(data, dict) else data
 
 
 _Place: TypeAlias = tuple[float, int, int]

@@ -227,7 +227,7 @@ def _words(step: Step) -> list[str]:
 
 
 def _word(text: str) -> str:
-    plain = re.fullmatch(r"[^\s\"#]\S*", text) and text not in ("->", ":", "in")
+    plain = text.isprintable() and re.fullmatch(r"[^\s\"#]\S*", text) and text not in ("->", ":", "in")
     return text if plain else json.dumps(text)
 
 

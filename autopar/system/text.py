@@ -34,7 +34,7 @@ _WIDTH = 30
 def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
     """Format rows as aligned text, the first one a heading. Columns in `right` are right-aligned; long cells end in
     `…`."""
-    cells = [[clip(str(cell), widest) for cell in row] for row in rows]
+    cells = [[clip(printable(str(cell)), widest) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
@@ -45,6 +45,12 @@ def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: i
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Return text for one line of a terminal: line breaks, control characters and changes of direction escaped, as
+    names from a file may have them."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def clip(text: str, widest: int) -> str:

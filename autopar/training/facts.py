@@ -39,10 +39,20 @@ def state_facts(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor]])
     }
 
 
-def criterion_facts(function: Any) -> dict[str, str]:
-    """Return the class and plain settings of a criterion and its submodules; or a function's name, code and plain
-    arguments bound to it."""
-    facts = {}
+def step_facts(
+    function: Any,
+    *,
+    clip_norm: float | None,
+    scaler: torch.amp.GradScaler | None,
+    autocast: torch.dtype | None,
+) -> dict[str, str]:
+    """Return the options of a step; the class and plain settings of a criterion and its submodules, or a function's
+    name, code and plain arguments bound to it."""
+    facts = {
+        "clip_norm": repr(clip_norm),
+        "autocast": repr(autocast),
+        "the scaler": repr(scaler and scaler.state_dict()),
+    }
     for path, module in function.named_modules() if isinstance(function, nn.Module) else ():
         plain = (f"{key}={_text(value)}" for key, value in vars(module).items() if isinstance(value, _PLAIN))
         facts[f"the criterion{path and f' at {path}'}"] = f"{_named(module)}({', '.join(plain)})"

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
-from .facts import criterion_facts, optimizer_facts, state_facts
-from .losses import Loss
+from .facts import optimizer_facts, state_facts
 from .messages import agree
 from .updates import own
 
@@ -48,7 +48,11 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
     """
 
     def __init__(
-        self, process_group: Any, loss: Loss, optimizer: torch.optim.Optimizer, options: Mapping[str, Any]
+        self,
+        process_group: Any,
+        loss: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        options: Mapping[str, str],
     ) -> None:
         super().__init__()
         self.joined, self._by_all = False, True
@@ -65,29 +69,36 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         self._state: Any = None
         """The optimizer's state of the last comparison, which a load replaces; None: not compared since the first
         step."""
-        self._agree(self._held())
-        self._state = None
+        self._agree()
 
     def _held(self) -> list[torch.Tensor]:
         """Return all tensors of the optimizer that may get a gradient."""
         groups = self.optimizer.param_groups
         return [each for group in groups for each in group["params"] if each.requires_grad]
 
-    def _agree(self, held: Sequence[torch.Tensor]) -> None:
-        """Compare the versions and models of all ranks and what their steps go by, and broadcast rank 0's weights
-        and buffers."""
-        wanted = set(map(id, held))
-        named = [*self.loss.named_parameters(), *self.loss.named_buffers()]
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        return [*self.loss.named_parameters(), *self.loss.named_buffers()]
+
+    def _settings(self) -> dict[str, str]:
+        return optimizer_facts(
+            self.optimizer, {id(each): name for name, each in self.loss.named_parameters()}
+        )
+
+    def _compare(self) -> None:
+        """Compare the versions, models, optimizers and options of all ranks."""
+        named, wanted = self._named(), {id(each) for each in self._held()}
         places: dict[torch.device, int] = {}
         facts = {
             name: f"{each.dtype} {[*each.shape]} on {_place(each, places)}{', trained' * (id(each) in wanted)}"
             for name, each in named
         }
-        facts |= {"the order of tensors": ", ".join(facts)}
-        facts |= {name: repr(value) for name, value in self.options.items()}
-        facts |= criterion_facts(self.loss.function) | self._settings()
+        facts |= {"the order of tensors": ", ".join(facts), **self.options, **self._settings()}
         agree(lambda: facts | state_facts(self.optimizer, named), self.ranks, CaptureError)
-        self._state = self.optimizer.state
+
+    def _agree(self) -> None:
+        """Compare all ranks, and broadcast rank 0's weights and buffers."""
+        self._compare()
+        named, wanted = self._named(), {id(each) for each in self._held()}
         modules = [*self.loss.modules()]
         self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
         self._share([each for _, each in named])
@@ -99,27 +110,25 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         self._seen = self._looked()
         self._sizes = [_size(each) for each, _ in self._seen]
 
-    def _settings(self) -> dict[str, str]:
-        names = {id(each): name for name, each in self.loss.named_parameters()}
-        return optimizer_facts(self.optimizer, names)
-
     def _require_agreement(self) -> None:
         """Compare the optimizers' settings and trained parameters over all ranks, by one all-reduce of some bytes; if
-        they differ, or a rank has loaded a state or replaced parameters, compare everything."""
+        they differ, or a rank has loaded a state or trains other parameters than before, compare everything."""
         facts = self._settings()
         if facts != self._facts:
             self._facts = facts
             self._digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest()
-        held = self._held()
         loaded = self.optimizer.state is not self._state
-        loaded = loaded or {id(each) for each in held} != {id(each) for each in self._trained}
-        # The largest byte of all ranks and the smallest are equal.
-        marks = [*self._digest, *(255 - byte for byte in self._digest), loaded]
+        others = {id(each) for each in self._held()} != {id(each) for each in self._trained}
+        # Where all ranks have the same byte, its maximum and that of its complement add up to 255.
+        marks = [*self._digest, *(255 - byte for byte in self._digest), loaded, others]
         found = torch.tensor(marks, dtype=torch.uint8, device=self.join_device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.ranks)
-        *largest, loaded = found.tolist()
-        if loaded or any(a + b != 255 for a, b in zip(largest[:8], largest[8:])):
-            self._agree(held)
+        *largest, loaded, others = found.tolist()
+        if others:
+            self._agree()
+        elif loaded or any(a + b != 255 for a, b in zip(largest[:8], largest[8:])):
+            self._compare()
+        self._state = self.optimizer.state
 
     def average(self) -> None:
         """Replace each `.grad` by its mean over all ranks, with None as zeros; None if no rank has one.
@@ -239,7 +248,7 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
 
 
 def averaging(
-    process_group: Any, loss: Loss, optimizer: torch.optim.Optimizer, options: Mapping[str, Any]
+    process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer, options: Mapping[str, str]
 ) -> _Group | None:
     """Return the group over which a step averages gradients; None without a process group. A collective."""
     return None if process_group is None else _Group(process_group, loss, optimizer, options)

@@ -26,6 +26,7 @@ from ..pipeline.options import Options
 from ..pipeline.stages import Prepared
 from ..runtime.record import Recorded
 from ..runtime.tuned import wait_for
+from .facts import step_facts
 from .group import averaging
 from .losses import Loss, in_rule, refused
 from .signatures import Programs, Take, signatures
@@ -78,7 +79,7 @@ class TrainStep(Recorded):
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
         self._signatures = signatures(loss, optimizer, machine, options)
-        agreed = {"clip_norm": clip_norm, "scaler": scaler and scaler.state_dict(), "autocast": autocast}
+        agreed = step_facts(loss.function, clip_norm, scaler, autocast)
         self.group = averaging(process_group, loss, optimizer, agreed)
         self._loss, _ = compiled(loss, self._signatures, True, None)
         self._lock, self._adding = threading.RLock(), False
@@ -111,8 +112,7 @@ class TrainStep(Recorded):
 
     def _called(self, batch: tuple[Any, ...], take: Take, programs: Programs | None) -> Any:
         """Return the result of the loss function, whose graph is served by `take`."""
-        batch, name = self._arguments(batch), type(self.loss).__name__
-        refused.text = ""
+        batch, name, refused.text = self._arguments(batch), type(self.loss).__name__, ""
         try:
             casts, served = casting.on(batch, self.autocast), self._signatures.taking(take, programs)
             with torch.enable_grad(), casts, served:

@@ -76,6 +76,7 @@ def text_chart(plan: Plan) -> str:
     A line is one slice of time. A box shows the cluster that fills most of the slice, with `+2` for two hidden ones;
     transfers are on the line of their start.
     """
+    plan = plan.printable
     machine = plan.costed.machine
     title = f"{plan.costed.graph.name} by {plan.policy}" + (f"  [{machine.label}]" if machine.label else "")
     gap = f"lower bound {seconds(plan.lower_bound)} (gap {percent(plan.gap)})" if plan.lower_bound else ""

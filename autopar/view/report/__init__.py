@@ -44,6 +44,7 @@ def explain(
     measured_single: measured seconds of the best single device.
     notes: sentences of the caller, shown below the head.
     """
+    plan = plan.printable
     costed, machine = plan.costed, plan.costed.machine
     timed = timeline if timeline and not timeline.needs_slow_down else None
     count = counted(len(costed.graph.tasks), "task")

@@ -20,11 +20,13 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
 
     Raises PlanError for a name that no cluster has.
     """
-    found = plan.critical
     chosen: dict[str, None] = {}
+    shown = dict(zip(plan.place, plan.printable.place))
     for name in names:
         complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
-        chosen |= dict.fromkeys(meant(name, plan.place, complaint))
+        chosen |= dict.fromkeys(shown[cluster] for cluster in meant(name, plan.place, complaint))
+    plan = plan.printable
+    found = plan.critical
     blocks = []
     for cluster in sorted(chosen, key=lambda cluster: found.number[cluster]):
         step, number = plan.place[cluster], found.number[cluster]
