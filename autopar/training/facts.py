@@ -41,7 +41,6 @@ def state_facts(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor]])
 
 def step_facts(
     function: Any,
-    *,
     clip_norm: float | None,
     scaler: torch.amp.GradScaler | None,
     autocast: torch.dtype | None,
