@@ -33,7 +33,7 @@ def state_facts(optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor]])
     """Return a checksum of the bits of each tensor in the state of an optimizer, equal for equal tensors on any
     device, and the text of all else."""
     return {
-        f"the optimizer's {key} of {name}": _text(value)
+        f"{key} of {name} in the optimizer's state": _text(value)
         for name, parameter in named
         for key, value in optimizer.state.get(parameter, {}).items()
     }
