@@ -34,6 +34,7 @@ class Captured:
     open: the symbol of each open number of the graph, by place; None if it holds for one call's sizes only.
     sizes: the numbers for these symbols in the call.
     extents: sizes of the region's values in the call of `graph`, and products of the leading sizes of each.
+    reread: state that eager's backward reads itself, and not by a view or a copy made in the forward.
 
     `flatten` and `rebuild` handle the call without tangents and gradients.
     """
@@ -52,6 +53,7 @@ class Captured:
     open: tuple[torch.SymInt | torch.SymFloat, ...] | None = None
     sizes: tuple[float, ...] = ()
     extents: tuple[int, ...] = ()
+    reread: frozenset[str] = frozenset()
 
     def kernels_trusted(self) -> Captured:
         """Return the capture for a program without transfers and rejoins. Its kernels give eager's strides

@@ -87,6 +87,8 @@ class _Conversion:
             place for place, result in enumerate(region.results) if isinstance(result.fake, torch.Tensor)
         ]
         outputs, same = self.returned(tensors, names, updated)
+        behind = set(region.backward)
+        reread = (name for name, node in zip(names, traced.inputs) if not behind.isdisjoint(node.users))
         made = dict(traced.gradients)
         gradients = tuple((names[index], self.keep(made[index])) for index in region.by_parameter(made))
         read = {value for task in self.tasks for value in task.inputs} | {*outputs, *updated}
@@ -117,6 +119,7 @@ class _Conversion:
             open=None if self.fixed else symbols,
             sizes=tuple(map(at, symbols)),
             extents=extents(region, at),
+            reread=frozenset(reread),
             **results(region, at),
         )
 

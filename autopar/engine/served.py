@@ -31,7 +31,7 @@ from ..pipeline.eager_check import Eager, wanted
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, plan_captured, prepare, proved, rewritten, timed
 from ..pipeline.would_fit import advised
-from ..runtime.autograd_bridge import Written
+from ..runtime.autograd_bridge import Written, placed
 from ..runtime.thread_state import alone_with, unseen
 from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
@@ -389,9 +389,11 @@ class Served:
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
 
 
-def _versions(args: Sequence[Any]) -> list[int]:
-    """Return the versions of the tensors among the arguments of a call; those of inference mode have none."""
-    return [-1 if item.is_inference() else item._version for item in args if isinstance(item, torch.Tensor)]
+def _versions(args: Sequence[Any]) -> list[Any]:
+    """Return the versions and places of the tensors among the arguments of a call; those of inference mode have no
+    version."""
+    tensors = [item for item in args if isinstance(item, torch.Tensor)]
+    return [(-1 if item.is_inference() else item._version, placed(item)) for item in tensors]
 
 
 def _whole(prepared: Planned) -> Plan:

@@ -30,15 +30,15 @@ class _Bridge(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         """Return the outputs of the forward half, and save what its backward needs."""
         ctx.set_materialize_grads(False)
-        outputs, saved, watched = halved.ahead(inputs)
+        outputs, saved, held = halved.ahead(inputs)
         ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
         # Keep the tensors themselves, since saved-tensor hooks may return copies.
-        ctx.watched = watched
-        ctx.save_for_backward(*saved, *watched)
+        ctx.held = held
+        ctx.save_for_backward(*saved, *(tensor for tensor, _ in held))
         # A copy of a tape has no graph.
         ctx.drawn = drawn(saved) if packs_saved() else {}
         # Without saved values, autograd allows another backward.
-        ctx.once = bool(saved or watched)
+        ctx.once = bool(saved or held)
         smooth = {id(tensor) for tensor in halved.smooth(outputs)}
         # Autograd would give a gradient to any view of an output that has one.
         outputs = [
@@ -60,7 +60,7 @@ class _Bridge(torch.autograd.Function):
         made = _Bridge.gradients(ctx, saved, tangents)
         if ctx.once and not keeps_graph():
             # Released like the saved values: a loss that is kept for a log would keep the inputs of its call.
-            ctx.written = ctx.leaves = None
+            ctx.written = ctx.leaves = ctx.held = None
             ctx.drawn = {}
         return None, None, None, *made
 
@@ -74,7 +74,7 @@ class _Bridge(torch.autograd.Function):
             if found is not None:
                 return found
         with torch.no_grad():
-            gradients = ctx.halved.back(saved, ctx.watched, tangents)
+            gradients = ctx.halved.back(saved, ctx.held, tangents)
         if torch.is_grad_enabled():
             gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
         return gradients
@@ -94,6 +94,13 @@ def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[t
         return None
     outputs, given = zip(*ctx.halved.paired(made, tangents))
     return torch.autograd.grad(outputs, copies, given, create_graph=True, allow_unused=True)
+
+
+def placed(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return a key that a dense tensor shares with an alias of it until its memory is replaced."""
+    if tensor.layout is not torch.strided:
+        return ()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
 def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:

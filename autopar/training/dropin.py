@@ -13,10 +13,9 @@ plan. If they exceed a cap, the whole is planned again with the cap reduced by t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -41,11 +40,10 @@ from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
 from ..transform.divide import closed
 from .halves import STANDING, Halves
+from .held_state import Held, HeldState
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
 """Returns the list that takes timelines of calls; None: they are not recorded."""
-
-_ABSENT = object()
 
 _TIGHTENED = 6
 """Limit on the plans of a joint graph, each with tighter caps, until both halves fit."""
@@ -73,15 +71,13 @@ class Training:
         exclusive: Callable[[], AbstractContextManager[Any]],
         kernels: str = "eager",
     ) -> None:
-        self.exclusive, self.kernels = exclusive, kernels
+        self.kernels = kernels
         self.halves, self.pool, self.recorder = halves, pool, recorder
         self.repeatable = not captured.stateful
         """True if a call could be repeated with the same result."""
         self.slow_down = halves.joint.costed.machine.slow_down
-        names, state = captured.graph.outputs, captured.state
-        self._watched: list[tuple[Any, str]] = [
-            state[name] for name in halves.backward_graph.state if name in state
-        ]
+        names = captured.graph.outputs
+        self._state = HeldState(captured, halves.backward_graph, exclusive)
         self._first = {names[index]: name for name, index in reversed(captured.tangents)}
         self._origin: Training | None = None
         """The `Training` made for other sizes whose programs this one shares."""
@@ -211,19 +207,19 @@ class Training:
 
     def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Return outputs and gradients of one call for tangents given by name, without autograd."""
-        outputs, saved, watched = self.ahead(inputs)
+        outputs, saved, held = self.ahead(inputs)
         given = [tangents.get(self._first.get(name, "")) for name in self.halves.names]
         found = dict(zip(self.halves.names, outputs))
-        return [found[name] for name in self.halves.outputs], self.back(saved, watched, given)
+        return [found[name] for name in self.halves.outputs], self.back(saved, held, given)
 
-    def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Held]]:
         """Run one forward; return its outputs, each object once, its saved values, and the state its backward will
         read."""
         settled = self.forward.program.keeps and self.executor.current()
         prepared = self.again if settled else self.forward
         results = self._executed(prepared, inputs)
         values = dict(zip(self.halves.outputs, results))
-        watched = [owner[key] for owner, key in self._watched]
+        held = self._state.taken()
         saved = results[len(self.halves.outputs) :]
         # If an output were a view of a weight, writes to it would change the weight unseen by autograd.
         given = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
@@ -233,7 +229,7 @@ class Training:
         if settle(outputs, strides, self.captured.home.type):
             # `settle` makes a tensor with gaps between its elements as a view.
             outputs = own(outputs, given, saved)
-        return outputs, saved, watched
+        return outputs, saved, held
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the outputs that have a gradient."""
@@ -246,7 +242,7 @@ class Training:
         made, pairs = dict(zip(self.halves.outputs, outputs)), zip(self.halves.names, tangents)
         return [(made[n], tangent) for n, tangent in pairs if n in self._first and tangent is not None]
 
-    def back(self, saved: Sequence[Any], watched: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    def back(self, saved: Sequence[Any], held: Sequence[Held], tangents: Sequence[Any]) -> list[Any]:
         """Return the gradient of each leaf for what `ahead` returned; None if only None tangents reach it."""
         given = {
             self._first[name]: tangent
@@ -257,28 +253,9 @@ class Training:
         prepared, wanted = self.backward(live)
         values = {**dict(zip(self.halves.saved, saved)), **given}
         read = [values[name] for name in prepared.plan.costed.graph.inputs]
-        with self._state(watched):
+        with self._state.restored(held):
             made = iter(self._executed(prepared, read))
         return [next(made) if has else None for has in wanted]
-
-    @contextlib.contextmanager
-    def _state(self, tensors: Sequence[Any]) -> Iterator[None]:
-        """Within the block, let the backward read `tensors` as its state, even if others have taken their
-        place since the forward, as at the end of `torch.func.functional_call`."""
-        if all(owner.get(key) is tensor for (owner, key), tensor in zip(self._watched, tensors)):
-            yield
-            return
-        with self.exclusive():
-            replaced = [(owner, key, owner.get(key, _ABSENT)) for owner, key in self._watched]
-            try:
-                for (owner, key), tensor in zip(self._watched, tensors):
-                    owner[key] = tensor
-                yield
-            finally:
-                for owner, key, tensor in replaced:
-                    owner[key] = tensor
-                    if tensor is _ABSENT:
-                        del owner[key]
 
     def _executed(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
         calls = self.recorder()
