@@ -37,7 +37,8 @@ def _sum(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     if not others:
         return first.clone()
     second, *others = others
-    total = first + second
+    # With the strides of the summands, also along axes of one element.
+    total = torch.add(first, second, out=torch.empty_like(first))
     for part in others:
         total += part
     return total

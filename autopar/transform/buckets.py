@@ -114,7 +114,8 @@ def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tup
     value, summands = graph.value[task.outputs[0]], _summands(task)
     makers = [graph.producer.get(name, "") for name in summands]
     parts = tuple(graph.task[maker].part if maker else "" for maker in makers)
-    if not 0 < value.bytes < nbytes or value.storage != value.name:
+    # A flat value holds its elements in row-major order.
+    if not 0 < value.bytes < nbytes or value.storage != value.name or value.order:
         return (), ()
     if len(set(summands)) < len(makers) or not all(parts):
         return (), ()
