@@ -252,6 +252,10 @@ class Region:
             return False
         return True
 
+    def constant(self, args: Sequence[Any]) -> list[Any]:
+        """Return the state of a call that it does not change."""
+        return [args[at] for at, _, _ in self.state_at if at not in self._changed]
+
     def move(self, args: Sequence[Any]) -> bool:
         """Replace the region's state by that of this call if they differ only in `held`, outside modules;
         return whether they do. Calls are then serialised."""

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, Done, ProgramCache, Short, again
+from ..pipeline.check_wanted import wanted
 from ..pipeline.compare import Snapshot
-from ..pipeline.eager_check import Eager, wanted
+from ..pipeline.eager_check import Eager
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, plan_captured, prepare, proved, rewritten, timed
 from ..pipeline.would_fit import advised
@@ -37,7 +39,7 @@ from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..training.dropin import Training, plan_training
 from .backend import Backend, Planned
-from .model_check import answer, asked
+from .model_check import answer, asked, compared
 from .twins import owners, twin_of
 
 log = logging.getLogger("autopar")
@@ -352,27 +354,34 @@ class Served:
                     exact = rewritten(captured_at(self.region, args, False), self.backend.options)
                     captured = replace(exact, strides=captured.strides)
                 eager: list[Snapshot] = []
+                before = self._state(args)
                 if call is not None and not call.expected:
                     # The model itself answers the user's call, for `judge` to compare with the placed answer.
                     eager.append(Snapshot(captured, args))
                     with self.backend.unrecorded(), unseen():
-                        answer(call, eager[0])
+                        answer(call, eager[0], partial(self._doubt, key))
+                    before = before if self._state(args) == before else None
                 reference = None
                 if isinstance(prepared, Training):
-                    self._differentiated(prepared, captured, args)
+                    outputs = self._differentiated(prepared, captured, args)
                 else:
                     eager.append(
                         reference := Eager(captured, self.module, args, machine=self.backend.machine)
                     )
+                    outputs = reference.outputs
                 output = self.run(prepared, args)
-                if key not in self._disturbed and not all(each.comparable() for each in eager):
-                    self._disturbed.add(key)
+                # Other threads may change the model, or draw numbers, during the check.
+                changed = before is None or self._state(args) != before
+                if changed or (key not in self._disturbed and not all(each.comparable() for each in eager)):
                     self.unchecked.add(key)
+                    if not changed:
+                        self._disturbed.add(key)
                     if call is not None:
                         call.expected.clear()
                 else:
                     if reference is not None:
                         reference.judge(pytree.tree_leaves(output))
+                    compared(call, output, outputs)
                     self.right += 1
                 return output if reference is None else reference.settled(output)
         except AutoparError:
@@ -380,13 +389,23 @@ class Served:
             self.forget(key)
             raise
 
-    def _differentiated(self, prepared: Training, captured: Captured, args: Sequence[Any]) -> None:
-        """Compare outputs and gradients of a call with those of the captured graph in eager."""
+    def _doubt(self, key: Hashable) -> None:
+        """Compare the next call of these sizes with eager again."""
+        self.right = 0
+        self.unchecked.add(key)
+
+    def _state(self, args: Sequence[Any]) -> list[Any] | None:
+        """Return a key of the state of a call; None if the model holds other state by now."""
+        return None if self.region.elsewhere(args) else _versions(self.region.constant(args))
+
+    def _differentiated(self, prepared: Training, captured: Captured, args: Sequence[Any]) -> list[Any]:
+        """Compare outputs and gradients of a call with those of the captured graph in eager; return eager's outputs."""
         with self.backend.unrecorded(), unseen():
             weights = self.region.weights(args)
             eager = Eager(captured, self.module, args, weights, machine=self.backend.machine)
             with eager.restored():
                 eager.judge(*prepared.tried(eager.tensors, eager.tangents))
+        return eager.outputs
 
 
 def _versions(args: Sequence[Any]) -> list[Any]:

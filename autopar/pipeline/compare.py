@@ -59,6 +59,18 @@ def error(found: Any, reference: Any, floor: float = 0.0) -> float:
     return delta / scale if scale else (0.0 if delta == 0 else float("inf"))
 
 
+def distance(found: Any, reference: Any) -> float:
+    """Return max|Δ| of two floating-point tensors; inf if one is not finite, or shape, dtype or kind differ."""
+    if not isinstance(reference, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return float("inf")
+    if (found.shape, found.dtype) != (reference.shape, reference.dtype) or reference.dtype not in LIMIT:
+        return float("inf")
+    if not reference.numel():
+        return 0.0
+    delta = float((widen(found.detach()) - widen(reference.detach()).to(found.device)).abs().max())
+    return delta if delta == delta else float("inf")
+
+
 def difference(found: Any, reference: Any, allowed: float) -> str:
     """Return the difference of two results as text: kind, dtype or shape, or the error and the tolerance `allowed`."""
     for ours, eager in zip(_form(found), _form(reference)):

@@ -18,16 +18,14 @@ from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
 from ..capture.eager_form import unprinted
 from ..errors import DifferenceError
-from ..ir.graph import LOCAL
 from ..ir.machine import Machine
-from ..ir.plan import Plan
-from ..system.text import seconds
 from .compare import (
     LIMIT,
     Snapshot,
     apart,
     coarse,
     difference,
+    distance,
     error,
     generators,
     interpret,
@@ -38,12 +36,9 @@ from .compare import (
     rounded,
     widen,
 )
-from .options import Options
+from .rounding import spread
 
 log = logging.getLogger("autopar")
-
-LONGEST_S = 10.0
-"""Predicted seconds on one device above which the first check does not run eager."""
 
 FLOOR = 1e-3
 """The error of a gradient, or of a buffer's new value in training, is relative to its own largest entry, but at least
@@ -53,6 +48,9 @@ front of a BatchNorm, the mean of its result) consists of rounding alone."""
 SHAKEN = 64
 """Factor on the change caused by perturbing the weights' last bits; a difference from eager up to it is
 rounding."""
+
+ROUNDINGS = 8
+"""Factor on the change of a result by other roundings; a difference from eager up to it is rounding."""
 
 _EMPTY = re.compile(r"aten\.(new_)?empty(_\w+)?\.")
 """Operators that allocate memory without writing to it."""
@@ -174,9 +172,13 @@ class Eager(Snapshot):
             return
         wide = self.in_double()
         shaken: dict[str, Any] | None = None
+        noise: dict[str, float] | None = None
         named = {f"output {i}": graph.producer.get(name, "") for i, name in enumerate(graph.outputs)}
         for what, a, b, least in wrong:
             if no_worse(a, b, wide.get(what), least):
+                continue
+            noise = self.rounding() if noise is None else noise
+            if distance(a, b) <= ROUNDINGS * noise.get(what, 0.0) < float("inf"):
                 continue
             if self.differentiated:
                 shaken = self.shaken() if shaken is None else shaken
@@ -241,6 +243,33 @@ class Eager(Snapshot):
             return _alike(made, leaf)
 
         return self._retold("of its rounding", shaken, lambda model: model)
+
+    def rounding(self) -> dict[str, float]:
+        """Return the largest change of each result by other roundings; empty if it cannot be told."""
+        graph = self.captured.graph
+        names = {f"output {index}": name for index, name in enumerate(self._compared()) if name}
+        names |= {graph.value[target].path: made for made, target in graph.updates}
+        names |= {f"the gradient of {graph.value[leaf].path}": name for leaf, name in self.captured.gradients}
+        start = {name: self.before.get(name, tensor) for name, tensor in self.live().items()}
+        start |= self.tangents if self.differentiated else {}
+        now = generators()
+        try:
+            moved = spread(self.captured, start, names.values(), lambda: restore(self.random))
+        except Exception as failure:
+            log.info("no estimate of rounding: %s", failure)
+            return {}
+        finally:
+            restore(now)
+        return {what: moved[name] for what, name in names.items()}
+
+    def _compared(self) -> list[str]:
+        """Return the values of the graph that are compared as outputs, in order."""
+        graph = self.captured.graph
+        names = graph.outputs[: len(graph.outputs) - len(self.captured.gradients)]
+        made = iter(names)
+        if self.differentiated:
+            return [name for name in names if graph.value[name].dtype != "object"]
+        return [next(made) if isinstance(leaf, torch.Tensor) else "" for leaf in self.outputs]
 
     def _retold(
         self, what: str, leaf: Callable[[str, Any], Any], make: Callable[[Any], Any]
@@ -350,40 +379,3 @@ def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | Non
             log.info("output %d has the strides %s in eager, %s as traced", place, wanted, leaf.stride())
             captured.strides[index], leaves[place], told = wanted, laid(leaf, wanted), True
     return told
-
-
-def wanted(plan: Plan, halves: Sequence[Plan], captured: Captured, options: Options) -> bool:
-    """Return True if a first run can, and by its options should, be compared with eager; else log why not.
-    `halves`: the plans that run for `plan`."""
-    machine = plan.costed.machine
-    alone_s = dict(plan.singles).get(machine.host, 0.0)
-    devices = next(filter(None, (_drawn_elsewhere(half, str(captured.home)) for half in halves)), set())
-    if options.batch_norm == "per_part" and plan.costed.graph.split:
-        why = 'eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
-    elif devices:
-        generators = f"the generators of {', '.join(sorted(devices))}"
-        why = f"random numbers come from {generators}, in the order of the plan; eager's are those of {captured.home}"
-    elif options.check == "always":
-        return True
-    elif alone_s is None:
-        why = f'eager does not fit on {machine.host} alone; check="always" insists'
-    elif machine.clock == "real" and alone_s > LONGEST_S:
-        why = f'eager would take about {seconds(alone_s)}; check="always" insists'
-    else:
-        return True
-    log.info("check skipped: %s", why)
-    return False
-
-
-def _drawn_elsewhere(plan: Plan, home: str) -> set[str]:
-    """Return the torch devices that draw random numbers if these numbers differ from eager's on `home`:
-    because of other generators, parts that draw independently, or another order."""
-    costed = plan.costed
-    drawing = [task.name for task in costed.graph.tasks if task.random == LOCAL]
-    order = [name for placed in plan.placed for name in costed.cluster[placed.cluster].tasks]
-    place = costed.machine.device
-    devices = {place[plan.place[costed.cluster_of[name]].device].torch_device for name in drawing}
-    parts = any(costed.graph.task[name].part for name in drawing)
-    drawn = set(drawing)
-    alike = not parts and devices <= {home} and [name for name in order if name in drawn] == drawing
-    return set() if alike else devices

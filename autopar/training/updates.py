@@ -18,8 +18,9 @@ from ..errors import DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import CHECKED, again
+from ..pipeline.check_wanted import wanted
 from ..pipeline.compare import Snapshot
-from ..pipeline.eager_check import Eager, wanted
+from ..pipeline.eager_check import Eager
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, bind, plan_captured, proved, timed
 from ..pipeline.would_fit import advised
