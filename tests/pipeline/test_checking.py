@@ -60,6 +60,29 @@ def test_float64_lets_rounding_through_and_nothing_else(wrong):
         reference.judge([other])
 
 
+@pytest.mark.parametrize("wrong", [0.0, 1e-6])
+def test_a_result_that_is_zero_but_for_rounding_is_judged_by_what_went_into_it(wrong):
+    class Centred(nn.Module):
+        def forward(self, x):
+            x = x - x.mean(1, keepdim=True)
+            return x, x.mean((1, 2))
+
+    def flipped(x):
+        return x.flip(2).mean((1, 2)) + wrong
+
+    torch.manual_seed(0)
+    model, refused = Centred(), 0
+    for _ in range(20):
+        x = torch.randn(1, 7, 4)
+        graph, prepared, args = served(model, x)
+        centred = model(x)[0]
+        try:
+            Eager(prepared.captured, graph.module, args).judge([centred, flipped(centred)])
+        except autopar.DifferenceError:
+            refused += 1
+    assert refused == (20 if wrong else 0)
+
+
 class Norm(nn.Module):
     def __init__(self):
         super().__init__()
