@@ -8,7 +8,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -30,7 +30,8 @@ try:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import eval_frame as _eval_frame
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-    from torch._dynamo.guards import GuardManagerType
+    from torch._dynamo.guards import GuardBuilder, GuardManagerType, install_guard
+    from torch._dynamo.source import AttrSource, TypeSource
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
     from torch._dynamo.utils import counters, graph_break_reasons
@@ -171,6 +172,26 @@ def effects() -> list[Store] | None:
     return None if found.tensor_hooks else stores
 
 
+def guard_methods() -> None:
+    """Let Dynamo guard the methods that the call under capture in this thread has run, as their classes hold them.
+
+    Dynamo guards the classes of objects, and the constants of a class, but not its functions.
+    """
+    output = InstructionTranslator.current_tx().output
+    run, kinds = {*output.tracing_context.traced_code}, set[type]()
+    for item in output.side_effects.id_to_variable.values():
+        kind, source = type(getattr(item, "value", None)), getattr(item, "source", None)
+        if source is None or kind in kinds:
+            continue
+        kinds.add(kind)
+        held = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+        for name, value in held.items():
+            if isinstance(value, FunctionType) and (value.__code__ in run or name == "__call__"):
+                at = AttrSource(TypeSource(source), name)
+                # A function that is replaced, and one whose code is, as by autoreload in notebooks.
+                install_guard(*map(at.make_guard, (GuardBuilder.ID_MATCH, GuardBuilder.CLOSURE_MATCH)))
+
+
 def outermost() -> bool:
     """Return True if the frame under capture in this thread is a call made by `compiled`, not an inner
     function or the rest after a graph break."""
@@ -217,6 +238,7 @@ def compiled(
     own = weakref.ref(backend)
 
     def entered(module: fx.GraphModule, examples: list[Any], **options: Any) -> Any:
+        guard_methods()
         # Dynamo never releases a backend, hence the weak reference.
         return own()(module, examples, **options)  # type: ignore[misc]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from ..capture.dynamo_private import guard_methods
 from ..errors import PlanError
 from .api import compile, prepared
 from .backend import Backend
@@ -37,6 +38,7 @@ def autopar(
     if mode is not None:
         raise PlanError(f'backend="autopar" has no mode={mode!r}; give options={{"policy": …, "split": …}}')
     made = backend(options or {})
+    guard_methods()
     call = made(module, examples)
     # The call alone keeps the backend alive.
     vars(call)["backend"] = made

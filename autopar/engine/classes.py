@@ -41,14 +41,12 @@ def _mixed(form: type[Any], kind: type[nn.Module], shown: type) -> type[Any]:
         "__qualname__": shown.__qualname__,
         "__new__": plain,
     }
-    written = inspect.getattr_static(kind, "forward")
     # The forward of a scripted module is not a Python function.
-    if inspect.isfunction(written):
-        own["forward"] = _Forward(form.forward, written)
+    if inspect.isfunction(inspect.getattr_static(kind, "forward")):
+        own["forward"] = _Forward(form.forward, kind)
     for name in _computing(kind):
-        method = inspect.getattr_static(kind, name, None)
-        if inspect.isfunction(method):
-            own.setdefault(name, _counted(name, method))
+        if inspect.isfunction(inspect.getattr_static(kind, name, None)):
+            own.setdefault(name, _counted(name, kind))
     return types.new_class(shown.__name__, (form, kind), exec_body=lambda names: names.update(own))
 
 
@@ -59,10 +57,10 @@ class _Forward:
     library sets a wrapper in its place, a call of the model runs that, and that runs the model's forward.
     """
 
-    def __init__(self, called: Callable[..., Any], written: Callable[..., Any]) -> None:
-        @functools.wraps(written)
+    def __init__(self, called: Callable[..., Any], kind: type[nn.Module]) -> None:
+        @functools.wraps(kind.forward)
         def forward(fast: Any, *args: Any, **kwargs: Any) -> Any:
-            chosen = written if "forward" in fast.__dict__ else called
+            chosen = kind.forward if "forward" in fast.__dict__ else called
             return chosen(fast, *args, **kwargs)
 
         self.forward = forward
@@ -109,11 +107,13 @@ _within = threading.local()
 """`method` is set inside a counted method, so that its inner calls are not counted again."""
 
 
-def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method to count calls with tensors that never call the module as not placed."""
+def _counted(name: str, kind: type[nn.Module]) -> Callable[..., Any]:
+    """Wrap a method of a class to count calls with tensors that never call the module as not placed."""
 
-    @functools.wraps(written)
+    @functools.wraps(getattr(kind, name))
     def method(fast: Any, *args: Any, **kwargs: Any) -> Any:
+        # The class may have got another one since.
+        written = getattr(kind, name)
         tensors = name in STEPS or any(isinstance(item, torch.Tensor) for item in (*args, *kwargs.values()))
         if torch.compiler.is_dynamo_compiling() or getattr(_within, "method", False) or not tensors:
             return written(fast, *args, **kwargs)
@@ -126,9 +126,8 @@ def _counted(name: str, written: Callable[..., Any]) -> Callable[..., Any]:
             _within.method = False
         # If parts of the module are compiled themselves, the call may have been placed by these.
         if placement.backend.calls == before and not any(map(_compiled, placement.model.modules())):
-            kind = type(fast).__name__
             placement.unplaced(
-                f"{name} calls parts of {kind}, not the module itself: let it call self(…), or compile "
+                f"{name} calls parts of {type(fast).__name__}, not the module itself: let it call self(…), or compile "
                 + (
                     "the part where the module is made, self.net = autopar.compile(net, devices)"
                     if name in STEPS
