@@ -87,6 +87,17 @@ def strides_of(item: Any) -> Strides | None:
     return tuple(item.stride()) if strided else None
 
 
+def reading(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the address of the memory of a tensor and what decides how it is read; () for layouts without strides.
+
+    `tensor.data = …` may change any of this and leaves no other trace.
+    """
+    if tensor.layout is not torch.strided:
+        return ()
+    bits = tensor.is_neg(), tensor.is_conj()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, *bits
+
+
 def alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Return True if a tensor has these strides along all axes of more than one element."""
     found = tensor.stride()
@@ -151,23 +162,23 @@ class _Sliced(Mapping[str, Any]):
     """The owner of a slice of the tensor `owner[key]`: a view of it under the same key.
 
     The view shares its version counter with the tensor, so each shows changes of the other. It is made anew
-    only if the tensor or its memory is replaced.
+    only if the tensor, its memory or how this is read is replaced.
     """
 
     def __init__(self, owner: Mapping[str, Any], key: str, part: Slice) -> None:
         self.owner, self.key, self.part = owner, key, part
         self._whole: Any = None
         self._view: Any = None
-        self._memory = -1
+        self._reading: tuple[Any, ...] = ()
 
     def __getitem__(self, key: str) -> torch.Tensor:
         whole = self.owner[key]
-        memory = whole.data_ptr()
-        if whole is not self._whole or memory != self._memory:
+        read = reading(whole)
+        if whole is not self._whole or read != self._reading:
             with torch.inference_mode(False), torch.no_grad():
                 view = whole.narrow(self.part.axis, self.part.start, self.part.length)
                 self._view = view.requires_grad_(whole.requires_grad)
-            self._whole, self._memory = whole, memory
+            self._whole, self._reading = whole, read
         return self._view
 
     def __iter__(self) -> Iterator[str]:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..capture.captured import reading
 from ..errors import RunError
 from ..system.cpython import unchanged
 from ..system.memory import constant, seldom
 from .flat_transfer import bring, checksum
-from .traces import address, sample, traced
+from .traces import sample, traced
 
 log = logging.getLogger("autopar")
 
@@ -60,13 +61,14 @@ class _Master:
     """
 
     __slots__ = (
-        "__weakref__", "_sample", "key", "known", "name", "owner", "pointer", "sampled", "stamp", "tensor", "version",
+        "__weakref__", "_sample", "key", "known", "name", "owner", "reading", "sampled", "stamp", "tensor", "version",
     )  # fmt: skip
 
     def __init__(self, name: str, owner: Mapping[str, Any], key: str) -> None:
         self.name, self.owner, self.key = name, owner, key
         self.tensor: Any = None
-        self.stamp, self.known, self.version, self.pointer = 0, 0, -1, -1
+        self.stamp, self.known, self.version = 0, 0, -1
+        self.reading: tuple[Any, ...] = ()
         self.sampled = False
         self._sample: Callable[[], bool] | None = None
 
@@ -74,11 +76,7 @@ class _Master:
         """Return the current stamp of the tensor; if not `sampled`, without comparing elements."""
         tensor = self.owner[self.key]
         # A tensor made in inference mode has no version, and counts as changed.
-        if (
-            tensor is self.tensor
-            and 0 <= self.version == tensor._version
-            and (self.pointer < 0 or self.pointer == tensor.data_ptr())
-        ):
+        if tensor is self.tensor and 0 <= self.version == tensor._version and self.reading == reading(tensor):
             # Only now is it certain that the sampled memory still belongs to the tensor.
             same = self._sample if sampled else None
             if same is None or same():
@@ -87,7 +85,7 @@ class _Master:
         # Cleared before the tensor: another thread must not read the sample of a tensor that is gone.
         self._sample = None
         self.tensor = tensor
-        self.pointer = address(tensor)()
+        self.reading = reading(tensor)
         self.version = -1 if tensor.is_inference() else tensor._version
         self._sample = _sampled([tensor]) if self.sampled else None
         return self.stamp
@@ -102,7 +100,7 @@ class _Master:
         if not self.sampled:
             self.sampled = True
             # If the tensor has moved since the last look, the next look samples it.
-            if self.pointer >= 0 and self.pointer == self.tensor.data_ptr():
+            if self.reading and self.reading == reading(self.tensor):
                 self._sample = _sampled([self.tensor])
 
 
@@ -127,13 +125,13 @@ class _Changes:
 
 
 MANY = 16
-"""Number of tensors from which their versions and addresses are read from memory, all at once."""
+"""Number of tensors from which their versions and readings are read from memory, all at once."""
 
 
 class Watch:
     """The state of `masters` when last recorded.
 
-    A change is detected by identity, `_version`, address, an optimizer step or `Replicas.forget`. Writes
+    A change is detected by identity, `_version`, `reading`, an optimizer step or `Replicas.forget`. Writes
     without these traces (through `.data` or a numpy view) are detected by a few elements of each tensor. A
     check takes 0.03 to 0.5 µs per tensor. State made in inference mode has no version, and counts as changed.
     """
@@ -148,14 +146,14 @@ class Watch:
         self._tensors = [master.tensor for master in self._masters]
         groups = traced(self._tensors) if len(self._tensors) >= MANY else None
         traces = (
-            [] if groups else [(m.tensor, m.version, address(m.tensor), m.pointer) for m in self._masters]
+            [] if groups else [(master.tensor, master.version, master.reading) for master in self._masters]
         )
         elements = sample(self._tensors)
         groups = [*(groups or ()), *([elements] if elements else ())]
         memory = constant(*groups, owners=self._tensors) if groups else None
         # As a pair: another thread must not read memory of elements whose traces it has not checked.
         self._recorded = traces, memory
-        """Versions and addresses of tensors, and the check of their elements in memory, or of all of these."""
+        """Versions and readings of tensors, and the check of their elements in memory, or of all of these."""
         self._owners: Callable[[], bool] | None = None
         """The dicts that hold the tensors; they were found to hold these after `_changes` of masters."""
         self._changes, self._renewals = -1, seldom()
@@ -167,8 +165,8 @@ class Watch:
         if not same and not self._same():
             return False
         traces, memory = self._recorded
-        for tensor, version, where, pointer in traces:
-            if tensor._version != version or where() != pointer:
+        for tensor, version, read in traces:
+            if tensor._version != version or reading(tensor) != read:
                 return False
         return memory is None or memory()
 
@@ -188,7 +186,7 @@ class Replicas:
     """Replicas of state on all devices, shared by the programs of a session. Safe for concurrent callers.
 
     A replica exists as long as any program uses it. It is never written to, since a running call, or a later
-    backward, may read it. A change of the master is detected by identity, `_version`, address, or an
+    backward, may read it. A change of the master is detected by identity, `_version`, `reading`, or an
     optimizer step. Other writes (through `.data` or a numpy view) are detected by a few elements of each
     tensor (`_Master`); after writes to other elements, call `forget`. `transfers`: how many `fill` made.
     """

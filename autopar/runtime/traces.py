@@ -1,11 +1,11 @@
-"""The traces of changes of tensors: words of memory that tell their versions and addresses, and samples of their
-elements."""
+"""The traces of changes of tensors: words of memory that tell their versions, addresses and how they are read, and
+samples of their elements."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,14 +21,12 @@ _IMPL = 16
 _STORAGE, _COUNTER, _OFFSETS = 16, 40, (144, 152)
 """Offsets of the addresses of the storage and of the version counter, and of the storage offset (in torch 2.13 and
 2.14, or in 2.11), in a `TensorImpl`."""
+_LENGTHS, _KINDS, _AXES = range(-88, 0, 8), range(8, 32, 8), 5
+"""Offsets from the storage offset: of the sizes and strides, which are there for up to five axes; and of words, among
+them those of the dtype and of the bits (negated, conjugated)."""
 _VERSION, _DATA = 16, 16
 """Offsets of the version in a version counter, and of the address of the memory in a storage."""
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
-
-
-def address(tensor: Any) -> Callable[[], int]:
-    """Return a function that returns the address of a tensor, or -1 if it has none, like a sparse one."""
-    return tensor.data_ptr if tensor.layout is torch.strided else lambda: -1
 
 
 def sample(tensors: Iterable[Any]) -> list[Place]:
@@ -51,14 +49,15 @@ def sample(tensors: Iterable[Any]) -> list[Place]:
 
 
 def traced(tensors: Sequence[Any]) -> list[list[Place]] | None:
-    """Return places whose words tell changes of the versions and addresses of tensors, in groups, each to be read only
-    if those before it are as they were: it is in memory that they found in use. None if there are no such words.
+    """Return places whose words tell changes of the versions of tensors, their addresses and how they are read, in
+    groups, each to be read only if those before it are as they were: it is in memory that they found in use. None if
+    there are no such words.
     """
-    place = _storage_offset()
-    if not tensors or not place or not all(type(each) in _PLAIN and _strided(each) for each in tensors):
+    places = _places()
+    if not tensors or not places or not all(type(each) in _PLAIN and _strided(each) for each in tensors):
         return None
     implementations = [each._cdata for each in tensors]
-    inner = [at + offset for at in implementations for offset in (_STORAGE, _COUNTER, place)]
+    inner = [at + offset for at in implementations for offset in (_STORAGE, _COUNTER, *places)]
     counters = {word(at + _COUNTER) for at in implementations}
     storages = {word(at + _STORAGE) for at in implementations}
     if 0 in counters | storages:
@@ -69,15 +68,15 @@ def traced(tensors: Sequence[Any]) -> list[list[Place]] | None:
 
 
 def _strided(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_inference()
+    return tensor.layout is torch.strided and not tensor.is_inference() and tensor.dim() <= _AXES
 
 
 @functools.cache
-def _storage_offset() -> int:
-    """Return the offset of the storage offset in a `TensorImpl`; 0 if tensors are not in memory as in torch 2.11, 2.13
-    and 2.14 on 64-bit machines."""
+def _places() -> tuple[int, ...]:
+    """Return the offsets in a `TensorImpl` of all that tells how a tensor reads its storage; none if tensors are not in
+    memory as in torch 2.11, 2.13 and 2.14 on 64-bit machines."""
     if ctypes.sizeof(ctypes.c_void_p) != _WORD:
-        return 0
+        return ()
     with torch.inference_mode(False), torch.no_grad():
         base, other = (torch.zeros(size, device="cpu") for size in (8000, 1))
         tensor = base[7919:]
@@ -91,11 +90,25 @@ def _storage_offset() -> int:
         # Only aliases share a storage and a version counter: the words are their addresses.
         shared = found[0] == found[1] and all(mine != theirs for mine, theirs in zip(found[0], found[2]))
         if not (place and placed and shared and found[0][0] == storage._cdata):
-            return 0
+            return ()
         counter, versions = found[0][1], list[bool]()
         if counter < 1 << 16 or counter % _WORD:
-            return 0
+            return ()
         for _ in range(3):
             versions.append(word(counter + _VERSION) & 0xFFFFFFFF == tensor._version)
             tensor.add_(1)
-        return place if all(versions) and word(storage._cdata + _DATA) == storage.data_ptr() else 0
+        square, pairs = tensor.view(9, 9), torch.zeros(81, dtype=torch.complex64, device="cpu")
+
+        def telling(offsets: Iterable[int], one: torch.Tensor, other: torch.Tensor) -> list[int]:
+            places = [place + offset for offset in offsets]
+            return [at for at in places if word(one._cdata + at) != word(other._cdata + at)][:1]
+
+        lengths = [telling(_LENGTHS, square, other) for other in (tensor, square.t(), tensor.view(3, 27))]
+        kinds = [
+            telling(_KINDS, pairs.imag, pairs.conj().imag),
+            telling(_KINDS, alias, alias.view(torch.int32)),
+        ]
+        placed = word(storage._cdata + _DATA) == storage.data_ptr()
+        if not (all(versions) and placed and all(lengths) and all(kinds)):
+            return ()
+        return *(place + offset for offset in _LENGTHS), place, *(at for found in kinds for at in found)
