@@ -255,10 +255,12 @@ class _Conversion:
     def arguments(self, node: Node) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
         """Return the arguments of a call in the graph's terms, without those that have no effect."""
         follows = node.target is _aten._to_copy.default
+        schema = getattr(node.target, "_schema", None)
+        required = {each.name for each in schema.arguments if not each.has_default_value()} if schema else ()
         kwargs = [
             (key, self.argument(node, item))
             for key, item in node.kwargs.items()
-            if item is not None
+            if (item is not None or key in required)
             and not (key == "pin_memory" and not item)
             and not (follows and key == "device")
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from traceback import FrameSummary
 from typing import Any
@@ -228,6 +228,32 @@ def assigned(graph: fx.Graph) -> Untraceable | None:
                 "it before the call"
             )
     return None
+
+
+_PLAIN = (vars(torch.Tensor)["__torch_function__"].__func__, torch.nn.Parameter.__torch_function__)
+"""The functions by which classes of tensors compute what torch computes."""
+
+
+def redefined(values: Iterable[Any]) -> str:
+    """Return the reason why calls with one of these values run as written: its class is one of tensors, and redefines
+    operators; "" if there is none."""
+    for value in values:
+        kind = type(value)
+        if kind is not torch.Tensor and isinstance(value, torch.Tensor):
+            function = kind.__torch_function__
+            if getattr(function, "__func__", function) not in _PLAIN:
+                return (
+                    f"{kind.__name__}, the class of a tensor, redefines operators by __torch_function__; pass "
+                    "x.as_subclass(torch.Tensor) if the model is to compute as with plain tensors"
+                )
+    return ""
+
+
+def as_code(module: fx.GraphModule, examples: Sequence[Any]) -> Untraceable | None:
+    """Return the error for a graph of Dynamo's, of a call with tensors like these, of which only the user's own code is
+    right; None if the graph may serve."""
+    why = redefined(examples)
+    return Untraceable(why) if why else waiting(module)
 
 
 def waiting(module: fx.GraphModule) -> Untraceable | None:

@@ -21,7 +21,7 @@ from torch import fx, nn
 from .captured import strides_of
 from .dynamo_private import source_of
 from .floats import Counts, arithmetic
-from .refusals import Untraceable, waiting
+from .refusals import Untraceable, as_code
 from .source_locations import located, name_modules, origins, path_of
 from .symbols import OPEN, is_open, symbols_in
 from .torch_private import enables_grad, memory, pytree
@@ -82,7 +82,7 @@ class Region:
         root: nn.Module | None,
         parameters: Sequence[str],
     ) -> None:
-        if refused := waiting(module):
+        if refused := as_code(module, examples):
             raise refused
         self.module, self.arithmetic = module, arithmetic(module)
         nodes = module.graph.find_nodes(op="placeholder")
@@ -126,6 +126,7 @@ class Region:
         self.symbols = symbols_in(fakes)
         """Positions of the sizes of a call in its arguments."""
         self.traced = traced = trace(module, fakes, [p.path for p in self.places], self.wanted, training)
+        _require_known_devices(traced.graph, fakes)
         differentiable = [i for i, place in enumerate(self.wanted) if self.results[place].fake.requires_grad]
         if training and [index for index, _ in sorted(traced.tangents)] != differentiable:
             raise Untraceable("its backward as traced is not that of all outputs which require grad")
@@ -304,6 +305,20 @@ class Region:
         return sorted(
             numbers, key=lambda number: (self._ranks.get(self.places[number].path, len(self._ranks)), number)
         )
+
+
+def _require_known_devices(graph: fx.Graph, fakes: Sequence[Any]) -> None:
+    """Raise Untraceable if a tensor is made on a device where no argument is, as by a factory under another default
+    device: a plan decides where tasks run."""
+    known = {torch.device("cpu")} | {fake.device for fake in fakes if isinstance(fake, torch.Tensor)}
+    for node in graph.nodes:
+        for made in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(made, torch.Tensor) and made.device not in known:
+                _, where, code = located(node)
+                raise Untraceable(
+                    f"{node.target}{f' at {where}: `{code}`' if where else ''} makes a tensor on {made.device}, where "
+                    "no weight or argument is"
+                )
 
 
 def _places(

@@ -191,7 +191,7 @@ def memory(item: Any) -> int | None:
 
 
 _interpreter, _tracing = torch._C._functorch.peek_interpreter_stack, torch._C._is_tracing
-_modes = torch._C._len_torch_dispatch_stack
+_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 
 
 def transformed() -> str:
@@ -209,6 +209,9 @@ def transformed() -> str:
         mode = torch._C._get_dispatch_stack_at(index)
         if isinstance(mode, (FakeTensorMode, ProxyTorchDispatchMode)) or not mode.is_infra_mode():
             return f"{type(mode).__name__}, a TorchDispatchMode,"
+    for mode in map(torch._C._get_function_stack_at, range(_function_modes())):
+        if not isinstance(mode, torch.utils._device.DeviceContext):
+            return f"{type(mode).__name__}, a TorchFunctionMode,"
     return ""
 
 

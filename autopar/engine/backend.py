@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from ..capture.dynamo_private import broken
 from ..capture.floats import numbered, numbers, taking
-from ..capture.refusals import waiting
+from ..capture.refusals import as_code
 from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.machine import Machine
@@ -92,15 +92,16 @@ class Backend(Recorded):
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a graph captured by Dynamo; return the callable that serves its calls.
 
-        Raises Untraceable for a graph that waits for other processes: Dynamo then runs its function as written.
+        Raises Untraceable for a graph of which only the function itself is right, which Dynamo then runs as written: it
+        waits for other processes, or the class of a tensor redefines operators.
         """
-        waits = waiting(module) if self.entry is not None else None
-        if waits is not None:
+        refused = as_code(module, examples) if self.entry is not None else None
+        if refused is not None:
             # Never as a graph: there, torch 2.11 gives an autograd.Function that waits a wrong derivative.
-            if str(waits) not in self.breaks:
-                log.warning("runs as written, not placed: %s", waits)
-            self.breaks[str(waits)] = None
-            raise waits
+            if str(refused) not in self.breaks:
+                log.warning("runs as written, not placed: %s", refused)
+            self.breaks[str(refused)] = None
+            raise refused
         floats = numbered(module)
         served = self._serve(self, module, numbers(examples, floats))
         why, place = broken(module)

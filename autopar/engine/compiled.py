@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.compiler import is_dynamo_compiling
 
 from ..capture.dynamo_private import compiled
+from ..capture.refusals import redefined
 from ..capture.region import positional
 from ..capture.torch_private import transformed
 from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
@@ -68,8 +69,10 @@ class _Placement:
             raise CaptureError(
                 "torch.fx.symbolic_trace cannot trace a compiled model; give it the plain one, fast.module"
             )
-        if active := transformed():
-            self.unplaced(f"{active} is active")
+        active = transformed()
+        why = f"{active} is active" if active else redefined((*args, *kwargs.values()))
+        if why:
+            self.unplaced(why)
             return model(*args, **kwargs)
         before = backend.calls
         for tries in reversed(range(TRIES)):

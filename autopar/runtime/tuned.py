@@ -26,8 +26,8 @@ PROVEN = 4
 """Once kernels were faster than eager for this number of sets of sizes, they are not tried for others."""
 
 
-_Ready: TypeAlias = tuple[Callable[[], bool] | None, Callable[[], bool], Callable[[Sequence[Any]], list[Any]]]
-"""The check that folded weights are unchanged, if there are any; whether a trial is due; the call."""
+_Ready: TypeAlias = tuple[Callable[[], bool], Callable[[], bool], Callable[[Sequence[Any]], list[Any]]]
+"""The check that folded weights are unchanged; whether a trial is due; the call."""
 
 
 def _fits(chosen: Arrangement) -> bool:
@@ -207,7 +207,7 @@ class TunedExecutor:
         if ready is None:
             return self._readied(inputs)
         fresh, due, call = ready
-        if fresh is not None and not fresh():
+        if not fresh():
             self._ready = None
             return None
         if due():
@@ -218,14 +218,15 @@ class TunedExecutor:
     def _readied(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Run a call as `by_kernels` does, and note what suffices for the next ones, if nothing is to change."""
         chosen = self.chosen
-        if chosen is None or self._on_trial(chosen) or not chosen.fresh:
+        # Kernels that take weights as arguments do not check how these are read, as Dynamo's guards do.
+        if chosen is None or chosen.watch is None or self._on_trial(chosen) or not chosen.fresh:
             return None
         made, executor, watch = self._served(chosen, inputs), self._of(chosen), chosen.watch
         if self._choice.builder is None and not self._trial.on:
             inline, call = executor.inline, executor.__call__
             if inline is not None and inline.fits(inputs):
                 call = inline.serve
-            fresh = None if watch is None else watch.unchanged
+            fresh = watch.unchanged
             if self._sizes is not None:
                 fresh = partial(_fits, chosen)
             self._ready = fresh, self._trial.due, call
