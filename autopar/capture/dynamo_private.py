@@ -36,6 +36,7 @@ try:
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
     from torch._dynamo.utils import counters, graph_break_reasons
     from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.export.exported_program import _override_composite_implicit_decomp
@@ -180,14 +181,16 @@ def guard_methods() -> None:
     output = InstructionTranslator.current_tx().output
     run, kinds = {*output.tracing_context.traced_code}, set[type]()
     for item in output.side_effects.id_to_variable.values():
-        kind, source = type(getattr(item, "value", None)), getattr(item, "source", None)
-        if source is None or kind in kinds:
+        if not isinstance(item, UserDefinedObjectVariable) or item.source is None:
+            continue
+        kind = type(item.value)
+        if kind in kinds:
             continue
         kinds.add(kind)
         held = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
         for name, value in held.items():
             if isinstance(value, FunctionType) and (value.__code__ in run or name == "__call__"):
-                at = AttrSource(TypeSource(source), name)
+                at = AttrSource(TypeSource(item.source), name)
                 # A function that is replaced, and one whose code is, as by autoreload in notebooks.
                 install_guard(*map(at.make_guard, (GuardBuilder.ID_MATCH, GuardBuilder.CLOSURE_MATCH)))
 
