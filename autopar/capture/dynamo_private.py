@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
@@ -39,6 +39,7 @@ try:
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
     from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace, _special_op_to_preserve_cia
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch._subclasses.fake_tensor import fake_tensor_tls
     from torch.export.exported_program import _override_composite_implicit_decomp
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
@@ -216,6 +217,23 @@ def _place(reason: Any) -> str:
     stack = list(reason.user_stack or ())
     frames = [frame for frame in stack if foreign(frame.filename)] or stack
     return "".join(f"{short(frame.filename)}:{frame.lineno}: `{frame.line}`" for frame in frames[-1:])
+
+
+@contextlib.contextmanager
+def numbers_on_meta() -> Iterator[None]:
+    """Within the block, captures take tensors that code makes from numbers on the meta device, such as
+    `torch.tensor([1.0], device="meta")`. A trace does not see how torch makes them, and refuses them otherwise."""
+    before = fake_tensor_tls.allow_non_fake_inputs_override
+    fake_tensor_tls.allow_non_fake_inputs_override = True
+    try:
+        yield
+    finally:
+        fake_tensor_tls.allow_non_fake_inputs_override = before
+
+
+def open_first_axis(tensor: torch.Tensor) -> None:
+    """Leave the length of a tensor's first axis open in captures, as far as the captured code does not fix it."""
+    torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def compiled(

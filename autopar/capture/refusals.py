@@ -178,7 +178,8 @@ def no_graph(name: str, error: TorchDynamoException, instead: str) -> CaptureErr
             found = own.search(text)
             what = str(error.__cause__ or "") if "bind" in kind else found.group(1) if found else ""
             return CaptureError(
-                f"{name} fails on these arguments without autopar too{where}: {what or first_line(text)}"
+                f"{name} fails on these arguments{where}: {what or first_line(text)} (in torch.compile's trace of the "
+                "call, which was not run)"
             )
     advice = known(text)
     what, change = advice or ("torch.compile cannot take it into one graph", "change that line")

@@ -74,14 +74,8 @@ def _captured(chosen: argparse.Namespace):  # type: ignore[no-untyped-def]  # to
         model, args = made(chosen.factory, command="whatif")
     model = of.on_meta(model, chosen.dtype)
     floats = (p.dtype for p in model.parameters() if p.is_floating_point())
-    wanted = next(floats, None) if chosen.dtype else None
-    given = [
-        arg.to(device="meta", dtype=wanted if arg.is_floating_point() else None)
-        if isinstance(arg, torch.Tensor)
-        else arg
-        for arg in args
-    ]
-    return of.captured(model, given, train=not chosen.infer)
+    dtype = next(floats, None) if chosen.dtype else None
+    return of.captured(model, args, train=not chosen.infer, dtype=dtype)
 
 
 def _parser() -> argparse.ArgumentParser:

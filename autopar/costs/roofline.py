@@ -11,7 +11,7 @@ operators were timed, each family has a launch, dispatch included, and a factor 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ..ir.costed import CostedGraph, TaskCost
@@ -239,28 +239,12 @@ def workspace(graph: Graph, task: Task) -> int:
     return touched(graph, task) if task.target.startswith(_SCRATCH) else 0
 
 
-def row_cost(
-    graph: Graph, task: Task, device: Device, rows: int, fixed: Container[str]
-) -> tuple[float, float]:
-    """Return (fixed seconds, seconds per row) of a task captured with `rows` rows, by the roofline.
-
-    What limits the task at that size is assumed to limit it at any size: FLOPs, which are all proportional to
-    rows, or bytes, which are constant for state and for values in `fixed` (gradients of weights).
-    """
+def device_seconds(graph: Graph, task: Task, device: Device) -> tuple[float, float]:
+    """Return (seconds of launches, seconds at the roofline) of a task on a device whose queue hides dispatch."""
     if task.free:
         return 0.0, 0.0
     todo = work(graph, task)
-    launch = device.launch_s * todo.kernels
-    rate = device.flops_per_s(todo.dtype)
-    busy = todo.seconds(rate, device.bytes_per_s)
-    if todo.flops / rate >= busy:
-        return launch, busy / rows
-    names = {*task.inputs, *task.outputs}
-    beside = sum(
-        value.bytes for name in names if (value := graph.value[name]).kind == "state" or name in fixed
-    )
-    constant = min(busy, min(beside, touched(graph, task)) / device.bytes_per_s)
-    return launch + constant, (busy - constant) / rows
+    return device.launch_s * todo.kernels, todo.seconds(device.flops_per_s(todo.dtype), device.bytes_per_s)
 
 
 def work(graph: Graph, task: Task) -> _Work:

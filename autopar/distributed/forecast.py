@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..capture.ahead import ahead, shortened
-from ..costs.roofline import row_cost
+from ..capture.ahead import ahead_for_rows, shortened
+from ..costs.roofline import device_seconds, main_dtype
 from ..errors import AutoparError, CaptureError, DeviceError, PlanError
 from ..ir.device import Device
 from ..ir.distribution import SCHEDULES, Distribution
@@ -35,47 +36,62 @@ MASTER = ("bfloat16", "float16")
 class _Model:
     """A captured model, ready to be planned for any hosts.
 
-    graph: for a batch of `rows`, with lists of equal layers cut to three; `repeats`: their real lengths.
-    row_flops: FLOPs of one row. tokens: tokens in one row if the first input is a matrix of ids, else 0.
+    graph: from a number of rows, the graph of a micro-batch, with lists of equal layers cut to three; `repeats`: their
+    real lengths.
+    row_flops: FLOPs of one row, on average over the rows of the example.
+    tokens: tokens in one row if the first input is a matrix of ids, else 0.
     """
 
-    graph: Graph
-    rows: int
+    graph: Callable[[int], Graph]
     repeats: dict[str, int]
     row_flops: float
     tokens: int
     parameters: int
     dtype: str
 
+    def flops(self, rows: int) -> Counter[str]:
+        """Return the FLOPs of a micro-batch by the dtype that they are computed in."""
+        return _flops(self.graph(rows), self.repeats)
 
-def captured(model: nn.Module, args: Sequence[Any], *, train: bool = True) -> _Model:
-    """Capture a model and the arguments of one call, which may be on the meta device.
 
-    The first axis of the first tensor is the batch. Raises CaptureError if the model is not one graph.
+def captured(
+    model: nn.Module, args: Sequence[Any], *, train: bool = True, dtype: torch.dtype | None = None
+) -> _Model:
+    """Capture a model on the meta device and the arguments of one call, with any number of rows.
+
+    The first axis of the first tensor is the batch. `dtype`: that of floating-point arguments, if not their own.
+    Raises CaptureError if the model is not one graph.
     """
     batch = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()), None)
     if batch is None:
         raise CaptureError("no argument is a tensor with a batch as its first axis; give one, such as (x,)")
+    rows = int(batch.shape[0])
+    if not rows:
+        raise CaptureError("the example has no rows; give inputs with one row or more")
     parameters = [*model.parameters()]
     repeats: dict[str, int] = {}
     with torch.set_grad_enabled(train):
         try:
             with shortened(model) as repeats:
-                graph = ahead(model, args, {})[0].graph
+                graph = ahead_for_rows(model, args, rows, dtype)
         except (CaptureError, IndexError):
             if not repeats:
                 raise
             # The model indexes its layers, and fails with shortened lists.
-            graph, repeats = ahead(model, args, {})[0].graph, {}
-    rows = int(batch.shape[0])
-    flops = 0.0
+            graph, repeats = ahead_for_rows(model, args, rows, dtype), {}
+    kept = cache(graph)
+    name = str(parameters[0].dtype if parameters else torch.float32).removeprefix("torch.")
+    tokens = batch.shape[1] if not batch.is_floating_point() and batch.dim() == 2 else 0
+    row_flops = _flops(kept(rows), repeats).total() / rows
+    return _Model(kept, repeats, row_flops, int(tokens), sum(p.numel() for p in parameters), name)
+
+
+def _flops(graph: Graph, repeats: Mapping[str, int]) -> Counter[str]:
+    found = Counter[str]()
     for task in graph.tasks:
         path = next((path for path in repeats if f"{task.module}.".startswith(f"{path}.1.")), "")
-        flops += task.flops * (repeats[path] - 2 if path else 1)
-    dtype = str(parameters[0].dtype if parameters else torch.float32).removeprefix("torch.")
-    tokens = batch.shape[1] if not batch.is_floating_point() and batch.dim() == 2 else 0
-    count = sum(p.numel() for p in parameters)
-    return _Model(graph, rows, repeats, flops / rows, int(tokens), count, dtype)
+        found[main_dtype(graph, task)] += task.flops * (repeats[path] - 2 if path else 1)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +182,16 @@ def forecast(  # noqa: PLR0913 - what users may fix
     most = max(len(compute_devices(host.machine)) for host in hosts.hosts)
     for group in [tensor] if tensor else [1 << power for power in range(most.bit_length())]:
         try:
-            chain, members = _priced(model, hosts, group)
+            priced, members = _priced(model, hosts, group)
         except DeviceError as error:
             refused.append(error)
             continue
         for again in (recompute,) if recompute is not None else ((False, True) if trained else (False,)):
-            if again and not any(unit.block for unit in chain.units):
+            if again and not model.repeats:
                 continue
             try:
                 plan = distribution(
-                    recomputed(chain) if again else chain, hosts, batch, members=members, objective=objective,
+                    _recomputed(priced) if again else priced, hosts, batch, members=members, objective=objective,
                     schedules=schedules, rows=rows, replicas=replicas, stages=stages, optimizer_bytes=kept,
                     shard_replicas=shard_replicas, below=best[0].step_s if best else None,
                 )  # fmt: skip
@@ -189,21 +205,31 @@ def forecast(  # noqa: PLR0913 - what users may fix
     return _told(model, hosts, best, time.perf_counter() - begin)
 
 
-def _priced(model: _Model, hosts: Hosts, group: int) -> tuple[Chain, tuple[Process, ...]]:
-    """Return the chain priced for groups of `group` accelerators, and the groups."""
+def _priced(model: _Model, hosts: Hosts, group: int) -> tuple[Callable[[int], Chain], tuple[Process, ...]]:
+    """Return a function from the rows of a micro-batch to the chain that they are priced for, by groups of `group`
+    accelerators, and the groups."""
     members = processes(hosts, "accelerator", group)
     first = {process.kind: process for process in reversed(members)}
     devices = [_device(hosts, process) for process in first.values()]
-    graph, rows, gradients = model.graph, model.rows, frozenset(model.graph.outputs)
 
-    def price(task: Task) -> tuple[RowCost, ...]:
-        return tuple(RowCost(*row_cost(graph, task, device, rows, gradients)) for device in devices)
+    @cache
+    def chain(rows: int) -> Chain:
+        graph = model.graph(rows)
 
-    chain = chain_of(graph, [*first], price, rows, model.repeats)
-    if group > 1:
-        link = inside(hosts.host[members[0].host], *members[0].devices[:2])
-        chain = tensor_parallel(chain, group, link)
+        def price(task: Task) -> tuple[RowCost, ...]:
+            each = (device_seconds(graph, task, device) for device in devices)
+            return tuple(RowCost(launch_s, busy_s / rows) for launch_s, busy_s in each)
+
+        found = chain_of(graph, [*first], price, rows, model.repeats)
+        if group == 1:
+            return found
+        return tensor_parallel(found, group, inside(hosts.host[members[0].host], *members[0].devices[:2]))
+
     return chain, members
+
+
+def _recomputed(priced: Callable[[int], Chain]) -> Callable[[int], Chain]:
+    return lambda rows: recomputed(priced(rows))
 
 
 def _device(hosts: Hosts, process: Process) -> Device:
@@ -213,19 +239,32 @@ def _device(hosts: Hosts, process: Process) -> Device:
 def _told(model: _Model, hosts: Hosts, best: tuple[Distribution, int, bool], planning_s: float) -> _Forecast:
     plan, group, again = best
     used = plan.replicas * plan.positions * group
-    chain, members = _priced(model, hosts, 1)
-    devices = [_device(hosts, process) for process in members]
-    peak = sum(device.flops_per_s(model.dtype) / COMPUTE_REACHED for device in devices)
-    done = model.row_flops * plan.batch / plan.step_s
     rows = plan.batch // plan.replicas // plan.micro_batches
+    priced, members = _priced(model, hosts, 1)
+    chain, devices = priced(rows), [_device(hosts, process) for process in members]
+    flops = {dtype: count * plan.batch / rows for dtype, count in model.flops(rows).items()}
+
+    def share(of: int) -> float:
+        """Return the FLOPs as a share of the datasheet FLOPs of the fastest accelerators, `of` in number."""
+        least_s = 0.0
+        for dtype, count in flops.items():
+            rates = sorted((device.flops_per_s(dtype) for device in devices), reverse=True)
+            least_s += count / (sum(rates[:of]) / COMPUTE_REACHED)
+        return least_s / plan.step_s
+
+    if share(used) > 1:
+        raise PlanError(
+            f"a step of {seconds(plan.step_s)} is {share(used):.0%} of the peak of {used} accelerators, which cannot "
+            "be: this is a bug of autopar; please report the model, the hosts and the batch"
+        )
     words = ("forward", "backward") if plan.trained else ("forward",)
     pace = 0.0
     for kind, count in Counter(process.kind for process in members).items():
         alone_s = sum(float(chain.upto(word, chain.kind(kind), rows)[-1]) for word in words)
         pace += count / (plan.batch / rows * alone_s)
     return _Forecast(
-        plan, group, again, len(members), used, done / peak, 1 / (plan.step_s * pace), done / used / 1e12,
-        model.tokens * plan.batch / plan.step_s, planning_s,
+        plan, group, again, len(members), used, share(len(members)), 1 / (plan.step_s * pace),
+        sum(flops.values()) / plan.step_s / used / 1e12, model.tokens * plan.batch / plan.step_s, planning_s,
     )  # fmt: skip
 
 

@@ -51,8 +51,8 @@ def branching(h):
     ("then", "line", "why"),
     [
         (branching, r"`return h \+ 1 if h.sum\(\) > 0 else h`", "torch.where or torch.cond.*autopar.compile"),
-        (lambda h: h @ torch.ones(3, 3), "torch.ones", "fails on these arguments without autopar too"),
-        (lambda h: h * {"a": 1}["b"], r'\{"a": 1\}\["b"\]', "without autopar too.*KeyError"),
+        (lambda h: h @ torch.ones(3, 3), "torch.ones", "fails on these arguments at .*not run"),
+        (lambda h: h * {"a": 1}["b"], r'\{"a": 1\}\["b"\]', "fails on these arguments at .*KeyError.*not run"),
         (lambda h: h.nonzero(), r"h\.nonzero\(\)", "depends on the values in a tensor"),
         (lambda h: torch._dynamo.graph_break() or h, r"graph_break\(\)", "one graph.*autopar.compile"),
     ],

@@ -32,16 +32,16 @@ def model():
 
 @pytest.fixture(scope="module")
 def chain(model):
-    return _priced(model, HOSTS, 1)[0]
+    return _priced(model, HOSTS, 1)[0](2)
 
 
 def test_three_layers_stand_for_all(model, chain, monkeypatch):
     monkeypatch.setattr(repeated, "FEWEST", 99)
     whole = captured(*on_no_device(tied))
-    plain, _ = _priced(whole, HOSTS, 1)
+    plain = _priced(whole, HOSTS, 1)[0](2)
     assert model.repeats == {"layers": 8} and not whole.repeats
     assert model.row_flops == whole.row_flops and model.parameters == whole.parameters
-    assert len(model.graph.tasks) < len(whole.graph.tasks) / 2
+    assert len(model.graph(2).tasks) < len(whole.graph(2).tasks) / 2
     assert len(plain.units) == len(chain.units)
     for ours, theirs in zip(chain.units, plain.units):
         assert ours.module == theirs.module and dict(ours.weights) == dict(theirs.weights)
@@ -83,7 +83,7 @@ def test_a_layer_sums_its_activations_twice_and_shares_out_its_products(chain):
 
 
 def test_what_no_backward_reads_is_not_saved(chain):
-    forward, _ = _priced(captured(*on_no_device(tied), train=False), HOSTS, 1)
+    forward = _priced(captured(*on_no_device(tied), train=False), HOSTS, 1)[0](2)
     assert forward.saved[-1] == 0 and chain.units[-1].saved_bytes == 0
     saved = sum(unit.saved_bytes for unit in chain.units if unit.block == "layers.3")
     assert LENGTH * HIDDEN * 4 * 8 < saved < LENGTH * HIDDEN * 4 * 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
@@ -35,7 +35,7 @@ SHOWN = 40
 
 @uncollected()
 def distribution(  # noqa: PLR0913 - what users may fix
-    chain: Chain,
+    chain: Chain | Callable[[int], Chain],
     hosts: Hosts,
     batch: int,
     *,
@@ -54,6 +54,7 @@ def distribution(  # noqa: PLR0913 - what users may fix
     """Find the fastest way to run a chain on hosts by best-first branch and bound over replicas, stages, cuts,
     micro-batches and schedule.
 
+    chain: one for micro-batches of any size, or a function from the rows of a micro-batch to the chain priced for them.
     members: the processes, by default one for each host (`processes`), of kinds that the chain is priced for. Some may
     stay unused; the first of equals are used.
     batch: rows of one step over all replicas, which divide it evenly, as micro-batches (of one replica) do.
@@ -79,14 +80,22 @@ def distribution(  # noqa: PLR0913 - what users may fix
     request = _Request(
         batch, objective, tuple(schedules), micro_batches, replicas, stages, rows, shard_replicas
     )
-    request.check(len(found), len(chain.check().units))
+    request.check(len(found))
+    priced = (lambda _: chain.check()) if isinstance(chain, Chain) else cache(chain)
+    each = rows or max(1, batch // len(found))
+    example = priced(each)
+    if (stages or 1) > len(example.units):
+        raise PlanError(
+            f"stages={stages} are more than the {len(example.units)} units of the model; give fewer"
+        )
     total = {
-        kind: sum(float(chain.upto(word, chain.kind(kind), 1.0)[-1]) for word in ("forward", "backward"))
+        kind: sum(float(example.upto(word, example.kind(kind), each)[-1]) for word in ("forward", "backward"))
         for kind in {process.kind for process in found}
     }
     fast_first = sorted(found, key=lambda process: total[process.kind])
     state = 2 + optimizer_bytes if request.trained else 1.0
-    return _Search(chain, hosts, request, fast_first, state, math.inf if below is None else below).run()
+    below = math.inf if below is None else below
+    return _Search(priced, example, hosts, request, fast_first, state, below).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +116,8 @@ class _Request:
         """True for a training step."""
         return self.objective == "training"
 
-    def check(self, members: int, units: int) -> _Request:
-        """Return self, or raise PlanError with the number that is impossible for this many processes and units."""
+    def check(self, members: int) -> _Request:
+        """Return self, or raise PlanError with the number that is impossible for this many processes."""
         if self.objective not in OBJECTIVES:
             raise PlanError(f"objective={self.objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
         for name in self.schedules:
@@ -127,8 +136,6 @@ class _Request:
                 f"a batch of {self.batch} rows cannot be {self.micro_batches or 1} equal micro-batches in each of "
                 f"{replicas} replicas; give numbers whose product divides it"
             )
-        if (self.stages or 1) > units:
-            raise PlanError(f"stages={self.stages} are more than the {units} units of the model; give fewer")
         return self
 
     def _check_shards(self) -> None:
@@ -155,7 +162,10 @@ class _Request:
 class _Search:
     """Best-first search: expand the least lower bound until none is below the best step."""
 
-    chain: Chain
+    priced: Callable[[int], Chain]
+    """From the rows of a micro-batch, the chain priced for them."""
+    example: Chain
+    """The chain priced for some number of rows. All have the same units."""
     hosts: Hosts
     request: _Request
     members: Sequence[Process]
@@ -171,8 +181,8 @@ class _Search:
         number = count()
         grids_of = cache(partial(grids, self.hosts, self.members))
         setups = (
-            Setup(self.chain, grid, option, self.state)
-            for option in _options(self.request, len(self.members), self.chain.most_stages)
+            Setup(self.priced(option.rows), grid, option, self.state)
+            for option in _options(self.request, len(self.members), self.example.most_stages)
             for grid in grids_of(option.replicas, option.positions)
         )
         queue: list[tuple[float, int, Setup | Partition]] = [
@@ -197,7 +207,7 @@ class _Search:
         if not self.best:
             if self.nearest is None or queue:
                 raise PlanError(
-                    f"no step of {self.chain.name!r} takes less than {seconds(self.below)}; leave below out"
+                    f"no step of {self.example.name!r} takes less than {seconds(self.below)}; leave below out"
                 )
             raise self._short(self.nearest)
         return self._result(*self.best)
@@ -214,9 +224,12 @@ class _Search:
     def _least(self, setup: Setup) -> float:
         """Return a lower bound on the step before any cut: a stage gets at most a share 1/m of the seconds
         that the earlier stages leave of the step."""
-        option, kind = setup.option, self.chain.kind(self.members[0].kind)
+        option, chain = setup.option, setup.chain
         words = ("forward", "backward") if option.trained else ("forward",)
-        total = sum(float(self.chain.upto(word, kind, option.rows)[-1]) for word in words)
+        total = min(
+            sum(float(chain.upto(word, kind, option.rows)[-1]) for word in words)
+            for kind in {chain.kind(process.kind) for process in self.members}
+        )
         m, p = option.micro_batches, option.positions
         if self._period:
             return m * total / p
@@ -283,7 +296,7 @@ class _Search:
 
     def _plain(self, setup: Setup) -> tuple[int, ...]:
         """Return cuts into equal numbers of units."""
-        units, stages = len(self.chain.units), setup.option.stages
+        units, stages = len(setup.chain.units), setup.option.stages
         return tuple(s * units // stages for s in range(stages + 1))
 
     def _result(self, step: float, partition: Partition) -> Distribution:
@@ -293,7 +306,7 @@ class _Search:
         others.sort(key=lambda row: row[1] or 0.0)
         refused = [row for row in self.tried if row[1] is None]
         return Distribution(
-            self.chain.name, tuple(unit.name for unit in self.chain.units), self.hosts, partition.stages,
+            self.example.name, tuple(unit.name for unit in self.example.units), self.hosts, partition.stages,
             tuple(tuple(process.host for process in row) for row in grid.rows), option.micro_batches,
             option.schedule, self.request.batch, step, partition.ideal_s, partition.memory, option.trained,
             (*others, *refused)[:SHOWN], partition.ties, self._period,
@@ -307,7 +320,7 @@ class _Search:
             if (number := getattr(request, word)) is not None
         )
         return (
-            f"no way to run {len(self.chain.units)} units on {len(self.members)} processes has {fixed or 'these'} "
+            f"no way to run {len(self.example.units)} units on {len(self.members)} processes has {fixed or 'these'} "
             f"with {' or '.join(request.schedules)}; give other numbers, or leave one out"
         )
 
