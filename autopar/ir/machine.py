@@ -134,6 +134,12 @@ class Machine:
         """The machine without memory limits."""
         return self.with_memory(dict.fromkeys(self.device))
 
+    @property
+    def unlinked(self) -> tuple[str, ...]:
+        """Devices, of several, that no link leads to or from."""
+        linked = {end for pair in self.link for end in pair}
+        return tuple(name for name in self.device if name not in linked and len(self.devices) > 1)
+
     def with_memory(self, caps: Mapping[str, int | None]) -> Machine:
         """Return the machine with caps, in bytes, on some devices; None: not limited."""
         for name in caps:
@@ -149,7 +155,7 @@ class Machine:
 
     def require(self, name: str, what: str = "") -> Device:
         """Return the device called `name`, or raise DeviceError that says `what` is wrong and lists the devices."""
-        if name not in self.device:
+        if not isinstance(name, str) or name not in self.device:
             raise DeviceError(f"{what}no device {name!r} in this machine; it has {', '.join(self.device)}")
         return self.device[name]
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import networkx
 
+from ..errors import PlanError
 from ..system.text import percent, printable, seconds, size, table
 from . import pictures, serialize
 from .costed import CostedGraph
@@ -259,8 +260,15 @@ class Plan:
 
         Paths are the shortest below which all parameters and buffers are on one device ("": the whole model),
         and cover all of them. A tensor read on several devices is where its readers spend most time, an
-        unread one where its neighbours are. The plan of one of several graphs covers only that graph.
+        unread one where its neighbours are. The plan of one of several graphs covers only that graph. Raises PlanError
+        for a plan that splits the batch or features: a map of modules cannot say so.
         """
+        if self.costed.graph.split:
+            raise PlanError(
+                f"the plan splits {self.costed.graph.name!r} ({self.costed.graph.split}), which no device map can say; "
+                "plan.save('plan.json') and compile(model, devices, plan='plan.json') keep the split, and a plan made "
+                "with split=None has a device map"
+            )
         return _device_map(self.costed, {placed.cluster: placed.device for placed in self.placed})
 
     def explain(self, *clusters: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,8 @@ from .policies import POLICIES, Policy, require_policy
 from .portfolio import place, replan
 from .search.anneal import STEPS
 from .throughput.objective import throughput
+
+log = logging.getLogger("autopar")
 
 OBJECTIVES: dict[str, Callable[..., Plan]] = {
     "latency": partial(place, steps=STEPS, copies=True),
@@ -42,7 +45,8 @@ def schedule(
     Args:
         graph: A `CostedGraph`, a networkx DiGraph, parsed JSON, or the path of a graph file: autopar's, of the
             dnn-partitioning set or of the Standard Task Graph set.
-        machine: Replaces the machine of the graph; for a `.stg` file it may be the number of processors.
+        machine: Replaces the machine of the graph; for a `.stg` file or a networkx graph, it may be the number of equal
+            processors, which share their memory: transfers take no time.
         objective: `latency`: the least makespan; `throughput`: the least period of successive calls.
         memory: Device → cap in bytes, or text such as "6GiB".
         pins: Task id, or glob of ids → device.
@@ -50,9 +54,9 @@ def schedule(
             itself counts steps, so that equal input gives an equal plan.
 
     Raises PlanError for an invalid graph or one that cannot be planned, DeviceError for an unknown device,
-    MemoryCapError if nothing fits.
+    MemoryCapError if nothing fits. Logs a warning about devices without links.
     """
-    if objective not in (*OBJECTIVES,):
+    if not isinstance(objective, str) or objective not in OBJECTIVES:
         raise PlanError(f"objective={objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
     if budget_s is not None and not (isinstance(budget_s, (int, float)) and budget_s > 0):
         raise PlanError(
@@ -63,6 +67,13 @@ def schedule(
             raise PlanError(f"{word}={given!r} is not a mapping; give {such}")
     with uncollected():
         costed = read(graph, machine)
+        alone = costed.machine.unlinked
+        if alone and any(task.inputs for task in costed.graph.tasks):
+            log.warning(
+                "no link leads to or from %s, so tasks there exchange no values with those elsewhere; add links in "
+                'both directions, such as {"src": "%s", "dst": …, "latency_s": 1e-5, "bytes_per_s": 1e9}',
+                ", ".join(alone), alone[0],
+            )  # fmt: skip
         if memory:
             caps = {device: parse_bytes(cap) for device, cap in memory.items()}
             costed = replace(costed, machine=costed.machine.with_memory(caps))

@@ -49,7 +49,7 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
     `machine`, that of a networkx graph lacks the lists of devices and links.
 
     A path that ends in `.stg` is a graph of the Standard Task Graph set, for which `machine` is the number of
-    processors; JSON with `nodes` and `edges` is a graph of the dnn-partitioning set.
+    processors; it may be for a networkx graph too. JSON with `nodes` and `edges` is a graph of the dnn-partitioning set.
     """
     name: str = "graph"
     data: Any = source
@@ -57,11 +57,14 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
         path = Path(source)
         name = path.stem
         if path.suffix.lower() == ".stg":
-            return name, stg(jsonfile.text(path, WAY), _processors(machine, path))
+            return name, stg(jsonfile.text(path, WAY), _processors(machine, path.name))
         data = jsonfile.load(path, WAY)
-    on = _machine(machine)
     if isinstance(data, networkx.Graph):
-        return str(data.name or name), _networkx(data, on)
+        name = str(data.name or name)
+        if isinstance(machine, int):
+            return name, _networkx(data, None, _processors(machine, f"the networkx graph {name!r}"))
+        return name, _networkx(data, _machine(machine))
+    _machine(machine)
     if is_dnn_partitioning(data):
         data = dnn_partitioning(data)
     return name, data
@@ -82,26 +85,28 @@ def _machine(machine: Machine | int | None) -> Machine | None:
         return machine
     if isinstance(machine, int):
         raise DeviceError(
-            f"a number of processors ({machine}) goes with .stg files alone; leave it out, as other graphs bring "
-            "their devices"
+            f"a number of processors ({machine}) goes with .stg files and networkx graphs alone; leave it out, as other "
+            "graphs bring their devices"
         )
     raise DeviceError(
         f"machine={machine!r} is not a Machine; give one, or leave it out where the graph brings it"
     )
 
 
-def _processors(machine: Machine | int | None, path: Path) -> int:
+def _processors(machine: Machine | int | None, source: str) -> int:
     if isinstance(machine, int) and not isinstance(machine, bool) and machine > 0:
         return machine
     given = "" if machine is None else f", and {machine!r} is not a number of them"
     raise DeviceError(
-        f"{path.name} does not say on how many processors it is to be planned{given}; give a number of them, such as 4 "
+        f"{source} does not say on how many processors it is to be planned{given}; give a number of them, such as 4 "
         "(on the command line --processors 4)"
     )
 
 
-def _networkx(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any]:
+def _networkx(graph: networkx.DiGraph, machine: Machine | None, processors: int = 0) -> dict[str, Any]:
     """Convert a DiGraph whose nodes are tasks to a graph file; ids are the nodes as text.
+
+    With a number of `processors`, these are equal lanes of one device, between which nothing is transferred.
 
     A node has the attribute `seconds`, a number for every device or {device: seconds} (or {device: {lanes: seconds}}),
     and optionally `state_bytes`, `workspace_bytes`, `colocate` and `pin`. An edge may have `bytes` (default 0) and
@@ -113,10 +118,19 @@ def _networkx(graph: networkx.DiGraph, machine: Machine | None) -> dict[str, Any
         raise PlanError(
             "a task graph has directed edges and this networkx graph has not; give a networkx.DiGraph"
         )
+    if processors:
+        wrong = next((node for node, cost in graph.nodes(data="seconds") if isinstance(cost, Mapping)), None)
+        if wrong is not None:
+            raise PlanError(
+                f"node {wrong!r} has seconds for each device, and {processors} processors are all alike; give it one "
+                "number, or a Machine in place of the number of processors"
+            )
+        graph = graph.copy()
+        graph.graph |= {"devices": [{"name": "cpu", "lanes": processors, "memory_bytes": None}], "links": []}
     if machine is None and "devices" not in graph.graph:
         raise PlanError(
-            "a networkx graph says nothing of devices; give a machine, or put the lists 'devices' and 'links' into "
-            "graph.graph"
+            "the networkx graph has no devices; give a Machine, a number of equal processors such as 2, or put the "
+            "lists 'devices' and 'links' into graph.graph"
         )
     on = {} if machine else {key: graph.graph.get(key, []) for key in ("devices", "links")}
     names = [device.name for device in (machine or read_machine(JsonObject(on, "the graph"))).devices]
