@@ -46,9 +46,8 @@ def facts(graph):
     yield from (graph.value[name].shape for name in graph.outputs)
 
 
-def language_model(name):
-    """A small decoder of Hugging Face, and its tokens."""
-    transformers = library("transformers")
+def language_model(transformers, name):
+    """A small decoder of Hugging Face."""
     size = {"vocab_size": 100, "eos_token_id": 1, "bos_token_id": 1, "pad_token_id": 0}
     if name == "gpt2":
         made = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, **size))
@@ -67,8 +66,11 @@ def language_model(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_language_models_are_planned_on_meta_with_their_caches(name):
+    transformers = library("transformers")
+    # Its modules are imported at first use, which the meta device would disturb.
+    language_model(transformers, name)
     with torch.device("meta"), torch.no_grad():
-        model, tokens = language_model(name), torch.zeros(2, 6, dtype=torch.long)
+        model, tokens = language_model(transformers, name), torch.zeros(2, 6, dtype=torch.long)
         first = {"input_ids": tokens} | ({"decoder_input_ids": tokens[:, :3]} if name == "t5" else {})
         begun = model(**first)
         word = torch.zeros(2, 1, dtype=torch.long)
