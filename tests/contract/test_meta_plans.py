@@ -48,7 +48,7 @@ def facts(graph):
 
 def language_model(transformers, name):
     """A small decoder of Hugging Face."""
-    size = {"vocab_size": 100, "eos_token_id": 1, "bos_token_id": 1, "pad_token_id": 0}
+    size = {"vocab_size": 100, "eos_token_id": 1, "bos_token_id": 1}
     if name == "gpt2":
         made = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, **size))
     elif name == "llama":
