@@ -188,13 +188,14 @@ def test_a_device_map_outlives_a_file(tmp_path):
     assert autopar.Plan.load(tmp_path / "plan.json").device_map() == plan.device_map()
 
 
-def test_a_batch_in_parts_has_one_device_for_each_module():
+def test_a_batch_in_parts_has_no_device_map():
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
     with torch.no_grad():
         plan = autopar.plan(
             model, MACHINE, example_inputs=(torch.randn(64, 64),), split={"cuda:0": 3, "cuda:1": 1}
         )
-    assert plan.device_map() == {"": "cuda:0"}
+    with pytest.raises(autopar.PlanError, match="2 parts: 48 . 16"):
+        plan.device_map()
 
 
 FORMS = {
