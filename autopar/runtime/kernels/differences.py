@@ -101,6 +101,7 @@ DIFFERENCES = (
     Difference(_ALL, _QUOTIENTS, "a number, or the process ends, if the divisor is 0, or -1 of the least integer",
                makes=_INTEGERS, condition=_by_tensor),
     Difference(_INDUCTOR, "pow", "floats for powers of a constant", makes=_INTEGERS, condition=_of_number),
+    Difference(_INDUCTOR, "cumprod cumsum prod sum", "0 for products beyond the dtype", makes=_NARROW),
     Difference(_INDUCTOR, "any all", "bool instead of uint8", makes=frozenset({"uint8"})),
     Difference(_INDUCTOR, _CASTS, "the nearest int8 for numbers beyond", _FLOATS, frozenset({"int8"})),
     Difference(_EXPORTED, "", "the nearest of its dtype for numbers beyond, or an error", _NARROW),
