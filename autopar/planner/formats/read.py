@@ -49,7 +49,8 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
     `machine`, that of a networkx graph lacks the lists of devices and links.
 
     A path that ends in `.stg` is a graph of the Standard Task Graph set, for which `machine` is the number of
-    processors; it may be for a networkx graph too. JSON with `nodes` and `edges` is a graph of the dnn-partitioning set.
+    processors; it may be for a networkx graph too. JSON with `nodes` and `edges` is a graph of the dnn-partitioning
+    set.
     """
     name: str = "graph"
     data: Any = source
@@ -85,8 +86,8 @@ def _machine(machine: Machine | int | None) -> Machine | None:
         return machine
     if isinstance(machine, int):
         raise DeviceError(
-            f"a number of processors ({machine}) goes with .stg files and networkx graphs alone; leave it out, as other "
-            "graphs bring their devices"
+            f"a number of processors ({machine}) goes with .stg files and networkx graphs alone; leave it out, as "
+            "other graphs bring their devices"
         )
     raise DeviceError(
         f"machine={machine!r} is not a Machine; give one, or leave it out where the graph brings it"
