@@ -194,7 +194,7 @@ def test_a_batch_in_parts_has_no_device_map():
         plan = autopar.plan(
             model, MACHINE, example_inputs=(torch.randn(64, 64),), split={"cuda:0": 3, "cuda:1": 1}
         )
-    with pytest.raises(autopar.PlanError, match=r"2 parts: 48 . 16"):
+    with pytest.raises(autopar.PlanError, match=r"2 parts: 48 \+ 16"):
         plan.device_map()
 
 

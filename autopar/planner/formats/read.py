@@ -49,8 +49,7 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
     `machine`, that of a networkx graph lacks the lists of devices and links.
 
     A path that ends in `.stg` is a graph of the Standard Task Graph set, for which `machine` is the number of
-    processors; it may be for a networkx graph too. JSON with `nodes` and `edges` is a graph of the dnn-partitioning
-    set.
+    processors, as it may be for a networkx graph. JSON with `nodes` and `edges` is of the dnn-partitioning set.
     """
     name: str = "graph"
     data: Any = source
