@@ -15,11 +15,13 @@ class AutoparError(RuntimeError):
     @classmethod
     def like(cls, error: BaseException, text: str) -> Self:
         """Return an error with this text that `except` of the class of `error` catches too, with its attributes."""
-        kind = type(error)
+        # The error may itself be one of these.
+        kind = getattr(error, "_kind", type(error))
         if not isinstance(error, Exception) or issubclass(cls, kind):
             return cls(text)
         # Printed and pickled as its base class.
         own = {
+            "_kind": kind,
             "__module__": cls.__module__,
             "__str__": AutoparError.__str__,
             "__reduce__": lambda _: (cls, (text,)),

@@ -184,6 +184,9 @@ def guard_methods() -> None:
     for item in output.side_effects.id_to_variable.values():
         if not isinstance(item, UserDefinedObjectVariable) or item.source is None:
             continue
+        if isinstance(item.mutation_type, AttributeMutationNew):
+            # No guard can reach an object that the call itself has made.
+            continue
         kind = type(item.value)
         if kind in kinds:
             continue

@@ -154,7 +154,10 @@ def test_what_is_no_home_is_refused(home, error, text) -> None:
         planned(layers(1), torch.randn(2, 64), home=home)
 
 
-def test_weights_must_be_where_they_are_said_to_live() -> None:
+def test_weights_may_come_from_meta_to_where_they_are_said_to_live() -> None:
     model = layers(1).to("meta")
-    with pytest.raises(PlanError, match="lives on cpu, but it is on meta; move it"):
-        autopar.compile(model, ["cpu"], home="cpu")
+    fast, x = autopar.compile(model, ["cpu"], home="cpu"), torch.randn(2, 64)
+    with pytest.raises(RuntimeError, match="meta is not on the expected device"):
+        fast(x)
+    model.load_state_dict(layers(1).state_dict(), assign=True)
+    torch.testing.assert_close(fast(x), model(x))

@@ -331,14 +331,13 @@ def test_what_is_recorded_names_the_piece(monkeypatch: pytest.MonkeyPatch) -> No
     assert "measured" in fast.explain()
 
 
-def test_a_kernel_that_fails_in_a_call_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_answers_where_a_kernel_fails_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     folding = Folding()
     using(monkeypatch, folding, fastest="folding")
     model, x = mlp(), torch.randn(5, 8)
     fast = compiled(model, x)
     folding.off = "no number"  # type: ignore[assignment]
-    with pytest.raises(autopar.RunError, match=r"kernel of 4 tasks from task .* failed on cpu"):
-        fast(x)
+    torch.testing.assert_close(fast(x), model(x))
 
 
 def test_nothing_folds_weights_that_train_and_nothing_compiles_draws(monkeypatch: pytest.MonkeyPatch) -> None:

