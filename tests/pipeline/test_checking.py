@@ -118,6 +118,41 @@ def test_a_wrong_answer_is_named_and_the_signature_forgotten(monkeypatch):
     assert torch.equal(fast(x), model(x))
 
 
+class Masked(nn.Module):
+    def forward(self, x, rows):
+        mask = (1.0 - rows.float())[:, None] * torch.finfo(torch.float32).min
+        return torch.softmax(x @ x.transpose(1, 2) + mask, -1) @ x
+
+
+class Largest(nn.Module):
+    def forward(self, x):
+        return x * (x == x.amax(-1, keepdim=True))
+
+
+class Classes(nn.Module):
+    def forward(self, x):
+        counted = nn.functional.one_hot(x.relu().round().long(), 8).float()
+        return counted + torch.floor(x.round() * 2)[..., None]
+
+
+INEXACT = {
+    "masked": (Masked(), (torch.linspace(-1, 1, 60).view(3, 5, 4), torch.ones(3, 5, dtype=torch.long))),
+    "largest": (Largest(), (torch.linspace(-1, 1, 24).view(4, 6),)),
+    "classes": (Classes(), (torch.linspace(-2, 2, 24).view(4, 6),)),
+}
+"""Models whose results would be others if numbers that are exact, such as the ones of a mask, were not."""
+
+
+@pytest.mark.parametrize("factor", [1.01, 0.0, -1.0])
+@pytest.mark.parametrize("name", INEXACT)
+def test_numbers_that_are_exact_give_no_room_for_wrong_answers(monkeypatch, name, factor):
+    model, args = INEXACT[name]
+    fast, run = autopar.compile(model, ["cpu"]), Served.run
+    monkeypatch.setattr(Served, "run", lambda *call: [found * factor for found in run(*call)])
+    with pytest.raises(autopar.DifferenceError, match="output 0 is not eager's"):
+        fast(*args)
+
+
 STATED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 """Tolerance that docs/limits.md allows a sum of parts; half precision by a few of its last bits."""
 
