@@ -31,7 +31,7 @@ try:
     from torch._dynamo import eval_frame as _eval_frame
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     from torch._dynamo.guards import GuardBuilder, GuardManagerType, install_guard
-    from torch._dynamo.source import AttrSource, TypeSource
+    from torch._dynamo.source import AttrSource, TempLocalSource, TypeSource
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
     from torch._dynamo.utils import counters, graph_break_reasons
@@ -182,7 +182,9 @@ def guard_methods() -> None:
     output = InstructionTranslator.current_tx().output
     run, kinds = {*output.tracing_context.traced_code}, set[type]()
     for item in output.side_effects.id_to_variable.values():
-        if not isinstance(item, UserDefinedObjectVariable) or item.source is None:
+        # What the call makes, such as a result or a cache, has no source, or by now a temporary variable.
+        made = item.source is None or isinstance(item.source, TempLocalSource)
+        if made or not isinstance(item, UserDefinedObjectVariable):
             continue
         if isinstance(item.mutation_type, AttributeMutationNew):
             # No guard can reach an object that the call itself has made.

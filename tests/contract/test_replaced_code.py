@@ -188,3 +188,36 @@ def test_methods_and_wrappers_of_the_compiled_module_find_what_was_put_in_place(
         assert torch.equal(fast(x), model.first(x) + 1)
         del fast.forward
     fast.close()
+
+
+class Kept:
+    """A cache as of language models."""
+
+    def __init__(self) -> None:
+        self.keys: list[torch.Tensor] = []
+
+    def update(self, key: torch.Tensor) -> torch.Tensor:
+        self.keys.append(key)
+        return key * len(self.keys)
+
+
+class Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Kept]:
+        kept = Kept()
+        return kept.update(self.layer(x)), kept
+
+
+def test_a_call_that_returns_an_object_which_it_has_made_is_planned():
+    model, x = Keeping(), torch.randn(3, 4)
+    assert autopar.plan(model, ["cpu"], example_inputs=(x,)).makespan > 0
+    fast = autopar.compile(model, ["cpu"])
+    for _ in range(2):
+        y, kept = fast(x)
+        torch.testing.assert_close(y, model(x)[0])
+        assert kept.update(y).equal(y * 2)
+    assert "ran as written" not in str(fast.explain())
+    fast.close()
