@@ -8,7 +8,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, NoneType
 from typing import Any, TypeAlias
 
 import torch
@@ -183,8 +183,8 @@ def guard_methods() -> None:
     run, kinds = {*output.tracing_context.traced_code}, set[type]()
     for item in output.side_effects.id_to_variable.values():
         # What the call makes, such as a result or a cache, has no source, or by now a temporary variable.
-        made = item.source is None or isinstance(item.source, TempLocalSource)
-        if made or not isinstance(item, UserDefinedObjectVariable):
+        source = item.source
+        if not isinstance(item, UserDefinedObjectVariable) or isinstance(source, (TempLocalSource, NoneType)):
             continue
         if isinstance(item.mutation_type, AttributeMutationNew):
             # No guard can reach an object that the call itself has made.
@@ -196,7 +196,7 @@ def guard_methods() -> None:
         held = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
         for name, value in held.items():
             if isinstance(value, FunctionType) and (value.__code__ in run or name == "__call__"):
-                at = AttrSource(TypeSource(item.source), name)
+                at = AttrSource(TypeSource(source), name)
                 # A function that is replaced, and one whose code is, as by autoreload in notebooks.
                 install_guard(*map(at.make_guard, (GuardBuilder.ID_MATCH, GuardBuilder.CLOSURE_MATCH)))
 
