@@ -8,7 +8,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import CodeType, FunctionType, NoneType
+from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -31,7 +31,7 @@ try:
     from torch._dynamo import eval_frame as _eval_frame
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     from torch._dynamo.guards import GuardBuilder, GuardManagerType, install_guard
-    from torch._dynamo.source import AttrSource, TempLocalSource, TypeSource
+    from torch._dynamo.source import AttrSource, TypeSource
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
     from torch._dynamo.utils import counters, graph_break_reasons
@@ -182,12 +182,10 @@ def guard_methods() -> None:
     output = InstructionTranslator.current_tx().output
     run, kinds = {*output.tracing_context.traced_code}, set[type]()
     for item in output.side_effects.id_to_variable.values():
-        # What the call makes, such as a result or a cache, has no source, or by now a temporary variable.
-        source = item.source
-        if not isinstance(item, UserDefinedObjectVariable) or isinstance(source, (TempLocalSource, NoneType)):
+        if not isinstance(item, UserDefinedObjectVariable) or item.source is None:
             continue
         if isinstance(item.mutation_type, AttributeMutationNew):
-            # No guard can reach an object that the call itself has made.
+            # No guard can reach an object that the call itself makes, such as a result or a cache.
             continue
         kind = type(item.value)
         if kind in kinds:
@@ -196,7 +194,7 @@ def guard_methods() -> None:
         held = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
         for name, value in held.items():
             if isinstance(value, FunctionType) and (value.__code__ in run or name == "__call__"):
-                at = AttrSource(TypeSource(source), name)
+                at = AttrSource(TypeSource(item.source), name)
                 # A function that is replaced, and one whose code is, as by autoreload in notebooks.
                 install_guard(*map(at.make_guard, (GuardBuilder.ID_MATCH, GuardBuilder.CLOSURE_MATCH)))
 
