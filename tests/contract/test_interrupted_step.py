@@ -52,6 +52,8 @@ def test_training_goes_on_from_a_checkpoint_after_interrupts_at_any_instant(devi
                     signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 interrupted += 1
+            # As in a plain loop, an interrupt may end a context of torch's before it restores the mode.
+            torch.set_grad_enabled(True)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert interrupted
