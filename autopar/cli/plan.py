@@ -50,15 +50,12 @@ def main(argv: Sequence[str]) -> int:
     model.add_argument("--policy", help="auto (the default), single, round_robin or heft")
     model.add_argument("--split", help="auto (the default), none or a number of parts")
     graph = parser.add_argument_group("a task graph")
-    graph.add_argument("--objective", help="latency (the default) or throughput")
     graph.add_argument("--budget-s", type=float, metavar="S", help="limit on the search in seconds")
     graph.add_argument("--processors", type=int, metavar="P", help="number of processors for an .stg file")
     chosen = parser.parse_args(argv)
     if chosen.graph is None and chosen.machine is None:
         parser.error("a model needs --machine, for example --machine cpu,cuda:0")
-    for word in (
-        ("objective", "budget_s", "processors") if chosen.graph is None else ("machine", "policy", "split")
-    ):
+    for word in ("budget_s", "processors") if chosen.graph is None else ("machine", "policy", "split"):
         if getattr(chosen, word) is not None:
             kind = "a task graph" if chosen.graph is None else "a model"
             parser.error(f"--{word.replace('_', '-')} goes with {kind}")
@@ -83,16 +80,11 @@ def _graph(chosen: argparse.Namespace) -> int:
     from ..planner.formats import text
 
     began = time.perf_counter()
-    plan = schedule(
-        chosen.graph, chosen.processors, objective=chosen.objective or "latency", budget_s=chosen.budget_s
-    )
+    plan = schedule(chosen.graph, chosen.processors, budget_s=chosen.budget_s)
     took = time.perf_counter() - began
-    often = "" if plan.period is None else f", a call every {seconds(plan.period)}"
     ended = f"; stopped: {plan.stopped}" if plan.stopped else ""
-    if plan.bound_once > plan.lower_bound:
-        ended = f", with each task once {seconds(plan.bound_once)}{ended}"
     print(
-        f"planned in {took:.3f} s by {plan.policy}: {seconds(plan.makespan)}{often}, lower bound "
+        f"planned in {took:.3f} s by {plan.policy}: {seconds(plan.makespan)}, lower bound "
         f"{seconds(plan.lower_bound)} (gap {percent(plan.gap)}){ended}",
         file=sys.stderr,
     )

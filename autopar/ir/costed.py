@@ -45,8 +45,6 @@ class Cluster:
     reads: values from outside the cluster.
     makes: values needed outside, by another cluster or the caller.
     colocate: group of clusters that must share a device.
-    modes: (device number, lanes, seconds) of each way to use lanes of a device, including one lane; `seconds`
-    is then the minimum for each device.
     """
 
     name: str
@@ -58,12 +56,11 @@ class Cluster:
     after: tuple[str, ...] = ()
     colocate: str | None = None
     workspace_bytes: int = 0
-    modes: tuple[tuple[int, int, float], ...] = ()
 
     def on(self, device: int) -> Cluster:
         """Return the cluster bound to one device, by its number in the machine."""
         seconds = tuple(s if d == device else None for d, s in enumerate(self.seconds))
-        return replace(self, seconds=seconds, modes=tuple(mode for mode in self.modes if mode[0] == device))
+        return replace(self, seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,6 @@ class CostedGraph:
     homes: (value, device) of each input and state value before the call; "": state only where it is read.
     deliver: (value, device) of each output, then of each update: where it must be in the end.
     consumed: True if the memory of inputs is freed after their last use.
-    again: (duplicate, original) of clusters, tasks and values that are computed again on a second device.
     call_s: seconds of a call on the caller's thread outside of tasks, such as the guards of `torch.compile`; in no
     makespan.
 
@@ -88,7 +84,6 @@ class CostedGraph:
     homes: tuple[tuple[str, str], ...]
     deliver: tuple[tuple[str, str], ...]
     consumed: bool = False
-    again: tuple[tuple[str, str], ...] = ()
     call_s: float = 0.0
 
     @cached_property
@@ -124,11 +119,3 @@ class CostedGraph:
     def index(self) -> dict[str, int]:
         """Number of each device in the machine."""
         return {device.name: position for position, device in enumerate(self.machine.devices)}
-
-
-def repeatable(costed: CostedGraph, cluster: Cluster) -> bool:
-    """Return True if a cluster may be duplicated: it draws no random numbers, waits only for values, is bound
-    to no cluster or device, and is no duplicate."""
-    tasks = [costed.graph.task[name] for name in cluster.tasks]
-    free = not cluster.after and cluster.colocate is None and cluster.name not in dict(costed.again)
-    return free and not any(task.random or task.after or task.home for task in tasks)

@@ -127,10 +127,10 @@ def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[_Wait, ..
                 if link.wire in on_wire:
                     names.setdefault(on_wire[link.wire], "wire")
                 on_wire[link.wire] = index
-        for lane in step.lanes if isinstance(step, Placed) else (step.lane,) if machine.queued else ():
-            if lane in in_lane:
-                names.setdefault(in_lane[lane], "lane")
-            in_lane[lane] = index
+        if isinstance(step, Placed) or machine.queued:
+            if step.lane in in_lane:
+                names.setdefault(in_lane[step.lane], "lane")
+            in_lane[step.lane] = index
         names.pop(index, None)
         found.append(tuple(_Wait(number, kind) for number, kind in names.items()))
     return found

@@ -98,12 +98,10 @@ class Plan:
     resident: (state value, device with a replica).
     memory: predicted use of each device over time.
     singles: (device, makespan with everything on it; None: does not fit or cannot run there).
-    lower_bound: proven: no plan of this graph on this machine is shorter (or its period, if there is one).
+    lower_bound: proven: no plan of this graph on this machine is shorter.
     stopped: `time` if the time limit ended the search.
-    period: from one call to the next if calls follow without a pause; None: a plan for one call.
-    bound_once: stronger bound for plans without duplicates, in which only producers send values; 0: none.
 
-    Every plan compares its bounds with its own time: one above it proves nothing and becomes 0, with a
+    Every plan compares its bound with its own time: one above it proves nothing and becomes 0, with a
     BoundWarning.
     """
 
@@ -119,18 +117,9 @@ class Plan:
     candidates: tuple[Candidate, ...] = ()
     reasons: Sequence[Reason] = ()
     stopped: str = ""
-    period: float | None = None
-    bound_once: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lower_bound", sound(self.lower_bound, self.reached, self.makespan))
-        if not self.costed.again:
-            object.__setattr__(self, "bound_once", sound(self.bound_once, self.reached, self.makespan))
-
-    @property
-    def reached(self) -> float:
-        """Seconds to compare with `lower_bound`: the period if there is one, else the makespan."""
-        return self.makespan if self.period is None else self.period
+        object.__setattr__(self, "lower_bound", sound(self.lower_bound, self.makespan))
 
     @cached_property
     def place(self) -> dict[str, Placed]:
@@ -173,8 +162,7 @@ class Plan:
         """Steps of each lane of the machine, in order."""
         found: dict[str, list[Step]] = {lane: [] for lane in self.costed.machine.lanes}
         for step in self.steps:
-            for lane in step.lanes if isinstance(step, Placed) else (step.lane,):
-                found[lane].append(step)
+            found[step.lane].append(step)
         return {lane: tuple(steps) for lane, steps in found.items()}
 
     @property
@@ -185,11 +173,10 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Optimality gap as a share of the lower bound: 0.1 is 10 %, inf for a bound of 0. Of the period, if
-        any."""
+        """Optimality gap as a share of the lower bound: 0.1 is 10 %, inf for a bound of 0."""
         if not self.lower_bound:
-            return math.inf if self.reached else 0.0
-        return self.reached / self.lower_bound - 1
+            return math.inf if self.makespan else 0.0
+        return self.makespan / self.lower_bound - 1
 
     def candidate(self, note: str = "") -> Candidate:
         """Return its entry among the plans of a race."""
@@ -250,9 +237,8 @@ class Plan:
         first = self.costed.graph.task[self.costed.cluster[step.cluster].tasks[0]]
         called, phase = self.words.cluster(step.cluster), self.words.phase(step.cluster)
         return [
-            Span(lane, step.device, "compute", step.cluster, step.start, step.end, module=first.module,
+            Span(step.lane, step.device, "compute", step.cluster, step.start, step.end, module=first.module,
                  source=first.source, called=called, phase=phase)
-            for lane in step.lanes
         ]  # fmt: skip
 
     def device_map(self) -> dict[str, str]:
@@ -322,9 +308,8 @@ class Plan:
             f"plan of {self.costed.graph.name} by {self.policy}"
             + (f" [{machine.label}]" if machine.label else "")
         ]
-        often = "" if self.period is None else f", a call every {seconds(self.period)}"
         head.append(
-            f"predicted {seconds(self.makespan)}{often}, lower bound {seconds(self.lower_bound)} "
+            f"predicted {seconds(self.makespan)}, lower bound {seconds(self.lower_bound)} "
             f"(gap {percent(self.gap)})"
         )
         return "\n".join(head) + "\n" + table(rows, right=(0, 1, 5))

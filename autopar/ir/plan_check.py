@@ -74,17 +74,13 @@ def _costs(costed: CostedGraph) -> Iterator[str]:
                 yield f"{what} reads {value!r}, which no cluster makes"
         yield from _unknown(
             (cluster.after, costed.cluster, what, "cluster"),
-            ([d for d, _, _ in cluster.modes], range(count), what, "position of a device"),
         )
-        modes = [s for _, _, s in cluster.modes]
-        yield from _no_numbers(what, [cluster.dispatch_s, cluster.workspace_bytes, *modes])
+        yield from _no_numbers(what, [cluster.dispatch_s, cluster.workspace_bytes])
     ends = [device for _, device in (*costed.homes, *costed.deliver)]
-    named = {*costed.cluster, *graph.task, *graph.value}
     yield from _unknown(
         ([name for name, _ in costed.homes], {*graph.inputs, *graph.state}, "homes", "input or state"),
         ([name for name, _ in costed.deliver], graph.value, "deliver", "value"),
         (ends, {*costed.index, ""}, "homes or deliver", "device"),
-        ([name for pair in costed.again for name in pair], named, "again", "run, task or value"),
     )
 
 
@@ -96,7 +92,7 @@ def _steps(plan: Any) -> Iterator[str]:
     for step in plan.placed:
         what = f"the place of {step.cluster!r}"
         yield from _unknown(([step.device], lanes, what, "device"))
-        yield from _unknown((step.lanes, lanes[step.device], what, f"lane of {step.device}"))
+        yield from _unknown(([step.lane], lanes[step.device], what, f"lane of {step.device}"))
         yield from _no_times(f"cluster {step.cluster!r}", step.start, step.end)
     for sent in plan.transfers:
         what = f"the transfer of {sent.value!r}"
@@ -123,7 +119,7 @@ def _figures(plan: Any) -> Iterator[str]:
     )  # fmt: skip
     for used in plan.memory:
         yield from _no_numbers(f"memory of {used.device}", chain(*used.steps))
-    figures = [plan.makespan, plan.period, *(one for _, one in plan.singles)]
+    figures = [plan.makespan, *(one for _, one in plan.singles)]
     yield from _no_numbers("the plan", [*figures, *(one.makespan for one in plan.candidates)])
     ends = [0.0, *(step.end for step in (*plan.placed, *plan.transfers))]
     ends += [time for used in plan.memory for time, _ in used.steps]

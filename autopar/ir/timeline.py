@@ -13,20 +13,13 @@ from . import pictures
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A cluster on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds. `more`: other lanes
-    of the device that it uses."""
+    """A cluster on a compute lane (`cpu/0`), from `start` to `end` in predicted seconds."""
 
     cluster: str
     device: str
     lane: str
     start: float
     end: float
-    more: tuple[str, ...] = ()
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        """All lanes that it uses."""
-        return (self.lane, *self.more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,6 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
         memory=again.memory,
         makespan=again.makespan,
         lower_bound=lower_bound(instance),
-        bound_once=0.0,
     )
 
 

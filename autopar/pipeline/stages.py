@@ -31,7 +31,7 @@ from ..lowering.check import check
 from ..lowering.lower import lower
 from ..lowering.memory_bound import Peak
 from ..planner import replan
-from ..planner.lists.identical import seconds_moved
+from ..planner.lists.single import seconds_moved
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor

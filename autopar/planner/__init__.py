@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from ..errors import PlanError
 from ..ir.costed import Cluster, CostedGraph
@@ -18,24 +17,16 @@ from .model.simulator import Schedule
 from .policies import POLICIES, Policy, require_policy
 from .portfolio import place, replan
 from .search.anneal import STEPS
-from .throughput.objective import throughput
 
 log = logging.getLogger("autopar")
 
-OBJECTIVES: dict[str, Callable[..., Plan]] = {
-    "latency": partial(place, steps=STEPS, copies=True),
-    "throughput": throughput,
-}
-"""Function for each objective of a plan: (costed graph, `budget_s=`) → the plan."""
-
-__all__ = ["OBJECTIVES", "POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]
+__all__ = ["POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]
 
 
 def schedule(
     graph: Source,
     machine: Machine | int | None = None,
     *,
-    objective: str = "latency",
     memory: Mapping[str, int | float | str] | None = None,
     pins: Mapping[str, str] | None = None,
     budget_s: float | None = None,
@@ -47,7 +38,6 @@ def schedule(
             dnn-partitioning set or of the Standard Task Graph set.
         machine: Replaces the machine of the graph; for a `.stg` file or a networkx graph, it may be the number of equal
             processors, which share their memory: transfers take no time.
-        objective: `latency`: the least makespan; `throughput`: the least period of successive calls.
         memory: Device → cap in bytes, or text such as "6GiB".
         pins: Task id, or glob of ids → device.
         budget_s: Limit on the search in seconds, None: none. If it ends the search, `stopped` is `time`. The search
@@ -56,8 +46,6 @@ def schedule(
     Raises PlanError for an invalid graph or one that cannot be planned, DeviceError for an unknown device,
     MemoryCapError if nothing fits. Logs a warning about devices without links.
     """
-    if not isinstance(objective, str) or objective not in OBJECTIVES:
-        raise PlanError(f"objective={objective!r} is not known; give one of {', '.join(OBJECTIVES)}")
     if budget_s is not None and not (isinstance(budget_s, (int, float)) and budget_s > 0):
         raise PlanError(
             f"budget_s={budget_s!r} leaves no time to plan; give seconds above 0, or leave it out"
@@ -77,7 +65,7 @@ def schedule(
         if memory:
             caps = {device: parse_bytes(cap) for device, cap in memory.items()}
             costed = replace(costed, machine=costed.machine.with_memory(caps))
-        return OBJECTIVES[objective](pinned(costed, pins or {}), budget_s=budget_s)
+        return place(pinned(costed, pins or {}), steps=STEPS, budget_s=budget_s)
 
 
 def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:

@@ -10,8 +10,8 @@ from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from .candidates import Entry, Race
 from .lists.heft import heft, list_schedule, lookahead, urgent_first
-from .lists.identical import is_single
 from .lists.memory_first import fill, follow
+from .lists.single import is_single
 from .model.instance import Instance
 from .model.simulator import Schedule, in_order
 
@@ -31,7 +31,7 @@ def round_robin(instance: Instance, room: float = 1.0) -> Schedule:
             at = next(k for k, (d, _) in enumerate(queues) if d in instance.allowed[r])
             chosen |= dict.fromkeys(instance.together(r), queues[at])
             queues = [*queues[at + 1 :], *queues[: at + 1]]
-    placed = ((r, d, (lane,)) for r, (d, lane) in sorted(chosen.items()))
+    placed = ((r, d, lane) for r, (d, lane) in sorted(chosen.items()))
     return in_order(instance, "round_robin", placed)
 
 

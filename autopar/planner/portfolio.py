@@ -1,4 +1,4 @@
-"""Algorithm portfolio: strategies race, the shortest plan that fits wins; duplication and proofs come last."""
+"""Algorithm portfolio: strategies race, and the shortest plan that fits wins."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from ..ir.plan_check import sound
 from ..system.text import seconds
 from .bounds import lower_bound
 from .candidates import SHORTER, Entry, Race
-from .duplication import once, repeated
-from .exact import every, prove, tiny
 from .lists.heft import heft, lookahead
-from .lists.identical import identical, is_single, single
 from .lists.memory_first import fill, follow
+from .lists.single import is_single, single
 from .model.instance import Instance
 from .model.simulator import Schedule, schedule_of
 from .model.timing import timing
 from .policies import Policy, asked, enter_fitting
 from .reasons import reasons
 from .search.anneal import POLICY, anneal, pack, polish
-from .search.climb import climb
-from .search.large import LARGE, contended, quickest, variants
+from .search.large import LARGE, contended, non_delay_list, weighted
 
 ALONE = 0.25
 """Share of the time limit after which no further single device is tried."""
@@ -67,9 +64,9 @@ def _lists(race: Race, *policies: Callable[..., Schedule]) -> None:
 def _weighted(race: Race, _: int) -> None:
     """Enter list schedules under several weights; if they contend for buses, simulate only the best."""
     if contended(race.instance):
-        race.enter(quickest(race.instance, race.until))
+        race.enter(non_delay_list(race.instance, race.until))
     else:
-        _lists(race, *variants(race.instance).values())
+        _lists(race, *weighted(race.instance).values())
 
 
 def _uncapped(race: Race, _: int) -> None:
@@ -80,7 +77,7 @@ def _uncapped(race: Race, _: int) -> None:
     """
     instance = race.instance
     loose = race.enter(
-        quickest(instance, race.until) if contended(instance) else heft(instance, room=math.inf)
+        non_delay_list(instance, race.until) if contended(instance) else heft(instance, room=math.inf)
     )
     if loose and not loose.over:
         race.enter(lookahead(instance, room=math.inf))
@@ -98,26 +95,16 @@ def _polish(race: Race, steps: int) -> None:
         race.enter(schedule)
 
 
-def _repair(race: Race, steps: int) -> None:
-    climb(race, steps)
-    pack(race, steps)
-
-
 STRATEGIES = (
-    _Strategy("identical", lambda race: bool(race.instance.alike),
-             lambda race, steps: race.enter(identical(race, steps))),
     _Strategy("lists", _small, lambda race, _: _lists(race, heft, lookahead)),
     _Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
              lambda race, _: _lists(race, fill, follow)),
-    _Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight or race.instance.alike),
+    _Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight),
              _weighted),
     _Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
     _Strategy("annealing", lambda race: True, _anneal),
     _Strategy("polish", lambda race: not _searched(race), _polish),
-    _Strategy("packing", lambda race: any(entry.over for entry in _searched(race)), pack),
-    _Strategy("all schedules", lambda race: tiny(race.instance) and not race.done, lambda race, _: every(race)),
-    _Strategy("repair", lambda race: bool(race.lead.over), _repair),
-    _Strategy("climb", lambda race: not race.lead.over, climb),
+    _Strategy("packing", lambda race: bool(race.lead.over) or any(entry.over for entry in _searched(race)), pack),
 )  # fmt: skip
 """Strategies that `auto` races, in this order, as long as there is time."""
 
@@ -127,15 +114,13 @@ def place(
     policy: Policy = "auto",
     budget_s: float | None = None,
     steps: int = QUICK,
-    copies: bool = False,
     below: float = math.inf,
 ) -> Plan:
     """Return the best plan that `policy` finds for a costed graph, simulated, with its bound and reasons.
 
     `auto` races single devices against `STRATEGIES`, each with about `steps` placed clusters. A plan over
-    several devices wins only if predicted to be shorter than the best single one. `copies` allows duplicates:
-    the plan is of the graph with these (`CostedGraph.again`). The search ends shortly before `budget_s`
-    seconds (`ENDING`); the plan then says `stopped: time`. Raises PlanError for an unknown policy or name,
+    several devices wins only if predicted to be shorter than the best single one. The search ends shortly before
+    `budget_s` seconds (`ENDING`); the plan then says `stopped: time`. Raises PlanError for an unknown policy or name,
     MemoryCapError if nothing fits, TooLongError if none takes less than `below` seconds.
     """
     began = time.monotonic()
@@ -153,25 +138,7 @@ def place(
             break
         if strategy.supports(race):
             strategy.run(race, steps)
-    chosen, apart, stopped = race.best(), 0.0, ""
-    if copies:
-        chosen, apart, stopped = _repeated_and_proven(race, chosen)
-    return _plan(race, chosen, alone, "time" if race.late else stopped, apart)
-
-
-def _repeated_and_proven(race: Race, found: Entry) -> tuple[Entry, float, str]:
-    """Return the shortest plan, duplicates allowed, a bound for plans without, and what stopped the proof.
-
-    Duplication comes first, because it is fast and a proof may take any amount of time.
-    """
-    plans = [found, repeated(race, found)]
-    proven, bound, cut = prove(race, found)
-    if proven is not found:
-        plans += [proven, repeated(race, proven)]
-    best = min(plans, key=lambda plan: plan.makespan)
-    # A search for plans with duplicates may find a shorter one without any.
-    least = min(plan.makespan for plan in plans if not plan.play.instance.costed.again)
-    return best, sound(bound, least), "time" if cut else ""
+    return _plan(race, race.best(), alone, "time" if race.late else "")
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
@@ -182,8 +149,7 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     """
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     instance = Instance(costed)
-    # If the edited plan has duplicates, the bound is that of the graph without them.
-    race = Race(instance, lower_bound(Instance(once(costed)) if costed.again else instance))
+    race = Race(instance, lower_bound(instance))
     alone = _singles(race, until=until)
     for step in edited.placed:
         costed.machine.require(step.device)
@@ -219,10 +185,8 @@ def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[
     return alone
 
 
-def _plan(
-    race: Race, chosen: Entry, alone: dict[int, list[Entry]], stopped: str = "", apart: float = 0.0
-) -> Plan:
-    instance, found = chosen.play.instance, timing(chosen.play)
+def _plan(race: Race, chosen: Entry, alone: dict[int, list[Entry]], stopped: str = "") -> Plan:
+    instance, found = race.instance, timing(chosen.play)
     singles = []
     for d, device in enumerate(instance.devices):
         fitting = [entry.makespan for entry in alone[d] if not entry.over]
@@ -235,9 +199,6 @@ def _plan(
         others = f"the best plan found over several devices would take {times[0]}, this one {times[1]}"
     # A losing entry refutes a bound as well as the plan does; `Plan` itself checks only the latter.
     least = min((entry.makespan for entry in race.entries if not entry.over), default=found.makespan)
-    if all(entry is not chosen for entry in race.entries):
-        # A plan with duplicates or delayed transfers did not race, but is listed beside the entries.
-        race.admit(chosen)
     return replace(
         found,
         lower_bound=sound(race.bound, least),
@@ -245,5 +206,4 @@ def _plan(
         candidates=tuple(race.candidates),
         reasons=reasons(found, shortest, others),
         stopped=stopped,
-        bound_once=apart,
     )

@@ -13,7 +13,7 @@ from ..ir.plan import Choice, Plan, Reason
 from ..ir.timeline import Placed
 from ..system.text import seconds, size
 from .model.instance import Hop, Instance
-from .model.slots import Slots, together
+from .model.slots import Slots, find_all
 
 NEGLIGIBLE = 1e-9
 """Difference in seconds that is too small for a reason."""
@@ -65,8 +65,8 @@ class _Elsewhere:
 
     Values that the plan has on a device are read at their arrival. Others are sent one after the other, each
     in the first sufficient gap of its queue and bus, from which the transfers needed only by the cluster's
-    present place are removed. The cluster takes the first sufficient gap of a lane, or of the lanes of its
-    fastest mode. Dispatch is ignored; a device that lacks memory gets no end.
+    present place are removed. The cluster takes the first sufficient gap of a lane. Dispatch is ignored; a
+    device that lacks memory gets no end.
     """
 
     def __init__(self, timing: Plan, shortest: bool, others: str) -> None:
@@ -74,21 +74,18 @@ class _Elsewhere:
         self.policy, self.memory = timing.policy, timing.memory
         self.shortest, self.others = shortest, others
         index, value = instance.costed.index, instance.value
-        self.original = dict(instance.costed.again)
         place = {step.cluster: step for step in timing.placed}
         self.own = [place[name] for name in instance.names]
         self.device = [index[step.device] for step in self.own]
-        # A value and its duplicates count as one, since readers of one could read another.
-        self.root = [value.get(self.original.get(name, name), v) for v, name in enumerate(instance.values)]
         self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
         for r, step in enumerate(self.own):
             for v in instance.makes[r]:
-                self.there[self.root[v]][self.device[r]] = step.end
+                self.there[v][self.device[r]] = step.end
         self.busy: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
         self.came: dict[tuple[int, int], tuple[Hop, tuple[float, float]]] = {}
         for t in timing.transfers:
             hop = instance.hops[index[t.src], index[t.dst]]
-            known = self.there[self.root[value[t.value]]]
+            known = self.there[value[t.value]]
             known[hop.dst] = min(t.end, known.get(hop.dst, math.inf))
             self.came[value[t.value], hop.dst] = hop, (t.start, t.end)
             for key in _keys(hop):
@@ -97,8 +94,7 @@ class _Elsewhere:
         self.shared = {key: Slots(taken) for key, taken in self.busy.items()}
         lanes: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for step in timing.placed:
-            for lane in step.lanes:
-                lanes[lane].append((step.start, step.end))
+            lanes[step.lane].append((step.start, step.end))
         self.lanes = [[Slots(lanes[name]) for name in names] for names in instance.lane_names]
 
     def reason(self, r: int) -> Reason:
@@ -113,7 +109,7 @@ class _Elsewhere:
         makers = {instance.maker[v] for v in instance.reads[r]}
         arrives = max((self.own[p].end for p in instance.before[r] if p not in makers), default=0.0)
         if d == self.device[r]:
-            read = (self.there[self.root[v]].get(d, 0.0) for v in instance.reads[r])
+            read = (self.there[v].get(d, 0.0) for v in instance.reads[r])
             return Choice(device, max([arrives, *read]), own.start, own.end, "chosen")
         brought = self._brought(r, d, shared)
         arrives = 0.0 if brought is None else max(arrives, brought)
@@ -121,11 +117,9 @@ class _Elsewhere:
             return Choice(device, arrives, 0.0, None, self._barred(r, d))
         if brought is None:
             return Choice(device, arrives, 0.0, None, f"no link brings its inputs to {device}")
-        found = []
-        for count, took in instance.modes.get((r, d), ((1, instance.seconds[r][d]),)):
-            start, _ = together(self.lanes[d], count, took - self.rounding, arrives)
-            found.append((start + took, start))
-        end, start = min(found)
+        took = instance.seconds[r][d]
+        start = min(lane.find(arrives, took - self.rounding) for lane in self.lanes[d])
+        end = start + took
         lacks = self._lacks(r, d, start, end)
         return Choice(device, arrives, start, None if lacks else end, lacks)
 
@@ -160,7 +154,7 @@ class _Elsewhere:
             if kept and self.device[other] == d:
                 here.update(kept)
         state = sum(nbytes for storage, nbytes in instance.kept[r] if storage not in here)
-        brought = [v for v in instance.reads[r] if d not in self.there[self.root[v]]]
+        brought = [v for v in instance.reads[r] if d not in self.there[v]]
         needs = state + instance.workspace[r] + sum(instance.bytes[v] for v in (*brought, *instance.makes[r]))
         if held + needs <= cap:
             return ""
@@ -172,8 +166,6 @@ class _Elsewhere:
         instance = self.instance
         if len(instance.devices) == 1:
             return f"{own.device} is the only device there is."
-        if own.cluster in self.original:
-            return self._copied(own)
         if len(instance.allowed[r]) == 1:
             return f"It can only run on {own.device}: {self._bound(r)}."
         if len({*self.device}) == 1 and self.others:
@@ -234,20 +226,6 @@ class _Elsewhere:
             return "no other device can run it, or its pin says so"
         return "a pin, or what it shares a device with, says so"
 
-    def _copied(self, own: Placed) -> str:
-        """Return the reason of a duplicate: its results could reach its device from the original only later."""
-        instance = self.instance
-        r, first = instance.number[own.cluster], instance.number[self.original[own.cluster]]
-        original = self.own[first]
-        src, dst = self.device[first], self.device[r]
-        travels = (instance.travel(self.root[v], src, dst) for v in instance.makes[r])
-        comes = max((original.end + travel for travel in travels), default=0.0)
-        later = f", {seconds(comes - own.end)} later" if comes > own.end else ""
-        return (
-            f"It is {original.cluster} computed again, so that its result need not come from {original.device}"
-            f"{later}."
-        )
-
     def _shared(self, r: int) -> dict[tuple[str, int], Slots]:
         """Return the queues and buses without the transfers needed only by this cluster where it is."""
         instance, d = self.instance, self.device[r]
@@ -269,7 +247,7 @@ class _Elsewhere:
         instance, arrives = self.instance, 0.0
         coming = []
         for v in instance.reads[r]:
-            known = self.there[self.root[v]]
+            known = self.there[v]
             if d in known:
                 arrives = max(arrives, known[d])
             else:
@@ -280,7 +258,7 @@ class _Elsewhere:
             hops = instance.route[source][d]
             if hops is None:
                 return None
-            known = self.there[self.root[v]]
+            known = self.there[v]
             for hop in hops:
                 if hop.dst in known:
                     at = known[hop.dst]
@@ -289,7 +267,7 @@ class _Elsewhere:
                 took = hop.seconds(instance.bytes[v])
                 ready = max([at, *(after.get(key, 0.0) for key in keys)])
                 queues = [shared[key] for key in keys if key in shared]
-                at = together(queues, len(queues), took - self.rounding, ready)[0] + took
+                at = find_all(queues, took - self.rounding, ready) + took
                 after.update(dict.fromkeys(keys, at))
             arrives = max(arrives, at)
         return arrives
@@ -300,7 +278,7 @@ class _Elsewhere:
         instance = self.instance
         worst = ("", 0.0)
         for v in instance.makes[r]:
-            known = self.there[self.root[v]]
+            known = self.there[v]
             wanted = [(instance.names[reader], self.device[reader]) for reader in instance.readers[v]]
             wanted += [(f"{instance.devices[e]}, where it must come,", e) for e in instance.deliver[v]]
             for reader, e in wanted:

@@ -16,15 +16,9 @@ from .judging import Asked
 PARTS = {
     "small": ".small",
     "planted": ".planted",
-    "contention": ".contention",
-    "saga": ".saga",
     "stg": ".stg",
     "scale": ".scale",
-    "captured": ".captured",
-    "adversary": ".adversary",
-    "robust": ".robust",
     "feasible": ".feasible",
-    "msr": ".msr",
 }
 """The module of each part."""
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
@@ -55,13 +53,6 @@ def planned(graph: Data, **asked: Any) -> Judged:
     start = time.process_time()
     plan = schedule(graph, **asked)
     return judged(graph, plan, time.process_time() - start)
-
-
-@contextmanager
-def without_solver() -> Iterator[None]:
-    """The planner as it is where OR-tools is not installed."""
-    with mock.patch("autopar.planner.exact.find_spec", lambda name: None):
-        yield
 
 
 def judged(graph: Data, plan: Plan, cost: float) -> Judged:

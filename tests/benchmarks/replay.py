@@ -41,13 +41,11 @@ class _Replay:
         task = {entry["id"]: entry for entry in graph["tasks"]}
         value = {entry["id"]: entry for entry in graph["values"]}
         link = {(entry["src"], entry["dst"]): entry for entry in graph.get("links", ())}
-        self.lanes = [tuple((s["device"], n) for n in s.get("lanes", [s["lane"]])) for s in self.tasks]
+        self.lane = [(step["device"], step["lane"]) for step in self.tasks]
         self.wire: list[Any] = []
         self.length: list[float] = []
-        for step, lanes in zip(self.tasks, self.lanes):
-            cost = task[step["id"]]["seconds"][step["device"]]
-            ways = {int(n): s for n, s in cost.items()} if isinstance(cost, Mapping) else {1: cost}
-            self.length.append(ways[len(lanes)])
+        for step in self.tasks:
+            self.length.append(task[step["id"]]["seconds"][step["device"]])
         for step in self.moves:
             ends = step["src"], step["dst"]
             by = link[ends]
@@ -65,7 +63,6 @@ class _Replay:
         since: dict[tuple[str, str], float] = {}
 
         def bring(key: tuple[str, str], n: int) -> None:
-            # A task may be computed again on a device that its result has come to by then.
             if self.steps[n]["end_s"] < since.get(key, math.inf):
                 since[key], source[key] = self.steps[n]["end_s"], n
 
@@ -100,9 +97,8 @@ class _Replay:
 
     def _run(self) -> None:
         orders: dict[tuple[str, int], deque[int]] = {}
-        for n, lanes in enumerate(self.lanes):
-            for lane in lanes:
-                orders.setdefault(lane, deque()).append(n)
+        for n, lane in enumerate(self.lane):
+            orders.setdefault(lane, deque()).append(n)
         asking: dict[Any, deque[int]] = {wire: deque() for wire in self.wire}
         taken: set[Any] = set()
         ended, ready = 0, 1
@@ -117,14 +113,12 @@ class _Replay:
             heapq.heappush(events, (self.end[n], ended, n))
 
         def compute(n: int, now: float) -> None:
-            """Start a task if it is ready, and first in line on all its lanes, and these are idle."""
-            if self.missing[n] or any(
-                lane in taken or not orders[lane] or orders[lane][0] != n for lane in self.lanes[n]
-            ):
+            """Start a task if it is ready, and first in line on its lane, and the lane is idle."""
+            lane = self.lane[n]
+            if self.missing[n] or lane in taken or not orders[lane] or orders[lane][0] != n:
                 return
-            for lane in self.lanes[n]:
-                orders[lane].popleft()
-                taken.add(lane)
+            orders[lane].popleft()
+            taken.add(lane)
             begin(n, now)
 
         def carry(wire: Any, now: float) -> None:
@@ -149,10 +143,9 @@ class _Replay:
                 if not self.missing[later]:
                     heapq.heappush(events, (now, ready, later))
             if n < self.count:
-                taken.difference_update(self.lanes[n])
-                for lane in self.lanes[n]:
-                    if orders[lane]:
-                        compute(orders[lane][0], now)
+                taken.discard(self.lane[n])
+                if orders[self.lane[n]]:
+                    compute(orders[self.lane[n]][0], now)
             elif self.wire[n - self.count] is not None:
                 taken.discard(self.wire[n - self.count])
                 carry(self.wire[n - self.count], now)
@@ -180,21 +173,12 @@ def _in_order(graph: Data, tasks: Collection[Data]) -> list[Data]:
         if value.get("producer") is not None:
             for reader in value["consumers"]:
                 makers.setdefault(reader, []).append(value["producer"])
-    there = {(step["id"], step["device"]) for step in tasks}
     found: list[Data] = []
     for _, group in groupby(sorted(tasks, key=_by_start), key=_by_start):
         tied = [*group]
-        own: dict[str, list[int]] = {}
-        for n, step in enumerate(tied if len(tied) > 1 else ()):
-            own.setdefault(step["id"], []).append(n)
-        # What is computed on a device too is read there from no other.
+        own = {step["id"]: n for n, step in enumerate(tied)}
         before = {
-            n: [
-                p
-                for name in makers.get(step["id"], ())
-                for p in own.get(name, ())
-                if tied[p]["device"] == step["device"] or (name, step["device"]) not in there
-            ]
+            n: [own[name] for name in makers.get(step["id"], ()) if name in own]
             for n, step in enumerate(tied)
         }
         found += [tied[n] for n in topological(before)]

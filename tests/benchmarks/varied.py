@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from .instances import SHAPES
 from .judging import Data
@@ -31,7 +30,7 @@ def varied(seed: int) -> Data:
     called = draw.choice(NAMES).format
     scale, most = draw.choice((1e-6, 1.0, 1.0, 1e3)), draw.choice((0, 10_000, 10_000, 10**12))
     groups = {f"g{g}": draw.choice(devices) for g in range(draw.choice((0, 0, 1, 3)))}
-    tasks = _tasks(draw, [called(t) for t in range(len(edges))], lanes, groups, scale, most)
+    tasks = _tasks(draw, [called(t) for t in range(len(edges))], devices, groups, scale, most)
     values: list[Data] = []
     for t in range(len(edges)):
         readers = [called(r) for r, reads in enumerate(edges) if t in reads]
@@ -80,13 +79,13 @@ def lacks_links(seed: int) -> bool:
 def _tasks(
     draw: random.Random,
     names: Sequence[str],
-    lanes: dict[str, int],
+    devices: Sequence[str],
     groups: dict[str, str],
     scale: float,
     most: int,
 ) -> list[Data]:
-    """Tasks of some milliseconds times `scale`, in some graphs without a pin or several lanes."""
-    pinned, several = draw.choice((0.0, 0.1)), draw.choice((0.0, 0.0, 0.3))
+    """Tasks of some milliseconds times `scale`, in some graphs without a pin."""
+    pinned = draw.choice((0.0, 0.1))
     found = []
     for name in names:
         task: Data = {
@@ -94,26 +93,19 @@ def _tasks(
             "state_bytes": draw.choice((0, 0, draw.randint(0, most // 2))),
             "workspace_bytes": draw.choice((0, 0, draw.randint(0, most // 2))),
         }
-        able = draw.sample([*lanes], draw.randint(1, len(lanes)))
+        able = draw.sample(devices, draw.randint(1, len(devices)))
         if groups and draw.random() < 0.4:
             task["colocate"] = draw.choice(sorted(groups))
             able = [*{**dict.fromkeys(able), groups[task["colocate"]]: None}]
         elif draw.random() < pinned:
             task["pin"] = draw.choice(able)
-        task["seconds"] = {
-            device: _seconds(draw, lanes[device] if draw.random() < several else 1, scale) for device in able
-        }
+        task["seconds"] = {device: _seconds(draw, scale) for device in able}
         found.append(task)
     return found
 
 
-def _seconds(draw: random.Random, lanes: int, scale: float) -> Any:
-    alone = scale * draw.choice((0.0, draw.uniform(1e-6, 1e-5), draw.uniform(0.5e-3, 1.5e-3), 1e-3))
-    if lanes == 1:
-        return alone
-    ways = {str(taken): alone / taken ** draw.uniform(-0.2, 1.0) for taken in range(1, lanes + 1)}
-    kept = draw.sample(sorted(ways), draw.randint(1, lanes))
-    return {taken: ways[taken] for taken in kept}
+def _seconds(draw: random.Random, scale: float) -> float:
+    return scale * draw.choice((0.0, draw.uniform(1e-6, 1e-5), draw.uniform(0.5e-3, 1.5e-3), 1e-3))
 
 
 def _links(draw: random.Random, devices: list[str], seconds: float, nbytes: int) -> list[Data]:

@@ -48,7 +48,7 @@ class _Check:
         self._together()
         self._transfers()
         self._reads()
-        self._busy(plan.get("period_s"))
+        self._busy()
         self._memory()
         self._ends(plan)
 
@@ -109,36 +109,22 @@ class _Check:
         return since
 
     def _tasks(self) -> None:
-        """Every task once, or once for each device it is on, where it may be, for as long as it takes."""
+        """Every task once, where it may be, for as long as it takes."""
         where: dict[str, list[str]] = {name: [] for name in self.task}
         for step in self.placed:
             name, device = step["id"], step["device"]
-            if device in where[name]:
-                self.say(f"task {name!r} is placed twice on {device}")
+            if where[name]:
+                self.say(f"task {name!r} is placed twice, on {where[name][0]} and {device}")
             where[name].append(device)
             task = self.task[name]
             if task.get("pin") not in (None, device):
                 self.say(f"task {name!r} is on {device} but pinned to {task['pin']}")
-            lanes = _lanes(step)
-            if (
-                step["lane"] not in lanes
-                or len(set(lanes)) != len(lanes)
-                or not all(n in range(self._width(device)) for n in lanes)
-            ):
-                self.say(
-                    f"task {name!r} is on the lanes {lanes} of {device}, which has {self._width(device)}"
-                )
+            width = int(self.device[device].get("lanes", 1))
+            if step["lane"] not in range(width):
+                self.say(f"task {name!r} is on lane {step['lane']} of {device}, which has {width}")
             cost = task["seconds"].get(device)
-            if isinstance(cost, Mapping):
-                if "lanes" not in step:
-                    self.say(
-                        f"task {name!r} can take several lanes of {device} and does not list its 'lanes'"
-                    )
-                cost = {int(taken): s for taken, s in cost.items()}.get(len(lanes))
-            elif len(lanes) != 1:
-                cost = None
             if cost is None:
-                self.say(f"task {name!r} cannot run on {len(lanes)} lanes of {device}")
+                self.say(f"task {name!r} cannot run on {device}")
             elif abs(step["end_s"] - step["start_s"] - cost) > self.slack:
                 self.say(f"task {name!r} takes {step['end_s'] - step['start_s']} s on {device}, not {cost}")
             if step["start_s"] < -self.slack:
@@ -146,9 +132,6 @@ class _Check:
         for name, devices in where.items():
             if not devices:
                 self.say(f"task {name!r} is not placed")
-
-    def _width(self, device: str) -> int:
-        return int(self.device[device].get("lanes", 1))
 
     def _together(self) -> None:
         groups: dict[str, set[str]] = {}
@@ -188,13 +171,12 @@ class _Check:
             if value.get("deliver_to") is not None and (name, value["deliver_to"]) not in self.since:
                 self.say(f"value {name!r} never comes to {value['deliver_to']}, where it must be delivered")
 
-    def _busy(self, period: float | None) -> None:
-        """Lanes and wires do one thing at a time, and no more in a call than a period has room for."""
+    def _busy(self) -> None:
+        """Lanes and wires do one thing at a time."""
         used: dict[str, list[tuple[float, float, str]]] = {}
         for step in self.placed:
-            for lane in _lanes(step):
-                key = f"lane {lane} of {step['device']}"
-                used.setdefault(key, []).append((step["start_s"], step["end_s"], f"task {step['id']!r}"))
+            key = f"lane {step['lane']} of {step['device']}"
+            used.setdefault(key, []).append((step["start_s"], step["end_s"], f"task {step['id']!r}"))
         for step in self.transfers:
             link = self.link[step["src"], step["dst"]]
             wire = (
@@ -209,9 +191,6 @@ class _Check:
                 if start < first[1] - self.slack and end > first[0] + self.slack:
                     self.say(f"{what} has {first[2]} and {other} at {start} s")
                 first = max(first, (start, end, other), key=lambda span: span[1])
-            work = math.fsum(end - start for start, end, _ in spans)
-            if period is not None and not work <= period * (1 + TOLERANCE):
-                self.say(f"{what} is busy for {work} s in each call, longer than the period of {period} s")
 
     def _memory(self) -> None:
         """State for ever, scratch while it is used, values from their beginning to their last local use."""
@@ -266,19 +245,11 @@ class _Check:
         makespan = plan["makespan_s"]
         if not abs(makespan - self.last) <= self.slack:
             self.say(f"the makespan is said to be {makespan} s, but the last step ends at {self.last} s")
-        of, found = ("period", plan["period_s"]) if "period_s" in plan else ("makespan", makespan)
-        if not 0 <= plan["lower_bound_s"] <= found * (1 + TOLERANCE):
-            self.say(f"the lower bound {plan['lower_bound_s']} s is above the {of} {found} s, or below 0")
-        apart = plan.get("lower_bound_once_s", 0.0)
-        if len({step["id"] for step in self.placed}) == len(self.placed) and apart > found * (1 + TOLERANCE):
+        if not 0 <= plan["lower_bound_s"] <= makespan * (1 + TOLERANCE):
             self.say(
-                f"the lower bound {apart} s of plans that compute each task once is above the {of} {found} s"
+                f"the lower bound {plan['lower_bound_s']} s is above the makespan {makespan} s, or below 0"
             )
 
 
 def _timed(step: Data) -> bool:
     return math.isfinite(step["start_s"]) and math.isfinite(step["end_s"])
-
-
-def _lanes(step: Data) -> list[int]:
-    return list(step.get("lanes", [step["lane"]]))

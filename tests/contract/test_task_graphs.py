@@ -69,7 +69,7 @@ WRONG = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("option", ["pins", "memory", "objective", "budget_s", "machine"])
+@pytest.mark.parametrize("option", ["pins", "memory", "budget_s", "machine"])
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: type(wrong).__name__)
 def test_options_of_the_wrong_kind_are_refused_in_a_sentence(option, wrong):
     try:

@@ -13,7 +13,6 @@ from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
 from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
-from autopar.planner.duplication import scheduled
 from autopar.planner.formats import described, read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
@@ -35,7 +34,7 @@ def shown(entry: Any) -> dict[str, Any]:
 
 
 def played(timed: Listed) -> Play:
-    """The timing by the simulator of the orders of a timed list without copies."""
+    """The timing by the simulator of the orders of a timed list."""
     return Play(timed.instance, timed.schedule("test"))
 
 
@@ -56,8 +55,7 @@ def exact(timed: Listed) -> bool:
 def timed_again(instance: Instance, kept: Listed) -> Listed:
     """A list that a chain found, timed from nothing: as long as the chain says, on devices that may have its runs,
     those of a group together."""
-    instance = instance
-    timed = evaluate(instance, kept.device, kept.keys, eager=kept.eager, of=kept.of)
+    timed = evaluate(instance, kept.device, kept.keys, eager=kept.eager)
     assert timed.makespan == kept.makespan
     assert all(d in allowed for d, allowed in zip(kept.device, instance.allowed))
     assert all(len({kept.device[r] for r in members}) == 1 for members in instance.members)
@@ -67,7 +65,7 @@ def timed_again(instance: Instance, kept: Listed) -> Listed:
 def carried_out(timed: Listed) -> Entry:
     """A list as a plan that the simulator has timed: as long as the list says, where it must be."""
     instance = timed.instance
-    entry = scheduled(timed) if timed.of else Race(instance).trial(timed.schedule("test"))
+    entry = Race(instance).trial(timed.schedule("test"))
     assert entry is not None
     if exact(timed):
         assert entry.makespan == pytest.approx(timed.makespan, rel=1e-9)

@@ -20,7 +20,7 @@ def small() -> dict[str, Any]:
     return {
         "tasks": [
             {"id": "a", "seconds": {"cpu": 1.0, "gpu": 0.2}, "state_bytes": 1000},
-            {"id": "b", "seconds": {"cpu": {"1": 1.0, "2": 0.6}}, "workspace_bytes": 500},
+            {"id": "b", "seconds": {"cpu": 1.0}, "workspace_bytes": 500},
             {"id": "c", "seconds": {"cpu": 2.0, "gpu": 0.5}, "pin": "gpu"},
         ],
         "values": [
@@ -55,7 +55,7 @@ def randomly(
     found = []
     for name in names:
         able = [d for d in devices if draw.random() < 0.8] or [draw.choice(devices)]
-        entry: dict[str, Any] = {"id": name, "seconds": {d: _seconds(draw, lanes[d]) for d in able}}
+        entry: dict[str, Any] = {"id": name, "seconds": {d: _seconds(draw) for d in able}}
         if name in groups:
             entry["colocate"] = groups[name]
             entry["seconds"].setdefault(places[groups[name]], draw.uniform(0.1, 2.0))
@@ -92,10 +92,5 @@ def randomly(
     return {"tasks": found, "values": values, "devices": machine, "links": links}
 
 
-def _seconds(draw: random.Random, lanes: int) -> Any:
-    alone = draw.choice((0.0, draw.uniform(0.1, 2.0), draw.uniform(0.001, 0.01)))
-    if draw.random() < 0.8:
-        return alone
-    ways = {"1": alone, "2": alone * draw.uniform(0.5, 1.1), "3": alone * draw.uniform(0.3, 1.1)}
-    able = {taken: ways[taken] for taken in ways if int(taken) <= lanes}
-    return {taken: able[taken] for taken in able if draw.random() < 0.7} or able
+def _seconds(draw: random.Random) -> float:
+    return draw.choice((0.0, draw.uniform(0.1, 2.0), draw.uniform(0.001, 0.01)))

@@ -3,29 +3,21 @@
 import importlib.util
 import json
 import math
-import random
 
 import pytest
 from benchmarks import (
     PARTS,
-    adversary,
-    families,
     feasible,
     planted,
-    rivals,
-    robust,
     run,
     scale,
     small,
     stg,
 )
-from benchmarks.judging import Asked, Goal, by_direction, by_policy, percentile, planned, unwired
-from benchmarks.related import Instance
+from benchmarks.judging import Asked, Goal, by_direction, by_policy, percentile, unwired
 from benchmarks.varied import varied
-from benchmarks.verify import infeasibilities
 
 from autopar.errors import PlanError
-from autopar.planner import POLICIES
 from autopar.planner.formats import read
 
 
@@ -69,26 +61,6 @@ def test_a_goal_says_whether_it_is_met():
     assert percentile([1.0], 0.9) == 1.0
 
 
-def test_what_cannot_be_carried_out_is_found_out():
-    instance = Instance(
-        "pair", {"a": 1.0, "b": 1.0}, {("a", "b"): 1.0}, {"p": 1.0, "q": 2.0}, {("p", "q"): 1.0}
-    )
-    graph = instance.graph()
-    good = instance.plan([("a", "p", 0.0, 1.0), ("b", "q", 2.0, 2.5)])
-    assert infeasibilities(graph, good) == []
-    assert good["makespan_s"] == 2.5
-    for placed in (
-        [("a", "p", 0.0, 1.0)],
-        [("a", "p", 0.0, 1.0), ("b", "q", 1.5, 2.0)],
-        [("a", "p", 0.0, 1.0), ("b", "p", 0.5, 1.5)],
-        [("a", "p", 0.0, 0.5), ("b", "p", 1.0, 2.0)],
-    ):
-        assert infeasibilities(graph, instance.plan(placed))
-    ours = planned(graph)
-    assert not ours.wrong
-    assert ours.makespan == pytest.approx(1.0)
-
-
 def test_policies_and_wires():
     graph = varied(3)
     assert {link["wire"] for link in unwired(graph)["links"]} <= {None}
@@ -97,58 +69,11 @@ def test_policies_and_wires():
     assert by_policy(plain, "heft", read(plain)).wrong == ()
 
 
-def test_misjudged_costs_stay_within_their_error():
-    graph = varied(5)
-    guess = robust.misjudged(graph, 1)
-    assert guess == robust.misjudged(graph, 1) != robust.misjudged(graph, 2)
-    for task, other in zip(graph["tasks"], guess["tasks"]):
-        for name, seconds in task["seconds"].items():
-            ways = seconds if isinstance(seconds, dict) else {"": seconds}
-            off = other["seconds"][name] if isinstance(seconds, dict) else {"": other["seconds"][name]}
-            for key, own in ways.items():
-                assert 0.7 * own <= off[key] <= 1.3 * own
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_varied_graphs_are_graphs_and_the_same_each_time(seed):
     graph = json.loads(json.dumps(varied(seed)))
     assert graph == varied(seed)
     read(graph)
-
-
-def test_changes_keep_instances_without_cycles_and_within_bounds():
-    draw = random.Random(0)
-    instance, edges = adversary.start(draw), set()
-    for _ in range(300):
-        instance = adversary.changed(instance, draw)
-        edges.add(len(instance.size))
-        assert instance.size
-        for weights in (instance.work, instance.size, instance.speed, instance.rate):
-            assert all(adversary.LEAST <= weight <= adversary.MOST for weight in weights.values())
-    read(instance.graph())
-    assert len(edges) > 3
-
-
-def test_annealing_keeps_the_worst_it_has_met():
-    seen = []
-
-    def rival(instance):
-        seen.append(sum(instance.work.values()))
-        return 1 / seen[-1], "work"
-
-    found = adversary.anneal(rival, random.Random(1), 2)
-    assert found["tried"] == len(seen) == 3
-    assert 1 <= found["full"] <= 3
-    assert found["ratio"] > 0
-    assert found["wrong"] == 0
-
-
-def test_every_policy_and_device_is_beside_us():
-    instance = adversary.start(random.Random(2))
-    makespan, by = adversary._inside(instance)
-    each = {name: by_policy(instance.graph(), name).makespan for name in POLICIES}
-    each |= {node: by_policy(instance.graph(), f"single {node}").makespan for node in instance.speed}
-    assert makespan == each[by] == min(each.values())
 
 
 @pytest.mark.parametrize("shape", scale.SHAPES)
@@ -171,24 +96,24 @@ def test_a_process_measures_one_graph():
 @pytest.mark.slow
 def test_a_run_of_random_graphs_counts_every_outcome(capsys):
     found = feasible.run(Asked(seeds=6))
-    assert sum(found["kinds"].values()) == 6 + len(feasible.OBJECTIVES) - 1
-    assert not any("latency" in said for said in found["bad"])
-    assert f"{len(feasible.OBJECTIVES)} of them planned a second time" in capsys.readouterr().out
+    assert sum(found["kinds"].values()) == 6
+    assert not found["bad"]
+    assert "1 of them planned a second time" in capsys.readouterr().out
 
 
 def test_what_is_wrong_with_a_plan_is_told(monkeypatch):
-    seed = next(n for n in range(0, 99, feasible.MORE) if feasible.attempt(n, "latency")[0] == "planned")
+    seed = next(n for n in range(99) if feasible.attempt(n)[0] == "planned")
     with monkeypatch.context() as patch:
         patch.setattr("autopar.planner.portfolio.lower_bound", lambda instance, enough: math.inf)
-        assert feasible.attempt(seed, "latency")[0] == "below the bound"
+        assert feasible.attempt(seed)[0] == "below the bound"
     monkeypatch.setattr(feasible, "replay", lambda graph, plan: {"makespan_s": 2 * plan["makespan_s"] + 1})
-    assert feasible.attempt(seed, "latency")[0] == "late"
+    assert feasible.attempt(seed)[0] == "late"
     monkeypatch.setattr(
         feasible, "infeasibilities", lambda graph, plan: ["d0 holds 2 bytes at 0 s and has 1"]
     )
-    assert feasible.attempt(seed, "latency")[0] == "above a cap"
+    assert feasible.attempt(seed)[0] == "above a cap"
     monkeypatch.setattr(feasible, "described", lambda plan: 1 / 0)
-    assert feasible.attempt(seed, "latency")[0] == "fails"
+    assert feasible.attempt(seed)[0] == "fails"
 
 
 def test_planted_figures_are_above_the_optimum(monkeypatch):
@@ -207,32 +132,15 @@ def test_parts_are_found_by_name(capsys):
     assert all(importlib.util.find_spec(name, "benchmarks") for name in PARTS.values())
 
 
-def test_saga_is_asked_and_judged():
-    pytest.importorskip("saga")
-    for family in ("out trees", "parallel chains"):
-        instance = families.made(family, 1, 20)
-        assert families.made(family, 1, 20) == instance
-        network, graph = rivals.given(instance)
-        ours = planned(instance.graph())
-        assert not ours.wrong
-        heft = rivals.scheduled("HeftScheduler", instance, network, graph)
-        assert not heft.wrong
-        with rivals.looked_up():
-            quick = rivals.scheduled("HeftScheduler", instance, network, graph)
-        assert quick.makespan == pytest.approx(heft.makespan)
-        assert ours.makespan <= heft.makespan * (1 + 1e-9)
-
-
 def test_an_unknown_part_is_refused():
     with pytest.raises(PlanError, match=r"there is no part sgt; give one of small"):
         run(["sgt"])
 
 
-def test_without_the_solver_gaps_are_to_the_bound(monkeypatch, capsys):
-    monkeypatch.setattr(small, "installed", lambda: False)
-    monkeypatch.setattr(small, "REDUCED", 1)
+def test_optima_are_reached_by_no_plan_of_whole_tasks(monkeypatch):
+    monkeypatch.setattr(small, "REDUCED", 3)
     found = small.run(Asked())
-    (own,) = found["instances"].values()
-    assert own["gap"] == pytest.approx(own["makespan"] / own["bound"] - 1)
-    assert [goal["met"] for goal in found["goals"][:3]] == [None, None, None]
-    assert "pip install 'autopar[exact]'" in capsys.readouterr().out
+    assert len(found["instances"]) == 3
+    for own in found["instances"].values():
+        assert -1e-6 <= own["gap"] <= own["heft_gap"] + 1e-9
+        assert not own["wrong"]

@@ -17,7 +17,7 @@ from autopar.errors import BoundWarning, PlanError
 from autopar.ir.plan import FORMAT, Plan
 from autopar.ir.plan_check import sound
 from autopar.ir.serialize import encode
-from autopar.planner import place, replan, schedule
+from autopar.planner import place, schedule
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import described as written
 from autopar.planner.formats import read
@@ -43,20 +43,12 @@ def test_however_a_plan_comes_about_its_bounds_are_held_against_it(tmp_path):
     for more in ({"lower_bound": 2 * plan.makespan}, {"lower_bound": math.nan}):
         with pytest.warns(BoundWarning, match="above a plan that takes"):
             assert replace(plan, **more).lower_bound == 0.0
-    with pytest.warns(BoundWarning):
-        assert replace(plan, period=plan.lower_bound / 2).lower_bound == 0.0
     assert replace(plan, lower_bound=-1.0).lower_bound == 0.0
-    plans = (schedule(small(seed, tasks=10)) for seed in range(40))
-    own = next(plan for plan in plans if not plan.costed.again)
-    own = replace(own, bound_once=own.makespan)
-    assert own.bound_once == own.makespan
-    with pytest.warns(BoundWarning):
-        assert replace(own, bound_once=1.1 * own.makespan).bound_once == 0.0
-    saved = encode(own) | {"bound_once": 3 * own.makespan}
+    saved = encode(plan) | {"lower_bound": 3 * plan.makespan}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"format": FORMAT, "plan": saved}))
     with pytest.warns(BoundWarning):
-        assert Plan.load(path).bound_once == 0.0
+        assert Plan.load(path).lower_bound == 0.0
 
 
 def test_what_raced_and_lost_refutes_a_bound_too(monkeypatch):
@@ -66,27 +58,6 @@ def test_what_raced_and_lost_refutes_a_bound_too(monkeypatch):
     monkeypatch.setattr("autopar.planner.portfolio.lower_bound", lambda instance, enough: worst.makespan)
     with pytest.warns(BoundWarning):
         assert place(costed, "round_robin").lower_bound == 0.0
-
-
-def test_a_plan_without_copies_that_is_found_later_refutes_the_bound_of_such(monkeypatch):
-    graph = small(3, tasks=10)
-
-    def proved(race, chosen):
-        return chosen, 2 * chosen.makespan, False
-
-    monkeypatch.setattr("autopar.planner.portfolio.prove", proved)
-    with pytest.warns(BoundWarning):
-        assert schedule(graph).bound_once == 0.0
-
-
-@pytest.mark.slow
-def test_a_plan_with_copies_that_is_timed_again_is_bounded_as_its_graph_is():
-    for seed in range(20):
-        plan = schedule(small(seed, tasks=12))
-        if plan.costed.again:
-            assert replan(plan.costed, plan).lower_bound == pytest.approx(plan.lower_bound)
-            return
-    raise AssertionError("no plan has copies")
 
 
 @pytest.mark.slow
@@ -103,31 +74,14 @@ def test_no_bound_is_below_the_trivial_ones(seed, tasks, ratio):
         assert lower_bound(instance) * (1 + 1e-9) >= max(least)
 
 
-@pytest.mark.slow
-@pytest.mark.thin(3)
-@pytest.mark.parametrize("seed", range(30))
-def test_no_bound_of_a_period_is_below_the_trivial_one(seed):
-    try:
-        plan = schedule(tiny(seed), objective="throughput")
-    except PlanError:
-        return
-    assert plan.lower_bound * (1 + 1e-9) >= trivial(tiny(seed))[1]
-
-
 def trivial(graph):
     """The longest way with each task where it is quickest, and all work over all lanes, in seconds: from the file."""
     lanes = {device["name"]: device.get("lanes", 1) for device in graph["devices"]}
     quickest, work = {}, 0.0
     for task in graph["tasks"]:
-        ways = [
-            (int(n), seconds)
-            for d, cost in task["seconds"].items()
-            if task.get("pin") in (None, d)
-            for n, seconds in (cost if isinstance(cost, dict) else {"1": cost}).items()
-            if int(n) <= lanes[d]
-        ]
-        quickest[task["id"]] = min(seconds for _, seconds in ways)
-        work += min(n * seconds for n, seconds in ways)
+        least = min(seconds for d, seconds in task["seconds"].items() if task.get("pin") in (None, d))
+        quickest[task["id"]] = least
+        work += least
     ends: dict[str, float] = {}
 
     def end(task):

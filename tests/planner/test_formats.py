@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ def test_a_file_means_what_it_says():
     costed = read(small())
     assert [cluster.name for cluster in costed.clusters] == ["a", "b", "c"]
     assert costed.cluster["a"].seconds == (1.0, 0.2)
-    assert costed.cluster["b"].seconds == (0.6, None)
-    assert costed.cluster["b"].modes == ((0, 1, 1.0), (0, 2, 0.6))
+    assert costed.cluster["b"].seconds == (1.0, None)
     assert costed.cluster["c"].seconds == (None, 0.5)
     assert Instance(costed).before == [(), (0,), (0, 1)]
     assert costed.home["x"] == "cpu"
@@ -116,11 +114,9 @@ def test_what_the_format_does_not_have_is_not_looked_at():
 def test_lanes_that_no_task_is_there_for_are_left_out():
     graph = small()
     graph["devices"][0]["lanes"] = 1_000_000
-    assert [device.lanes for device in read(graph).machine.devices] == [4, 1]
-    graph["devices"][0]["lanes"] = 4
-    assert [device.lanes for device in read(graph).machine.devices] == [4, 1]
-    graph["devices"][0]["lanes"] = 3
     assert [device.lanes for device in read(graph).machine.devices] == [3, 1]
+    graph["devices"][0]["lanes"] = 2
+    assert [device.lanes for device in read(graph).machine.devices] == [2, 1]
 
 
 def test_nothing_to_do_takes_no_time():
@@ -132,13 +128,6 @@ def test_nothing_to_do_takes_no_time():
 def test_written_text_is_the_plan():
     plan = schedule(small())
     assert json.loads(text(plan)) == json.loads(json.dumps(described(plan)))
-
-
-def test_what_is_proven_of_plans_without_copies_is_written_where_it_is_more():
-    plan = schedule(small())
-    low, more = plan.makespan / 3, plan.makespan / 2
-    assert "lower_bound_once_s" not in described(replace(plan, lower_bound=low, bound_once=low))
-    assert described(replace(plan, lower_bound=low, bound_once=more))["lower_bound_once_s"] == more
 
 
 def broken(**change: Any) -> dict[str, Any]:
@@ -187,10 +176,7 @@ WRONG = [
     (broken(tasks__0__seconds__tpu=1.0), r"'seconds' of task 'a' is 'tpu', which is not a device"),
     (broken(tasks__0__seconds=1.0), r"'seconds' of task 'a' is 1.0; it must be an object"),
     (broken(tasks__0__seconds={}), r"no device can run task 'a'"),
-    (broken(tasks__1__seconds__cpu={"4": 1.0}), r"no device can run task 'b'"),
-    (broken(tasks__1__seconds__cpu={"two": 1.0}), r"seconds for 'two' lanes"),
-    (broken(tasks__1__seconds__cpu={"9" * 5000: 1.0}), r"seconds for '999.* lanes of 'cpu'"),
-    (broken(tasks__1__seconds__cpu={"1": 1.0, "01": 2.0}), r"task 'b' has two times on 1 lanes of 'cpu'"),
+    (broken(tasks__1__seconds__cpu={"2": 1.0}), r"the time of task 'b' on 'cpu' is .*; it must be a number"),
     (broken(tasks__0__state_byte=9, tasks__0__state_bytes=...), r"'state_byte', .*; write 'state_bytes'"),
     (broken(tasks__0__workspace=9), r"task 'a' has 'workspace', .*; write 'workspace_bytes'"),
     (broken(values__3__deliver="cpu", values__3__deliver_to=...), r"value 'y' has 'deliver'"),
@@ -304,8 +290,7 @@ def test_memory_and_pins_are_taken_from_the_call():
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"objective": "speed"}, "objective='speed' is not known"), ({"objective": ["latency"]}, "is not known"),
-     ({"budget_s": 0}, "budget_s=0 leaves no time"), ({"budget_s": NAN}, "budget_s=nan leaves no time"),
+    [({"budget_s": 0}, "budget_s=0 leaves no time"), ({"budget_s": NAN}, "budget_s=nan leaves no time"),
      ({"budget_s": "5"}, "budget_s='5'"), ({"memory": ["gpu"]}, r"memory=\['gpu'\] is not a mapping"),
      ({"pins": "a"}, "pins='a' is not a mapping"), ({"pins": {7: "cpu"}}, "names no task of 'graph'")],
     ids=str,

@@ -162,7 +162,7 @@ def test_a_time_too_small_to_divide_by_is_none(tmp_path):
     graph = small()
     for task in graph["tasks"]:
         task["seconds"] = {"cpu": 1e-320, "gpu": 5e-324}
-    plan = schedule(graph, objective="latency")
+    plan = schedule(graph)
     plan.draw(tmp_path / "plan.svg")
     assert {placed.end - placed.start for placed in plan.placed} == {0.0}
 
@@ -184,11 +184,11 @@ def test_a_transfer_longer_than_any_plan_is_avoided():
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(GRAPHS, st.integers(0, 10**9), st.sampled_from(("latency", "throughput")))
-def test_a_graph_with_something_changed_is_planned_or_refused(tmp_path, graph, seed, objective):
+@given(GRAPHS, st.integers(0, 10**9))
+def test_a_graph_with_something_changed_is_planned_or_refused(tmp_path, graph, seed):
     graph = mutated(graph, seed)
     try:
-        plan = schedule(graph, objective=objective)
+        plan = schedule(graph)
     except AutoparError as error:
         assert len(str(error)) < 10_000
         return

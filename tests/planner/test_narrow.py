@@ -8,7 +8,7 @@ import pytest
 from benchmarks.verify import infeasibilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from taskfiles import link, planned, randomly
+from taskfiles import randomly
 
 from autopar.errors import PlanError
 from autopar.planner import place
@@ -18,7 +18,7 @@ from autopar.planner.model.instance import Instance
 
 def placements(instance):
     """All placements of each cluster once where every value can come from its maker to its readers."""
-    for device in itertools.product(*instance.able):
+    for device in itertools.product(*instance.allowed):
         ways = [
             instance.route[device[m] if m >= 0 else instance.home[v]][d]
             for v, m in enumerate(instance.maker)
@@ -40,7 +40,7 @@ def test_what_is_left_holds_every_placement_and_one_is_planned(seed):
         costed = read(graph)
     except PlanError:
         return
-    with mock.patch("autopar.planner.model.instance._narrow", lambda instance: instance.able):
+    with mock.patch("autopar.planner.model.instance._narrow", lambda instance: instance.allowed):
         found = [*placements(Instance(costed))]
     if not found:
         with pytest.raises(PlanError, match=r"no link, nor two in a row, brings .*; add a link"):
@@ -49,21 +49,3 @@ def test_what_is_left_holds_every_placement_and_one_is_planned(seed):
     allowed = Instance(costed).allowed
     assert all(d in allowed[r] for device in found for r, d in enumerate(device))
     assert infeasibilities(graph, described(place(costed))) == []
-
-
-def test_a_run_may_be_computed_again_where_it_could_not_be_alone():
-    graph = {
-        "tasks": [
-            {"id": "a", "seconds": {"p": 1.0, "q": 10.0}},
-            {"id": "long", "seconds": {"p": 100.0}},
-            {"id": "short", "seconds": {"q": 1.0}},
-        ],
-        "values": [{"id": "v", "producer": "a", "consumers": ["long", "short"], "bytes": 0}],
-        "devices": [{"name": "p"}, {"name": "q"}],
-        "links": [link("q", "p")],
-    }
-    assert Instance(read(graph)).allowed[0] == (1,)
-    plan = planned(graph)
-    assert infeasibilities(graph, plan) == []
-    assert plan["makespan_s"] == pytest.approx(101.0)
-    assert plan["lower_bound_s"] <= 101.0

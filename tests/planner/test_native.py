@@ -18,26 +18,23 @@ from benchmarks.verify import infeasibilities
 from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import carried_out, exact, needs_native, timed_again, uncapped, verified
+from oracles import carried_out, needs_native, timed_again, uncapped, verified
 from test_packed import race_of, short
 
 from autopar.errors import PlanError
 from autopar.planner import native, place
-from autopar.planner.candidates import Race
-from autopar.planner.duplication import repeated
 from autopar.planner.formats import described, read
-from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
-from autopar.planner.search import COPIES, KEEP, Annealing, Listed, evaluate
+from autopar.planner.search import KEEP, Annealing, Listed, evaluate
 from autopar.planner.search import anneal as search
 from autopar.planner.search.anneal import pack
 
 HEATS = ((0.1, 0.03), (0.03, 0.003))
 
 
-def begun(instance: Instance, seed: int, copies: int = 0) -> Annealing | None:
+def begun(instance: Instance, seed: int) -> Annealing | None:
     """A chain from random devices, None where no way leads to a schedule so."""
-    instance, draw = instance, random.Random(seed)
+    draw = random.Random(seed)
     device = [draw.choice(own) for own in instance.allowed]
     for group in instance.members:
         for r in group:
@@ -45,12 +42,12 @@ def begun(instance: Instance, seed: int, copies: int = 0) -> Annealing | None:
     start = evaluate(instance, device, [*range(instance.clusters)], eager=seed % 2 == 0)
     if start.makespan == math.inf:
         return None
-    return Annealing(start, 0.0, seed, copies)
+    return Annealing(start, 0.0, seed)
 
 
-def cooled(instance: Instance, seed: int, steps: float, copies: int = 0) -> list[Listed]:
+def cooled(instance: Instance, seed: int, steps: float) -> list[Listed]:
     """What a chain finds that cools twice, the second time from where the first ended, each timed again."""
-    chain = begun(instance, seed, copies=copies)
+    chain = begun(instance, seed)
     for heats in HEATS if chain else ():
         chain.cool(steps, heats, math.inf)
     found = [timed_again(chain.instance, kept) for kept in chain.best] if chain else []
@@ -82,7 +79,7 @@ def plannable(graph):
         instance = Instance(read(graph))
     except PlanError:
         return None
-    return instance if instance.clusters > 1 and len(instance.devices) > 1 and not instance.modes else None
+    return instance if instance.clusters > 1 and len(instance.devices) > 1 else None
 
 
 @pytest.mark.slow
@@ -105,24 +102,6 @@ def test_lists_of_graph_files_of_every_kind_can_be_carried_out():
     assert min(seen.values()) > 5, seen
 
 
-@pytest.mark.slow
-@needs_native
-def test_lists_with_copies_can_be_carried_out():
-    """On graphs of large values, and on graph files of every kind, without wires too."""
-    copied = held = 0
-    for seed in range(60):
-        graph = uncapped(small(seed, tasks=12 + seed % 9, ratio=3.0) if seed % 2 else varied(seed))
-        for link in graph["links"] if seed % 5 == 0 else ():
-            link["wire"] = None
-        instance = plannable(graph)
-        found = cooled(instance, seed, 60 * instance.clusters, copies=COPIES) if instance else []
-        for timed in found[:2]:
-            verified(graph, carried_out(timed))
-        copied += any(timed.of for timed in found)
-        held += any(timed.of and exact(timed) for timed in found)
-    assert copied > 15 and held > 10
-
-
 @needs_native
 @pytest.mark.parametrize("graph", [planted(1, 40, 4, 1.0)[0], small(16, tasks=30), small(10, tasks=30)])
 def test_every_single_change_is_a_list(graph):
@@ -140,14 +119,14 @@ def test_every_single_change_is_a_list(graph):
 @needs_native
 def test_the_same_draws_give_the_same_lists():
     instance = Instance(read(small(3, tasks=20)))
-    one, same, other = (cooled(instance, seed, 4_000, copies=COPIES) for seed in (2, 2, 4))
+    one, same, other = (cooled(instance, seed, 4_000) for seed in (2, 2, 4))
     assert [shown(timed) for timed in one] == [shown(timed) for timed in same]
     assert [shown(timed) for timed in one] != [shown(timed) for timed in other]
 
 
 def shown(timed: Listed):
     """What makes a list."""
-    return [*timed.device], [*timed.keys], timed.eager, [*timed.of], timed.makespan
+    return [*timed.device], [*timed.keys], timed.eager, timed.makespan
 
 
 @needs_native
@@ -195,7 +174,7 @@ def without(monkeypatch):
 @pytest.mark.usefixtures("without")
 @pytest.mark.parametrize("graph", [small(3, tasks=12), small(5, tasks=12), planted(0, 510, 4, 1.0)[0]])
 def test_without_it_plans_can_be_carried_out(graph):
-    plan = place(read(graph), copies=len(graph["tasks"]) > 60)
+    plan = place(read(graph))
     assert infeasibilities(graph, described(plan)) == []
     assert not any(candidate.policy == search.POLICY for candidate in plan.candidates)
     alone = [seconds for _, seconds in plan.singles if seconds is not None]
@@ -218,8 +197,6 @@ def test_without_it_only_lists_are_made():
     before = race.best().makespan
     pack(race, 20_000)
     assert race.best().makespan <= before and all(not entry.over for entry in race.entries[2:])
-    entry = Race(instance).enter(heft(instance))
-    assert repeated(race, entry) is entry
 
 
 @needs_native

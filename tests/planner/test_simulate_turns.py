@@ -12,7 +12,7 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import cost_to_go, heft, mean_first
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
-from autopar.planner.search.large import variants
+from autopar.planner.search.large import weighted
 
 
 @st.composite
@@ -85,7 +85,7 @@ def test_cost_to_go_is_in_every_schedule(instance: Instance) -> None:
 @settings(max_examples=20, deadline=None)
 @given(problems())
 def test_variants_can_be_carried_out(instance: Instance) -> None:
-    found = variants(instance)
+    found = weighted(instance)
     assert found
     assert [make(instance).policy for make in found.values()] == [*found]
     assert all(Play(instance, make(instance)).makespan >= 0 for make in found.values())

@@ -95,16 +95,6 @@ def test_the_plan_that_is_drawn_is_the_one_set_off_among_those_compared():
         assert rivals < 6 or "<details open>" in page
 
 
-def test_of_a_plan_for_throughput_the_period_is_what_the_bound_is_of():
-    plan = view_plans.mlp()
-    plan = replace(plan, period=plan.lower_bound * 1.25)
-    words = [text for _, text in texts(placed_svg(plan))]
-    assert "bound of the period (gap 25 %)" in words and "period: from call to call" in words
-    assert not any("faster than one device" in text for text in words)
-    report = explain(plan)
-    assert f"period              {seconds(plan.period)}" in report and "gap to the bound 25 %" in report
-
-
 def test_figures_of_a_late_run_are_refused():
     plan = view_plans.mlp()
     timeline = replace(view_plans.measured(plan), makespan=1234.5, late=0.3, needs_slow_down=77.0)

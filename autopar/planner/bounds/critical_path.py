@@ -36,12 +36,11 @@ class Paths:
     length: float
 
 
-def paths(instance: Instance, *, once: bool = False) -> Paths:
+def paths(instance: Instance) -> Paths:
     """Compute heads and tails with transfers, each cluster on its best device.
 
     The optimistic tables of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), in both directions. O(E D²) for E
-    reads. Unless clusters run only `once`, a tail follows the copy that ends first, original or duplicate,
-    and each reader may read the copy that suits it best.
+    reads.
     """
     net, seconds = _Network(instance), durations(instance)
     head, delivered = _heads(instance, net, seconds)
@@ -49,14 +48,14 @@ def paths(instance: Instance, *, once: bool = False) -> Paths:
         return Paths(seconds, seconds, seconds, delivered)
     tail = np.where(np.isfinite(seconds), 0.0, np.inf)
     if instance.clusters <= LARGE:
-        tail = _tails(instance, net, seconds, once)
+        tail = _tails(instance, net, seconds)
     with_all = (head + seconds + tail).min(axis=1)
     return Paths(head, tail, seconds, max(delivered, float(with_all.max())))
 
 
 def tails(instance: Instance) -> Floats:
-    """Return the `tail` of `paths` without duplicates, for any number of clusters."""
-    return _tails(instance, _Network(instance), durations(instance), once=True)
+    """Return the `tail` of `paths`, for any number of clusters."""
+    return _tails(instance, _Network(instance), durations(instance))
 
 
 def durations(instance: Instance) -> Floats:
@@ -64,7 +63,7 @@ def durations(instance: Instance) -> Floats:
     found = np.array(instance.seconds, dtype=float).reshape(instance.clusters, len(instance.devices))
     for members in instance.members:
         for r in members:
-            for d in {*range(found.shape[1])} - {*instance.able[r]}:
+            for d in {*range(found.shape[1])} - {*instance.allowed[r]}:
                 found[r, d] = np.inf
     return found
 
@@ -158,7 +157,7 @@ def _heads(instance: Instance, net: _Network, seconds: Floats) -> tuple[Floats, 
     return head, max(delivered, float(first_end.max()))
 
 
-def _tails(instance: Instance, net: _Network, seconds: Floats, once: bool) -> Floats:
+def _tails(instance: Instance, net: _Network, seconds: Floats) -> Floats:
     """Return the least time from the end of each cluster on each device to the end of the schedule."""
     clusters, values = instance.clusters, len(instance.values)
     nbytes = np.array([*instance.bytes, 0], dtype=float)
@@ -175,15 +174,10 @@ def _tails(instance: Instance, net: _Network, seconds: Floats, once: bool) -> Fl
     delivered = {r for v, devices in enumerate(instance.deliver) if devices and (r := instance.maker[v]) >= 0}
     sorted_seconds = seconds[order]
     numbers = np.array(order)
-    copied = np.array([not once and repeats(instance, r) for r in order])
     for first, last in pairwise(bounds):
         rows = numbers[first:last]
         span = slice(read_at[first], read_at[last])
         onward = net.leave(rest[by[span]], nbytes[read[span]])
-        if not once:
-            which = np.repeat(np.arange(first, last), np.diff(read_at[first : last + 1]))
-            able = np.where(np.isfinite(sorted_seconds[which]), onward, np.inf)
-            onward = np.where(copied[which, None], able.min(axis=1, keepdims=True), onward)
         follow = onward
         if len(onward) > last - first:
             follow = np.maximum.reduceat(onward, read_at[first:last] - read_at[first], axis=0)
@@ -194,8 +188,6 @@ def _tails(instance: Instance, net: _Network, seconds: Floats, once: bool) -> Fl
                 for v in instance.makes[r]:
                     for target in instance.deliver[v]:
                         trip = net.latency[:, target] + instance.bytes[v] * net.s_per_byte[:, target]
-                        if copied[first + at]:
-                            trip = trip[list(instance.able[r])].min()
                         follow[at] = np.maximum(follow[at], trip)
         tail[rows] = follow
         follow = follow + sorted_seconds[first:last]
@@ -203,12 +195,6 @@ def _tails(instance: Instance, net: _Network, seconds: Floats, once: bool) -> Fl
         shortest[rows] = follow.min(axis=1)
     tail[seconds == np.inf] = np.inf
     return tail
-
-
-def repeats(instance: Instance, r: int) -> bool:
-    """Return True if a cluster may be duplicated: it waits only for values and is bound to no other cluster."""
-    cluster = instance.costed.clusters[r]
-    return len(instance.able[r]) > 1 and not cluster.after and cluster.colocate is None
 
 
 def _largest(table: Floats, entries: Ints, at: Ints, first: int, last: int) -> Floats:

@@ -1,5 +1,4 @@
-"""Load bounds: the optimal fractional load, with prices for devices, buses and memory; all work over all lanes; and
-the work that falls within an interval."""
+"""Load bounds: the optimal fractional load, with prices for devices, buses and memory; and all work over all lanes."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..model.instance import Instance
-from .critical_path import Floats, Ints, Paths, repeats
+from .critical_path import Floats, Ints, Paths
 
 ROUNDS = 200
 """Rounds of the search for prices, fewer on large graphs: any prices give a valid bound."""
@@ -23,21 +22,17 @@ HOPELESS = 1_000.0
 """Factor on the sequential time of all work and transfers. A larger bound means that nothing fits: the price
 of memory grows until it overflows."""
 
-INTERVALS = 64
-"""Limit on the begins, and on the ends, of the intervals in `energetic`."""
 
-
-def load(instance: Instance, paths: Paths, enough: float = math.inf) -> tuple[float, Floats]:
+def load(instance: Instance, paths: Paths, enough: float = math.inf) -> float:
     """Solve the dual of the load balancing linear program with divisible clusters (Lenstra, Shmoys and Tardos,
     Mathematical Programming 46, 1990), buses and memories included.
 
-    Returns a lower bound in seconds (inf if nothing fits in memory) and the device prices that prove it.
-    Weighted by lanes, they sum to 1 together with the prices of buses. A device in use is idle for the least
+    Returns a lower bound in seconds, inf if nothing fits in memory. A device in use is idle for the least
     of its heads and the least of its tails. Prices are found by multiplicative weights (Plotkin, Shmoys and
     Tardos, Mathematics of Operations Research 20(2), 1995), until the bound is `enough` or `NEAR` the load of
     the mean division, which no bound exceeds.
     """
-    work = areas(instance, paths)
+    work = paths.seconds
     clusters, devices = work.shape
     lanes = np.array(instance.widths, dtype=float)
     idle = np.minimum(paths.head.min(axis=0) + paths.tail.min(axis=0), paths.length)
@@ -48,7 +43,7 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> tuple[fl
     used = np.isfinite(work).any(axis=0)
     every = np.arange(clusters)
     most = _one_by_one(instance, work, idle)
-    bound, best = 0.0, np.zeros(devices)
+    bound = 0.0
     memory, given = bool(capped.any()), lanes * idle
 
     def weigh(price: Floats, toll: Floats, rent: Floats) -> tuple[float, Ints]:
@@ -75,12 +70,11 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> tuple[fl
     rounds = max(10, min(ROUNDS, STEPS // work.size)) if used.sum() + wires.busy.sum() > 1 else 1
     for step in range(rounds):
         total, at = weigh(prices[:devices], prices[devices:], rent)
-        if total > bound:
-            bound, best = total, prices[:devices]
-            if total >= enough:
-                return bound, best
+        bound = max(bound, total)
+        if bound >= enough:
+            return bound
         if total > HOPELESS * most:
-            return math.inf, prices[:devices]
+            return math.inf
         busy = np.bincount(at, weights=work[every, at], minlength=devices)
         finish = np.concatenate([np.where(used, idle + busy / lanes, 0.0), wires.fixed + wires.carried(at)])
         longest = float(finish.max())
@@ -104,9 +98,8 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> tuple[fl
     if weight:
         # Prices oscillate around the best ones, so their mean is closest to these.
         total, _ = weigh(mean[:devices] / weight, mean[devices:] / weight, mean_rent / weight)
-        if total > bound:
-            bound, best = total, mean[:devices] / weight
-    return bound, best
+        bound = max(bound, total)
+    return bound
 
 
 def _one_by_one(instance: Instance, work: Floats, idle: Floats) -> float:
@@ -128,17 +121,6 @@ class _Mean:
             self.total, self.weight = np.zeros_like(self.total), 0.0
         self.total, self.weight = self.total + weight * values, self.weight + weight
         return self.total / self.weight
-
-
-def areas(instance: Instance, paths: Paths) -> Floats:
-    """Return the least lanes × seconds of each cluster on each device."""
-    found = paths.seconds
-    if instance.modes:
-        found = found.copy()
-        for (r, d), modes in instance.modes.items():
-            if found[r, d] < np.inf:
-                found[r, d] = min(lanes * seconds for lanes, seconds in modes)
-    return found
 
 
 def _state(instance: Instance) -> Floats:
@@ -164,59 +146,23 @@ def evenly(instance: Instance) -> float:
     The sets are all devices, and each set to which some cluster is bound. `load` need not find these bounds,
     since buses take part of its prices. O(R D) for each set.
     """
-    sets = {tuple(range(len(instance.widths))), *instance.able}
+    sets = {tuple(range(len(instance.widths))), *instance.allowed}
     work: dict[tuple[int, ...], float] = {}
-    for r, able in enumerate(instance.able):
-        least = min(
-            min((taken * s for taken, s in instance.modes.get((r, d), ())), default=instance.seconds[r][d])
-            for d in able
-        )
-        work[able] = work.get(able, 0.0) + least
+    for r, able in enumerate(instance.allowed):
+        work[able] = work.get(able, 0.0) + min(instance.seconds[r][d] for d in able)
     return max(
         sum(own for able, own in work.items() if {*able} <= {*some}) / sum(instance.widths[d] for d in some)
         for some in sets
     )
 
 
-def energetic(instance: Instance, paths: Paths, bound: float) -> float:
-    """Return a lower bound in seconds for lanes that are `alike`, at least the known `bound`, by energetic reasoning.
-
-    In a schedule of `bound` seconds, each cluster runs between its head and its tail, so a least part of it
-    falls within any interval. What exceeds the lanes there is done after it (Baptiste, Le Pape and Nuijten,
-    Annals of Operations Research 92, 1999). O(R) for each interval from a head to a tail, up to `INTERVALS`².
-    """
-    lanes = instance.alike
-    d = lanes[0][0]
-    head, seconds, latest = paths.head[:, d], paths.seconds[:, d], bound - paths.tail[:, d]
-    excess = 0.0
-    ends = _some(latest)
-    for begin in _some(head):
-        until = ends[ends > begin]
-        after = np.clip(head + seconds - begin, 0.0, seconds)
-        before = np.clip(until[:, None] - (latest - seconds), 0.0, seconds)
-        within = np.minimum(np.minimum(after, before), until[:, None] - begin).sum(axis=1)
-        excess = max(excess, float((within - len(lanes) * (until - begin)).max(initial=0.0)))
-    return bound + excess / len(lanes)
-
-
-def _some(times: Floats) -> Floats:
-    """Return at most `INTERVALS` of some times, evenly drawn, sorted."""
-    found: Floats = np.sort(times)
-    found = found[np.append(True, np.diff(found) > 0)]
-    return found if len(found) <= INTERVALS else found[:: -(-len(found) // INTERVALS)]
-
-
 class _Crossings:
     """Lower bounds on the seconds of buses: `fixed[w]` on bus w in any case, and for each row (cluster,
     device, bus, seconds) its seconds if the cluster is on the device.
-
-    `uncounted`: the values left out because both ends are open.
     """
 
-    def __init__(
-        self, fixed: Floats, rows: Sequence[tuple[int, int, int, float]], devices: int, uncounted: list[int]
-    ) -> None:
-        self.fixed, self.devices, self.uncounted = fixed, devices, uncounted
+    def __init__(self, fixed: Floats, rows: Sequence[tuple[int, int, int, float]], devices: int) -> None:
+        self.fixed, self.devices = fixed, devices
         self.cluster, self.device, self.wire = (
             np.array([row[k] for row in rows], dtype=np.int64) for k in range(3)
         )
@@ -236,17 +182,11 @@ class _Crossings:
 
     def carried(self, at: Ints) -> Floats:
         """Return the seconds of each bus with each cluster on device `at`."""
-        return self._sum(np.where(at[self.cluster] == self.device, self.seconds, 0.0))
-
-    def expected(self, at: Floats) -> Floats:
-        """Return the expected seconds of each bus for probabilities `at` (R, D) of each cluster's device."""
-        return self._sum(at[self.cluster, self.device] * self.seconds)
-
-    def _sum(self, spent: Floats) -> Floats:
-        found: Floats = np.bincount(self.wire, weights=spent, minlength=len(self.fixed)).astype(
+        spent = np.where(at[self.cluster] == self.device, self.seconds, 0.0)
+        total: Floats = np.bincount(self.wire, weights=spent, minlength=len(self.fixed)).astype(
             float, copy=False
         )
-        return found
+        return total
 
 
 def crossings(instance: Instance) -> _Crossings:
@@ -255,34 +195,31 @@ def crossings(instance: Instance) -> _Crossings:
     A value enters a device over one of its incoming links. If these share a queue or bus, it takes that for
     at least the time of the fastest link. It enters a device once, so each of k readers pays 1/k.
     """
-    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in instance.able]
+    only = [allowed[0] if len(allowed) == 1 else -1 for allowed in instance.allowed]
     entrances = [_entrances(instance, d) for d in range(len(instance.devices))]
     fixed = np.zeros(instance.wires + len(instance.copy_lanes))
     rows: list[tuple[int, int, int, float]] = []
-    uncounted = []
     for v, readers in enumerate(instance.readers if len(fixed) else ()):
         maker = instance.maker[v]
         source = instance.home[v] if maker < 0 else only[maker]
         wanted = dict.fromkeys((*instance.deliver[v], *(only[r] for r in readers if only[r] >= 0)))
         if instance.values[v] in instance.holders:
             continue
-        # A repeatable maker may run wherever its value is wanted.
-        if source < 0 and (not wanted or repeats(instance, maker)):
-            uncounted.append(v)
+        if source < 0 and not wanted:
             continue
         for d in wanted:
             for wire, latency, s_per_byte in entrances[d]:
                 seconds = latency + instance.bytes[v] * s_per_byte
                 if source < 0:
-                    rows += [(maker, e, wire, seconds) for e in instance.able[maker] if e != d]
+                    rows += [(maker, e, wire, seconds) for e in instance.allowed[maker] if e != d]
                 elif source != d:
                     fixed[wire] += seconds
         free = [r for r in readers if only[r] < 0] if source >= 0 else []
         for r in free:
-            for d in instance.able[r]:
+            for d in instance.allowed[r]:
                 for wire, latency, s_per_byte in entrances[d] if d != source and d not in wanted else ():
                     rows.append((r, d, wire, (latency + instance.bytes[v] * s_per_byte) / len(free)))
-    return _Crossings(fixed, rows, len(instance.devices), uncounted)
+    return _Crossings(fixed, rows, len(instance.devices))
 
 
 def _entrances(instance: Instance, d: int) -> list[tuple[int, float, float]]:

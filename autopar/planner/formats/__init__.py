@@ -15,30 +15,25 @@ def described(plan: Plan) -> dict[str, Any]:
     """Return makespan, lower bound, tasks by start and transfers by start, in seconds; simultaneous steps of zero
     length are in execution order.
 
-    `lanes`: for a task with modes. `period_s`: for a throughput plan. `lower_bound_once_s`: if a bound
-    without duplicates is stronger. `stopped`: if the search was cut short.
+    `stopped`: if the search was cut short.
     """
     costed = plan.costed
     number = {
         lane: index for device in costed.machine.devices for index, lane in enumerate(device.compute_lanes)
     }
-    original = dict(costed.again)
-    tasks = []
-    for step in plan.placed:
-        cluster = costed.cluster[step.cluster]
-        entry: dict[str, Any] = {
-            "id": original.get(cluster.tasks[0], cluster.tasks[0]),
+    tasks = [
+        {
+            "id": costed.cluster[step.cluster].tasks[0],
             "device": step.device,
             "lane": number[step.lane],
             "start_s": step.start,
             "end_s": step.end,
         }
-        if cluster.modes:
-            entry["lanes"] = [number[lane] for lane in step.lanes]
-        tasks.append(entry)
+        for step in plan.placed
+    ]
     transfers = [
         {
-            "value": original.get(t.value, t.value),
+            "value": t.value,
             "src": t.src,
             "dst": t.dst,
             "start_s": t.start,
@@ -52,10 +47,6 @@ def described(plan: Plan) -> dict[str, Any]:
         "tasks": tasks,
         "transfers": transfers,
     }
-    if plan.period is not None:
-        found["period_s"] = plan.period
-    if plan.bound_once > plan.lower_bound:
-        found["lower_bound_once_s"] = plan.bound_once
     if plan.stopped:
         found["stopped"] = plan.stopped
     return found

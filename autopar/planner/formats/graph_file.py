@@ -6,7 +6,7 @@
 "memory_bytes": null}], "links": [{"src": "cpu", "dst": "cuda:0", "latency_s": 1e-5, "bytes_per_s": 2.5e10, "wire":
 "pcie0"}]}
 
-A task cannot run on devices that its `seconds` lack. `{"cpu": {"1": 1.0, "2": 0.6}}`: seconds by lanes taken.
+A task cannot run on devices that its `seconds` lack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ LINK = frozenset(("src", "dst", "latency_s", "bytes_per_s", "wire"))
 TARGET = "task"
 """Target of the tasks of a file, which have no operator and cannot run."""
 
-Modes = tuple[tuple[int, int, float], ...]
 Ends = list[tuple[str, str]]
 """Values, each with the device where it starts or must be delivered."""
 
@@ -50,7 +49,6 @@ class _Row:
 
     name: str
     seconds: tuple[float | None, ...]
-    modes: Modes
     colocate: str | None
     state: int
     workspace: int
@@ -74,7 +72,7 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
     tasks: dict[str, int] = {}
     rows: list[_Row] = []
     for entry in entries:
-        task = _task(entry, position, [device.lanes for device in on.devices])
+        task = _task(entry, position)
         if task.name in tasks:
             raise PlanError(f"two tasks have the id {task.name!r}; give each an id of its own")
         tasks[task.name] = len(rows)
@@ -88,30 +86,20 @@ def _used(on: Machine, rows: Sequence[_Row]) -> Machine:
     """Return the machine without lanes that would be idle if all tasks ran at once: each lane costs planning time."""
     if all(device.lanes <= len(rows) for device in on.devices):
         return on
-    most = [max(1, len(rows))] * len(on.devices)
-    for task in rows:
-        for d, taken in {d: taken for d, taken, _ in task.modes}.items():
-            most[d] += taken - 1
-    devices = (replace(device, lanes=min(device.lanes, most[d])) for d, device in enumerate(on.devices))
+    devices = (replace(device, lanes=min(device.lanes, max(1, len(rows)))) for device in on.devices)
     return replace(on, devices=tuple(devices))
 
 
-def _task(entry: JsonObject, position: Mapping[str, int], lanes: Sequence[int]) -> _Row:
+def _task(entry: JsonObject, position: Mapping[str, int]) -> _Row:
     name = entry.name("task", TASK)
     given = JsonObject(entry.need("seconds"), f"'seconds' of {entry.called}", such='{"cpu": 1.0}').data
     times: list[float | None] = [None] * len(position)
-    modes: list[tuple[int, int, float]] = []
     for device, cost in given.items():
         if type(cost) is float and device in position and SMALLEST <= cost <= LARGEST:
             times[position[device]] = cost
             continue
         d = known(device, position, "device", f"a device in 'seconds' of task {name!r}")
-        if isinstance(cost, dict):
-            own = _modes(cost, name, device, lanes[d])
-            times[d] = min((s for _, s in own), default=None)
-            modes += [(d, taken, s) for taken, s in own]
-        else:
-            times[d] = seconds(cost, f"the time of task {name!r} on {device!r}")
+        times[d] = seconds(cost, f"the time of task {name!r} on {device!r}")
     if entry.data.get("pin") is not None:
         d = entry.among("pin", position, "device")
         if times[d] is None:
@@ -119,30 +107,14 @@ def _task(entry: JsonObject, position: Mapping[str, int], lanes: Sequence[int]) 
                 f"task {name!r} is pinned to {entry.data['pin']!r}, which cannot run it; give its seconds there"
             )
         times = [s if d == e else None for e, s in enumerate(times)]
-        modes = [mode for mode in modes if mode[0] == d]
     if times.count(None) == len(times):
-        few = f", for as many lanes as it has ({', '.join(map(str, lanes))}) or fewer" if given else ""
         raise PlanError(
-            f"no device can run task {name!r}; give its seconds on at least one of {', '.join(position)}{few}"
+            f"no device can run task {name!r}; give its seconds on at least one of {', '.join(position)}"
         )
     group, state, workspace = (
         entry.text("colocate", None), entry.nbytes("state_bytes", 0), entry.nbytes("workspace_bytes", 0)
     )  # fmt: skip
-    return _Row(name, tuple(times), tuple(modes), group, state, workspace)
-
-
-def _modes(cost: Mapping[str, Any], name: str, device: str, lanes: int) -> list[tuple[int, float]]:
-    """Return (lanes, seconds) of each mode of a task on the device, sorted by lanes."""
-    modes: dict[int, float] = {}
-    for key, value in cost.items():
-        if not (str(key).isdecimal() and len(str(key)) < 10 and int(key)):
-            raise PlanError(
-                f"task {name!r} has seconds for {key!r} lanes of {device!r}; write a number from 1 on"
-            )
-        if int(key) in modes:
-            raise PlanError(f"task {name!r} has two times on {int(key)} lanes of {device!r}; leave one out")
-        modes[int(key)] = seconds(value, f"the time of task {name!r} on {int(key)} lanes of {device!r}")
-    return sorted(mode for mode in modes.items() if mode[0] <= lanes)
+    return _Row(name, tuple(times), group, state, workspace)
 
 
 def _values(
@@ -224,7 +196,7 @@ def _assemble(
         costs.append(TaskCost(row.name, row.seconds, row.workspace, "given"))
         clusters.append(
             Cluster(row.name, (row.name,), row.seconds, 0.0, tuple(reads), tuple(row.makes), (), row.colocate,
-                row.workspace, row.modes)
+                row.workspace)
         )  # fmt: skip
     outputs = tuple(value for value, _ in deliver)
     graph = Graph(name, tuple(values), tuple(tasks), inputs, tuple(state), outputs)

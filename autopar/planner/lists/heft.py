@@ -16,7 +16,7 @@ import numpy as np
 from ..bounds.critical_path import tails
 from ..model.instance import Hop, Instance
 from ..model.simulator import Schedule, in_order
-from ..model.slots import Slots, find_both, together
+from ..model.slots import Slots, find_both
 from .memory_first import tracked
 
 _ORDERS: weakref.WeakKeyDictionary[Instance, list[int]] = weakref.WeakKeyDictionary()
@@ -77,7 +77,7 @@ class _Work:
         self.ahead, self.stay = ahead, stay
         self.queues = [[Slots() for _ in lanes] for lanes in instance.lane_names]
         # The only queue of each device, if clusters need nothing but that queue.
-        plain = not instance.modes and not any(instance.dispatch)
+        plain = not any(instance.dispatch)
         self.only = [own[0] if plain and len(own) == 1 else None for own in self.queues]
         self.copies = [Slots() for _ in instance.copy_lanes]
         self.wires = [Slots() for _ in range(instance.wires)]
@@ -86,7 +86,7 @@ class _Work:
         # When each value is on each device that has it, and the device that sends it.
         self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
         self.source = list(instance.home)
-        self.placed: list[tuple[float, float, int, int, int, tuple[int, ...]]] = []
+        self.placed: list[tuple[float, float, int, int, int, int]] = []
         self.moved: list[tuple[float, float, int, int, Hop]] = []
         self.chosen = [-1] * len(instance.members)
         self.device = [-1] * instance.clusters
@@ -107,19 +107,19 @@ class _Work:
                 base = self.end[p]
         if len(allowed) == 1:
             d = allowed[0]
-            lanes, start, length = self._slot(r, d, self._bring(r, d, base))
+            lane, start = self._slot(r, d, self._bring(r, d, base))
         else:
-            d, lanes, start, length = self._best(r, allowed, to_go, base)
+            d, lane, start = self._best(r, allowed, to_go, base)
             ready = self._bring(r, d, base)
             if ready > start:
-                lanes, start, length = self._slot(r, d, ready)
-        for lane in lanes:
-            self.queues[d][lane].take(start, length)
+                lane, start = self._slot(r, d, ready)
+        length = instance.seconds[r][d]
+        self.queues[d][lane].take(start, length)
         if instance.dispatch[r]:
             self.host.take(start, instance.dispatch[r])
         self.end[r] = end = start + length
         self.device[r] = d
-        self.placed.append((start, end, len(self.placed), r, d, lanes))
+        self.placed.append((start, end, len(self.placed), r, d, lane))
         if self.room:
             self.room.settle(r, d, self.there)
         for v in instance.makes[r]:
@@ -130,40 +130,39 @@ class _Work:
 
     def _best(
         self, r: int, allowed: Sequence[int], to_go: Sequence[float] | None, base: float
-    ) -> tuple[int, tuple[int, ...], float, float]:
-        """Return the device with the least finish plus remaining path, with the cluster's lanes, start and length
-        there."""
+    ) -> tuple[int, int, float]:
+        """Return the device with the least finish plus remaining path, with the cluster's lane and start there."""
         # Estimate as if all inputs were there already; devices that lose even so are skipped below.
         options = []
         seconds = self.instance.seconds[r]
         for d in allowed:
             queue = self.only[d]
             if queue is None:
-                lanes, start, length = self._slot(r, d, base)
+                lane, start = self._slot(r, d, base)
             else:
-                lanes, length = (0,), seconds[d]
-                start = base if base >= queue.starts[-1] else queue.find(base, length)
+                lane = 0
+                start = base if base >= queue.starts[-1] else queue.find(base, seconds[d])
             rest = self.ahead * to_go[d] if to_go else 0.0
             if self.carries:
                 rest = max(rest, self._carrying(r, d))
-            options.append((start + length + rest, d, lanes, start, length, rest))
+            options.append((start + seconds[d] + rest, d, lane, start, rest))
         options.sort()
         sources = []
         for v in self.instance.reads[r]:
             there, source = self.there[v], self.source[v]
             sources.append((there, source, there[source], self.instance.bytes[v]))
         best = (math.inf, len(self.queues))
-        found = options[0][1:5]
-        for least, d, lanes, start, length, rest in options:
+        found = options[0][1:4]
+        for least, d, lane, start, rest in options:
             if (least, d) > best:
                 break
             ready, moved = self._arrival(sources, d, base, best[0] - seconds[d] - rest)
             if ready > start:
-                lanes, start, length = self._slot(r, d, ready)
-            score = start + length + rest + self.stay * moved
+                lane, start = self._slot(r, d, ready)
+            score = start + seconds[d] + rest + self.stay * moved
             if (score, d) < best:
                 best = score, d
-                found = d, lanes, start, length
+                found = d, lane, start
         return found
 
     def _carrying(self, r: int, d: int) -> float:
@@ -175,18 +174,11 @@ class _Work:
                 longest = max(longest, *(instance.travel(v, d, e) for e in wanted))
         return longest
 
-    def _slot(self, r: int, d: int, ready: float) -> tuple[tuple[int, ...], float, float]:
-        """Return lanes, earliest start and length of a cluster on a device, in the mode that ends first."""
+    def _slot(self, r: int, d: int, ready: float) -> tuple[int, float]:
+        """Return the lane and the earliest start of a cluster on a device."""
         length, dispatch = self.instance.seconds[r][d], self.instance.dispatch[r]
         if ready == math.inf:
-            return (0,), math.inf, length
-        if (r, d) in self.instance.modes:
-            modes = [
-                (count, s, *together(self.queues[d], count, s, ready))
-                for count, s in self.instance.modes[r, d]
-            ]
-            _, length, start, lanes = min(modes, key=lambda mode: (mode[2] + mode[1], mode[0]))
-            return lanes, start, length
+            return 0, math.inf
         first, found = math.inf, 0
         for lane, queue in enumerate(self.queues[d]):
             if dispatch:
@@ -197,7 +189,7 @@ class _Work:
                 first, found = start, lane
                 if start == ready:
                     break
-        return (found,), first, length
+        return found, first
 
     def _arrival(
         self, sources: Sequence[tuple[dict[int, float], int, float, int]], d: int, ready: float, limit: float

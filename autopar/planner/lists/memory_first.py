@@ -116,7 +116,7 @@ def _laid(policy: str, space: _MemoryUse, order: Iterable[int], choose: Callable
     """Place clusters in this order, on the first lane of a device with room that `choose` picks."""
     instance = space.instance
     there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
-    placed: list[tuple[int, int, tuple[int, ...]]] = []
+    placed: list[tuple[int, int, int]] = []
     chosen: dict[int, int] = {}
     for r in order:
         group = instance.group[r]
@@ -131,7 +131,7 @@ def _laid(policy: str, space: _MemoryUse, order: Iterable[int], choose: Callable
         space.settle(r, d, there)
         for v in instance.makes[r]:
             there[v][d] = 0.0
-        placed.append((r, d, (0,)))
+        placed.append((r, d, 0))
     return in_order(instance, policy, placed)
 
 

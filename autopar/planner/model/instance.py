@@ -40,15 +40,13 @@ class Instance:
     PlanError if a cluster can run on no device, or on none with routes for its values.
 
     Of cluster r:
-        seconds[r][d]: float, inf if it cannot run; the fastest of `modes`
-        modes[r, d]: (lanes, seconds) if there are several modes, the fewest lanes first
+        seconds[r][d]: float, inf if it cannot run
         dispatch[r]: float, seconds of the one host
         workspace[r]: int, bytes while it runs
         reads[r], makes[r]: its inputs and outputs
         before[r], after[r]: its predecessors and successors
         sooner[r]: predecessors whose values it does not read
-        able[r]: devices that can run it and the rest of its colocate group
-        allowed[r]: those of `able` with routes for its values
+        allowed[r]: devices that can run it and the rest of its colocate group, with routes for its values
         group[r]: int, -1 for none; members[g] are the clusters of group g
         kept[r]: (storage, bytes) of resident state
 
@@ -86,7 +84,6 @@ class Instance:
         self.seconds = [
             tuple(math.inf if s is None else s for s in cluster.seconds) for cluster in costed.clusters
         ]
-        self.modes: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
         self.dispatch = [cluster.dispatch_s for cluster in costed.clusters]
         self.workspace = [cluster.workspace_bytes for cluster in costed.clusters]
 
@@ -137,7 +134,6 @@ class Instance:
             self.before.append((*(p for p in makers if p != r), *self.sooner[r]))
         self.after = [tuple(later) for later in inverse(self.before)]
         self._memory()
-        self._modes()
         self._group()
         self._routes()
 
@@ -163,17 +159,6 @@ class Instance:
         everything = 2 * sum(value.bytes for value in graph.values) + sum(self.workspace) + copied
         self.tight = any(cap is not None and cap < everything for cap in self.caps)
 
-    def _modes(self) -> None:
-        for r, cluster in enumerate(self.costed.clusters):
-            for d, lanes, seconds in sorted(cluster.modes):
-                if lanes <= self.widths[d]:
-                    self.modes[r, d] = (*self.modes.get((r, d), ()), (lanes, seconds))
-            if cluster.modes:
-                # The machine may not be the one for which the modes were read.
-                quickest = {d: math.inf for d, _, _ in cluster.modes}
-                quickest |= {d: min(s for _, s in self.modes[r, d]) for d in quickest if (r, d) in self.modes}
-                self.seconds[r] = tuple(quickest.get(d, s) for d, s in enumerate(self.seconds[r]))
-
     def _group(self) -> None:
         groups: dict[str, list[int]] = {}
         for r, cluster in enumerate(self.costed.clusters):
@@ -185,7 +170,7 @@ class Instance:
             for r in members:
                 self.group[r] = g
         everywhere = tuple(range(len(self.devices)))
-        self.able = self.allowed = [
+        self.allowed = [
             tuple(d for d in everywhere if row[d] < math.inf) if math.inf in row else everywhere
             for row in self.seconds
         ]
@@ -209,25 +194,6 @@ class Instance:
                 shared, narrowest = left, narrowest if left == shared else r
             for r in members:
                 self.allowed[r] = shared
-
-    @cached_property
-    def alike(self) -> list[tuple[int, int]]:
-        """Return (device, lane) of all lanes if there are several, identical for every cluster, and memory,
-        dispatch and transfers cost nothing; otherwise an empty list."""
-        devices = self.allowed[0] if self.clusters else ()
-        found = [(d, lane) for d in devices for lane in range(self.widths[d])]
-        if len(found) < 2 or self.tight or self.modes or (len(devices) > 1 and self.members):
-            return []
-        for allowed, row in zip(self.allowed, self.seconds):
-            if allowed != devices or any(row[d] != row[devices[0]] for d in devices):
-                return []
-        if any(self.dispatch) or any(self.carry):
-            return []
-        for v, home in enumerate(self.home):
-            wanted = {*devices, *self.deliver[v]}
-            if any(self.travel(v, s, d) > 0 for s in (devices if home < 0 else (home,)) for d in wanted):
-                return []
-        return found
 
     @cached_property
     def hops(self) -> dict[tuple[int, int], Hop]:
@@ -300,7 +266,7 @@ def _narrow(instance: Instance) -> list[tuple[int, ...]]:
 
     Arc consistency (Mackworth, "Consistency in networks of relations", Artificial Intelligence 8(1), 1977): a
     value needs a route from each device of its maker to some device of each reader, and vice versa.
-    Duplicates may be elsewhere. Raises PlanError if nothing is left. O(E) for E reads, a few times over.
+    Raises PlanError if nothing is left. O(E) for E reads, a few times over.
     """
     every = range(len(instance.devices))
     leads = [sum(1 << d for d in every if row[d] is not None) for row in instance.route]

@@ -27,10 +27,9 @@ Move = tuple[str, str, str]
 class Schedule:
     """A schedule without times: the order of clusters on each lane, and perhaps of transfers on copy queues.
 
-    A cluster that uses several lanes is listed in each of them. Transfers follow from the placement. A copy
-    queue that `copies` does not list serves transfers as they become ready. With `first_come`, all do, and
-    `copies` only orders simultaneous requests. `ahead`: most clusters of a lane between the start of a
-    transfer of streamed state and its first reader; None: any number.
+    Transfers follow from the placement. A copy queue that `copies` does not list serves transfers as they become
+    ready. With `first_come`, all do, and `copies` only orders simultaneous requests. `ahead`: most clusters of a
+    lane between the start of a transfer of streamed state and its first reader; None: any number.
     """
 
     policy: str
@@ -43,15 +42,14 @@ class Schedule:
 def in_order(
     instance: Instance,
     policy: str,
-    clusters: Iterable[tuple[int, int, tuple[int, ...]]],
+    clusters: Iterable[tuple[int, int, int]],
     moves: Iterable[tuple[int, Hop]] | None = None,
 ) -> Schedule:
-    """Return a schedule of (cluster, device, lanes) and (value, hop) in these orders; without `moves`,
+    """Return a schedule of (cluster, device, lane) and (value, hop) in these orders; without `moves`,
     transfers have no fixed order. Hops without a copy queue are left out."""
     lanes: dict[str, list[str]] = {lane: [] for names in instance.lane_names for lane in names}
-    for r, d, taken in clusters:
-        for lane in taken:
-            lanes[instance.lane_names[d][lane]].append(instance.names[r])
+    for r, d, lane in clusters:
+        lanes[instance.lane_names[d][lane]].append(instance.names[r])
     copies: dict[str, list[Move]] = {} if moves is None else {name: [] for name in instance.copy_lanes}
     for v, hop in moves or ():
         if hop.lane >= 0:
@@ -71,8 +69,7 @@ def schedule_of(plan: Plan) -> Schedule:
     copies: dict[str, list[Move]] = {}
     for step in plan.steps:
         if isinstance(step, Placed):
-            for lane in step.lanes:
-                lanes.setdefault(lane, []).append(step.cluster)
+            lanes.setdefault(step.lane, []).append(step.cluster)
             continue
         link = machine.link.get((step.src, step.dst))
         queue = machine.queue(link) if link else None
@@ -90,7 +87,7 @@ class Play:
 
     start, end, ready: seconds of each step.
     turn: numbers that increase along every queue and from each step to those that wait for it.
-    device, lane: the device and first lane of each cluster; `more`: its other lanes, if it uses several.
+    device, lane: the device and lane of each cluster.
     makespan: seconds until all clusters have ended and all values are delivered.
     """
 
@@ -98,17 +95,15 @@ class Play:
         self.instance, self.schedule = instance, schedule
         self.device = [-1] * instance.clusters
         self.lane = [""] * instance.clusters
-        self.more: dict[int, list[str]] = {}
         self.orders: list[list[int]] = []
         for device, lanes in enumerate(instance.lane_names):
             for lane in lanes:
                 order = []
                 for name in schedule.lanes.get(lane, ()):
                     r = instance.number.get(name, -1)
-                    if r >= 0 and self.device[r] < 0 and device in instance.allowed[r]:
-                        self.device[r], self.lane[r] = device, lane
-                    else:
-                        self._again(r, name, device, lane)
+                    if r < 0 or self.device[r] >= 0 or device not in instance.allowed[r]:
+                        raise self._misplaced(r, name, device, lane)
+                    self.device[r], self.lane[r] = device, lane
                     order.append(r)
                 self.orders.append(order)
         known = {lane for lanes in instance.lane_names for lane in lanes}
@@ -136,23 +131,20 @@ class Play:
         start, end = self.start[step], self.end[step]
         return start, end, self.turn[step] if start == end else step
 
-    def _again(self, r: int, name: str, device: int, lane: str) -> None:
-        """Add one more lane of a cluster with several; raise PlanError if it cannot be in this lane."""
+    def _misplaced(self, r: int, name: str, device: int, lane: str) -> PlanError:
+        """Return the error for a cluster that cannot be in this lane."""
         instance = self.instance
         if r < 0:
-            raise PlanError(
+            return PlanError(
                 f"the plan places {name!r}, which is not a cluster of {instance.costed.graph.name!r}; if it was made "
                 "for another graph or machine, plan again"
             )
-        if self.device[r] == device and (r, device) in instance.modes and lane != self.lane[r]:
-            self.more.setdefault(r, []).append(lane)
-        elif self.device[r] >= 0:
-            raise PlanError(f"the plan places cluster {name!r} twice, on {self.lane[r]} and {lane}")
-        else:
-            raise PlanError(
-                f"the plan puts cluster {name!r} on {instance.devices[device]}; "
-                f"it can only run on {instance.where(r)}"
-            )
+        if self.device[r] >= 0:
+            return PlanError(f"the plan places cluster {name!r} twice, on {self.lane[r]} and {lane}")
+        return PlanError(
+            f"the plan puts cluster {name!r} on {instance.devices[device]}; "
+            f"it can only run on {instance.where(r)}"
+        )
 
     def _transfers(self) -> None:
         """Find the `moves` that bring values to their readers; for each step, `waiting` lists those that wait for it,
@@ -262,20 +254,10 @@ class Play:
             self.rank, self.copies = rank, [None] * len(self.copies)
 
     def _durations(self) -> list[float]:
-        """Return the seconds of each step. The number of its lanes determines the mode of a cluster."""
+        """Return the seconds of each step."""
         instance = self.instance
-        found = [seconds[d] for seconds, d in zip(instance.seconds, self.device)]
-        for r, d in enumerate(self.device) if instance.modes else ():
-            if (r, d) in instance.modes:
-                modes = dict(instance.modes[r, d])
-                lanes = 1 + len(self.more.get(r, ()))
-                if lanes not in modes:
-                    raise PlanError(
-                        f"the plan gives cluster {instance.names[r]!r} {lanes} lanes of {instance.devices[d]}; "
-                        f"it can take {' or '.join(map(str, modes))}"
-                    )
-                found[r] = modes[lanes]
-        return found + [hop.latency_s + instance.bytes[v] * hop.s_per_byte for v, hop in self.moves]
+        compute = [seconds[d] for seconds, d in zip(instance.seconds, self.device)]
+        return compute + [hop.latency_s + instance.bytes[v] * hop.s_per_byte for v, hop in self.moves]
 
     def _resources(self) -> list[tuple[int, ...]]:
         """Return the resources that each step acquires, in order: copy queues, then buses, then the host."""
@@ -300,7 +282,7 @@ class Play:
         self.start, self.end, self.ready = start, end, ready = [0.0] * count, [0.0] * count, [0.0] * count
         self.turn = turn = [-1] * count
         missing, waiting = [*self.missing], self.waiting
-        behind, further, clear = self._queued(missing)
+        behind, clear = self._queued(missing)
         free, held = [0.0] * shared, [False] * shared
         line: list[deque[tuple[int, int]]] = [deque() for _ in free]
         # Requests: time, rank, step, and how many resources it already holds. Steps in `able` are handled
@@ -343,13 +325,11 @@ class Play:
                     other, got = line[own].popleft()
                     heappush(asking, (free[own], rank[other], other, got + 1))
             later = behind[step]
-            while later >= 0:
-                if ended > clear[later]:
-                    clear[later] = ended
+            if later >= 0:
+                clear[later] = ended
                 missing[later] -= 1
                 if not missing[later]:
                     able.append(later)
-                later = further[step].pop() if further and further.get(step) else -1
             for later in waiting[step]:
                 if ready[later] < ended:
                     ready[later] = ended
@@ -360,18 +340,15 @@ class Play:
             raise self._stuck()
         self.makespan = max(end, default=0.0)
 
-    def _queued(self, missing: list[int]) -> tuple[list[int], dict[int, list[int]], list[float]]:
-        """Return the successor of each step in its queue (-1: none), its successors in further lanes, and the
-        times, still 0, at which steps become first in their queues. Add queue predecessors to `missing`."""
-        behind, further = [-1] * len(missing), dict[int, list[int]]()
+    def _queued(self, missing: list[int]) -> tuple[list[int], list[float]]:
+        """Return the successor of each step in its queue (-1: none), and the times, still 0, at which steps become
+        first in their queues. Add queue predecessors to `missing`."""
+        behind = [-1] * len(missing)
         for order in (*self.orders, *(order for order in self.copies if order)):
             for step, later in pairwise(order):
                 missing[later] += 1
-                if behind[step] < 0:
-                    behind[step] = later
-                else:
-                    further.setdefault(step, []).append(later)
-        return behind, further, [0.0] * len(missing)
+                behind[step] = later
+        return behind, [0.0] * len(missing)
 
     def _stuck(self) -> PlanError:
         """Return the error for a deadlock of queues, with the steps at their heads."""

@@ -77,14 +77,10 @@ def find_both(first: Slots, first_s: float, second: Slots, second_s: float, read
             return start
 
 
-def together(
-    queues: Sequence[Slots], count: int, length: float, ready: float
-) -> tuple[float, tuple[int, ...]]:
-    """Return the earliest start ≥ `ready` with `length` free seconds on `count` queues, and these queues."""
-    start = ready
-    while count:
-        first = sorted((queue.find(start, length), index) for index, queue in enumerate(queues))[:count]
-        if first[-1][0] == start:
-            return start, tuple(sorted(index for _, index in first))
-        start = first[-1][0]
-    return start, ()
+def find_all(queues: Sequence[Slots], length: float, ready: float) -> float:
+    """Return the earliest start ≥ `ready` with `length` free seconds on all queues."""
+    while True:
+        start = max((queue.find(ready, length) for queue in queues), default=ready)
+        if start == ready:
+            return start
+        ready = start

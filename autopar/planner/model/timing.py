@@ -23,7 +23,6 @@ def timing(play: Play) -> Plan:
             play.lane[r],
             play.start[r],
             play.end[r],
-            tuple(play.more.get(r, ())),
         )
         for r in sorted(range(first), key=play.when)
     ]

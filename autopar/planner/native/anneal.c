@@ -10,7 +10,7 @@
 #define PUBLIC __attribute__((visibility("default")))
 
 /* Relative weights of the moves: one cluster to another device, one on its own device, two exchanged, many
-   together. `copies` of a chain is the weight of changes of duplicates. */
+   together. */
 enum { MOVES = 4, SHIFTS = 2, EXCHANGES = 3, GROUPS = 2, FEW = MOVES + SHIFTS + EXCHANGES };
 enum {
     TRIED = 6,    /* clusters for each estimated change; the best of these changes is timed */
@@ -24,7 +24,7 @@ enum {
 /* State of a chain, in and out. `best` has room for `keep` lists, shortest first; `spent` counts steps. */
 typedef struct {
     List now, *best;
-    int count, keep, copies;
+    int count, keep;
     double bound, spent;
     Draw draw;
 } Chain;
@@ -57,47 +57,41 @@ static void *take(char *block, size_t *taken, size_t bytes)
 static size_t lay_out(Search *search, const Network *net, char *block)
 {
     size_t taken = 0, clusters = net->clusters, devices = net->devices, values = net->values;
-    size_t most_copies = net->most_copies, all = clusters + 1 + most_copies;
     size_t lanes = net->lane_at[devices], wires = net->wires + 1;
 #define ROOM(pointer, count) pointer = take(block, &taken, (count) * sizeof *(pointer))
     for (int i = 0; i < 2; i++) {
         Timed *timed = search->timed + i;
-        ROOM(timed->device, all), ROOM(timed->lane, all), ROOM(timed->ended, all), ROOM(timed->keys, all);
-        ROOM(timed->ready, all), ROOM(timed->start, all), ROOM(timed->end, all), ROOM(timed->tail, all);
-        ROOM(timed->of, most_copies), ROOM(timed->copied, clusters + 1), ROOM(timed->copy_at, clusters * devices);
-        ROOM(timed->wanted, all), ROOM(timed->there, values * devices), ROOM(timed->shared, values);
+        ROOM(timed->device, clusters), ROOM(timed->lane, clusters), ROOM(timed->ended, clusters), ROOM(timed->keys, clusters);
+        ROOM(timed->ready, clusters), ROOM(timed->start, clusters), ROOM(timed->end, clusters), ROOM(timed->tail, clusters);
+        ROOM(timed->wanted, clusters), ROOM(timed->there, values * devices), ROOM(timed->shared, values);
         ROOM(timed->sent, values * devices);
     }
     Bench *bench = &search->bench;
-    ROOM(bench->missing, all), ROOM(bench->able, all), ROOM(bench->queue, all), ROOM(bench->queue_at, devices + 2);
+    ROOM(bench->missing, clusters), ROOM(bench->able, clusters), ROOM(bench->queue, clusters), ROOM(bench->queue_at, devices + 2);
     ROOM(bench->at, devices), ROOM(bench->idle, lanes), ROOM(bench->idles, devices), ROOM(bench->pools, devices);
     ROOM(bench->begun, devices), ROOM(bench->lane_free, lanes), ROOM(bench->busy, wires);
     ROOM(bench->onward, values * devices), ROOM(bench->touched, 2 * devices);
-    ROOM(bench->events, 2 * all + 2), ROOM(bench->pool, all);
+    ROOM(bench->events, 2 * clusters + 2), ROOM(bench->pool, clusters);
     if (net->capped) {
         ROOM(bench->since, values * devices), ROOM(bench->until, values * devices);
-        ROOM(bench->levels, 2 * (values + all)), ROOM(bench->stored, net->storages + 1);
+        ROOM(bench->levels, 2 * (values + clusters)), ROOM(bench->stored, net->storages + 1);
     }
     Beside *beside = &search->beside;
-    ROOM(beside->keys, all), ROOM(beside->order, all), ROOM(beside->critical, clusters);
-    ROOM(beside->reached, 2 * clusters * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, all);
-    ROOM(beside->queue_keys, all), ROOM(beside->queue_ends, all), ROOM(beside->queue_tails, all);
+    ROOM(beside->keys, clusters), ROOM(beside->order, clusters), ROOM(beside->critical, clusters);
+    ROOM(beside->reached, 2 * clusters * devices), ROOM(beside->queue_at, devices + 2), ROOM(beside->queue, clusters);
+    ROOM(beside->queue_keys, clusters), ROOM(beside->queue_ends, clusters), ROOM(beside->queue_tails, clusters);
     ROOM(beside->mark, clusters), ROOM(beside->edge, clusters), ROOM(beside->found, clusters);
-    ROOM(search->after, all), ROOM(search->order, all);
+    ROOM(search->after, clusters), ROOM(search->order, clusters);
 #undef ROOM
     return taken;
 }
 
-/* Sort the clusters and duplicates by key, starting from an order close to it. */
-static void sort(const Search *search, const int *from, const double *keys, int had, int copies)
+/* Sort the clusters by key, starting from an order close to it. */
+static void sort(const Search *search, const int *from, const double *keys)
 {
-    int *order = search->order, clusters = search->net->clusters, count = 0;
-    for (int i = 0; i < clusters + had + copies; i++) {
-        /* Duplicates come last, since their numbers may have changed. */
-        int old = i < clusters + had, r = old ? (from ? from[i] : i) : i + 1 - had, at = count;
-        if (old && r >= clusters)
-            continue;
-        count++;
+    int *order = search->order;
+    for (int i = 0; i < search->net->clusters; i++) {
+        int r = from ? from[i] : i, at = i;
         for (; at && (keys[r] < keys[order[at - 1]] || (keys[r] == keys[order[at - 1]] && r < order[at - 1])); at--)
             order[at] = order[at - 1];
         order[at] = r;
@@ -134,10 +128,8 @@ static void timing(Search *search, double limit, int eager)
             EACH(r, net->members, group) next->device[*r] = target;
     }
     next->eager = eager;
-    if (next->copies)
-        tidy(net, next);
     still(&search->beside, next, search->after);
-    sort(search, search->beside.order, next->keys, search->beside.now->copies, next->copies);
+    sort(search, search->beside.order, next->keys);
     play(net, next, &search->bench, search->order, limit, search->after);
     if (net->capped && next->makespan <= limit)
         next->over = overfull(net, next, &search->bench);
@@ -177,17 +169,15 @@ static int few(Search *search, double limit, double heat)
     return chosen.count;
 }
 
-static void copy(size_t all, int *device, double *keys, const int *from_device, const double *from_keys)
+static void copy(size_t clusters, int *device, double *keys, const int *from_device, const double *from_keys)
 {
-    memcpy(device, from_device, all * sizeof *device);
-    memcpy(keys, from_keys, all * sizeof *keys);
+    memcpy(device, from_device, clusters * sizeof *device);
+    memcpy(keys, from_keys, clusters * sizeof *keys);
 }
 
 static void store(const Network *net, List *list, const Timed *timed)
 {
-    copy(net->clusters + 1 + timed->copies, list->device, list->keys, timed->device, timed->keys);
-    memcpy(list->of, timed->of, timed->copies * sizeof *list->of);
-    list->copies = timed->copies;
+    copy(net->clusters, list->device, list->keys, timed->device, timed->keys);
     list->eager = timed->eager;
     list->makespan = timed->makespan;
     list->over = timed->over;
@@ -201,17 +191,6 @@ static void keep(const Network *net, Chain *chain, const Timed *timed)
     chain->best[0] = last;
     if (chain->count < chain->keep)
         chain->count++;
-}
-
-/* Copy the current list to `next`, to be changed. */
-static void begin(const Network *net, Timed *next, const Timed *now, const double *keys)
-{
-    copy(net->clusters + 1 + now->copies, next->device, next->keys, now->device, keys);
-    if (next->copies || now->copies) {
-        memcpy(next->of, now->of, now->copies * sizeof *next->of);
-        next->copies = now->copies;
-        look_up(net, next);
-    }
 }
 
 static void go_on(Search *search, double steps, double hot, double cold, double end)
@@ -230,20 +209,16 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
         }
         double heat = share * chain->best[0].makespan;
         double limit = beside->now->makespan - heat * log(1 - drawn(draw));
-        double kind = drawn(draw) * (FEW + GROUPS + chain->copies);
+        double kind = drawn(draw) * (FEW + GROUPS);
         Timed *next = search->next;
         int found;
-        begin(net, next, beside->now, beside->keys);
+        copy(net->clusters, next->device, next->keys, beside->now->device, beside->keys);
         if (kind < FEW) {
             found = few(search, limit, heat);
         } else {
             chain->spent += ESTIMATE;
-            if (kind < FEW + GROUPS) {
-                int closely = drawn(draw) < 0.5, cluster = a_run(beside);
-                found = closely ? gathered(beside, cluster, next->device) : stretched(beside, cluster, next->device);
-            } else {
-                found = recopied(beside, next);
-            }
+            int closely = drawn(draw) < 0.5, cluster = a_run(beside);
+            found = closely ? gathered(beside, cluster, next->device) : stretched(beside, cluster, next->device);
             if (found)
                 timing(search, limit, 1);
         }
@@ -265,23 +240,19 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
 /* Allocate a search and time the list that it starts from; NULL if memory runs out. */
 static char *begun(Search *search, const Network *net, const List *list, double limit)
 {
-    size_t bytes = lay_out(search, net, NULL), all = net->clusters + 1 + list->copies;
+    size_t bytes = lay_out(search, net, NULL);
     char *block = calloc(1, bytes);
     if (!block)
         return NULL;
     lay_out(search, net, block);
     Timed *now = search->timed;
-    now->copies = list->copies;
     now->eager = list->eager;
-    copy(all, now->device, now->keys, list->device, list->keys);
-    memcpy(now->of, list->of, now->copies * sizeof *now->of);
-    look_up(net, now);
-    /* Readers of a cluster need not wait for it if it has duplicates. */
-    for (int r = 0; !now->copies && r < net->clusters; r++)
+    copy(net->clusters, now->device, now->keys, list->device, list->keys);
+    for (int r = 0; r < net->clusters; r++)
         search->after[r] = net->to_go[r * net->devices + now->device[r]];
     /* Timing an eager list needs no order, and sorting is slow if keys are far from graph order. */
     if (search->chain || !now->eager)
-        sort(search, NULL, now->keys, 0, now->copies);
+        sort(search, NULL, now->keys);
     play(net, now, &search->bench, search->order, limit, search->after);
     if (net->capped)
         now->over = overfull(net, now, &search->bench);
@@ -289,19 +260,19 @@ static char *begun(Search *search, const Network *net, const List *list, double 
 }
 
 /* Time a list until it must exceed `limit`: makespan, bytes above the caps and, by number, starts, ends and
-   lanes; `endings` clusters and duplicates had ended by then. Returns 0, or -1 if memory runs out. */
+   lanes; `endings` clusters had ended by then. Returns 0, or -1 if memory runs out. */
 PUBLIC int autopar_time(
     const Network *net, List *list, double limit, double *start, double *end, int *lane, int *endings)
 {
     Search search = {.net = net};
-    size_t all = net->clusters + 1 + list->copies;
+    size_t clusters = net->clusters;
     char *block = begun(&search, net, list, limit);
     if (!block)
         return -1;
     const Timed *timed = search.timed;
-    memcpy(start, timed->start, all * sizeof *start);
-    memcpy(end, timed->end, all * sizeof *end);
-    memcpy(lane, timed->lane, all * sizeof *lane);
+    memcpy(start, timed->start, clusters * sizeof *start);
+    memcpy(end, timed->end, clusters * sizeof *end);
+    memcpy(lane, timed->lane, clusters * sizeof *lane);
     *endings = timed->endings;
     list->makespan = timed->makespan;
     list->over = timed->over;

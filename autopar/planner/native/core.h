@@ -34,13 +34,13 @@ static inline double least(double a, double b)
    of each cluster and, at R, those that exist before the call. `later` are the clusters that wait for one
    without reading from it, `sooner` the reverse; `waits` counts all values and clusters that one waits for.
    `near` are predecessors and successors. `to_go`: least seconds from the end of a cluster on a device to the
-   end. `members` share a device. `repeatable` clusters may have duplicates, at most `most_copies` in a list.
+   end. `members` share a device.
 
    If `capped`, in bytes: `room` of a device, `size` of a value, `scratch` of a running cluster, `stored` of
    each storage that a cluster `keeps` on its device. Copies of a value that `stays` are never freed; values
    that exist before the call are freed after their last use if `given_up`, otherwise never. */
 typedef struct {
-    int clusters, devices, wires, values, groups, most_copies, storages, capped, given_up;
+    int clusters, devices, wires, values, groups, storages, capped, given_up;
     const int *lane_at;             /* [D + 1] */
     const double *seconds, *to_go;  /* [R][D] */
     const double *bytes;            /* [V] */
@@ -49,13 +49,13 @@ typedef struct {
     const int *hop_wire, *hop_queue, *hop_stop;
     const double *hop_latency, *hop_s_per_byte;
     Lists makes, readers, deliver, reads, sooner, later, near, before, after, allowed, members, keeps;
-    const int *waits, *maker, *home, *repeatable, *stays; /* [R], [V], [V], [R], [V] */
+    const int *waits, *maker, *home, *stays; /* [R], [V], [V], [V] */
     const double *room, *stored, *size, *scratch; /* [D], [S][D], [V], [R] */
 } Network;
 
-/* A list to time: `device`, `keys` [R + 1 + most_copies]; `of` [most_copies]; `over` bytes above the caps. */
+/* A list to time: `device`, `keys` [R]; `over` bytes above the caps. */
 typedef struct {
-    int *device, eager, copies, *of;
+    int *device, eager;
     double *keys, makespan, over;
 } List;
 
@@ -77,15 +77,8 @@ typedef struct {
    everything that a cluster waits for is there. `ended` has the `endings` clusters by end, `sent` the
    transfers in the order of their requests. `tail` is the seconds from the end of a cluster to the end of the
    schedule, along everything that waits for it; `wanted` ignores its lane. `makespan` is inf without a route,
-   in a deadlock, or if timing stopped early. `over` is the bytes above the caps, summed over the devices.
-
-   Numbers up to R - 1 are clusters, R stands for values that no cluster makes, and R + 1 + i is a duplicate
-   of cluster `of[i]`. `copied` [R + 1] tells which clusters have any; `copy_at` [R][D] has their numbers, 0
-   for none. A duplicate serves the readers on its device, duplicates too; the original serves those on
-   devices without one. So no result is transferred to a device that computes it. */
+   in a deadlock, or if timing stopped early. `over` is the bytes above the caps, summed over the devices. */
 typedef struct {
-    int copies, *of, *copy_at;
-    char *copied;
     int *device, *lane, *ended, eager, endings, sendings;
     double *keys, *ready, *start, *end, *tail, *wanted, makespan, over;
     double *there;     /* [V][D], NOT_THERE where a value never is */
@@ -101,28 +94,6 @@ typedef struct {
 typedef struct {
     double at, bytes;
 } Level;
-
-static inline int run_of(const Network *net, const Timed *timed, int number)
-{
-    return number < net->clusters ? number : timed->of[number - net->clusters - 1];
-}
-
-/* The number of the duplicate of a cluster on a device, 0 for none. */
-static inline int copy_on(const Network *net, const Timed *timed, int cluster, int device)
-{
-    return timed->copied[cluster] ? timed->copy_at[cluster * net->devices + device] : 0;
-}
-
-/* All clusters, then all duplicates. */
-#define EACH_NUMBER(number, net, timed) \
-    for (int number = 0; number <= (net)->clusters + (timed)->copies; number++) \
-        if (number != (net)->clusters)
-
-/* A cluster, then its duplicates. */
-#define EACH_OF(number, net, timed, cluster) \
-    for (int number##_d = -1, number = (cluster); number##_d < ((timed)->copied[cluster] ? (net)->devices : 0); \
-         number = ++number##_d < (net)->devices ? (timed)->copy_at[(cluster) * (net)->devices + number##_d] : 0) \
-        if (number##_d < 0 || number)
 
 /* Working memory to time one list and compute its tails. */
 typedef struct {
@@ -150,7 +121,7 @@ static inline int below(Draw *draw, int count)
     return (int)(drawn(draw) * count);
 }
 
-/* Time a list; `order` has clusters and duplicates by key, unless it is eager. Second hops are requested with
+/* Time a list; `order` has clusters by key, unless it is eager. Second hops are requested with
    the first. Stops once a cluster would end less than `after[r]` seconds before `limit`. O(V log V + E). */
 void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after);
 /* Set `tail` and `wanted` of clusters and `tail` of transfers. O(V + E). */
@@ -162,14 +133,14 @@ void reach(const Network *net, const Timed *now, int cluster, int device, double
 /* Bytes above the caps, summed over the devices, of a list that has been timed. O(V D + E + V log V). */
 double overfull(const Network *net, const Timed *timed, Bench *bench);
 
-/* The current schedule and its neighbours. `keys` number clusters and duplicates by start; the queues have
-   those of each device in this order, with their ends and the negated seconds from start to the very end. */
+/* The current schedule and its neighbours. `keys` number clusters by start; the queues have those
+   of each device in this order, with their ends and the negated seconds from start to the very end. */
 typedef struct {
     const Network *net;
     Draw *draw;
     Timed *now;
     double *keys;
-    int *order;        /* clusters and duplicates by their keys */
+    int *order;        /* clusters by their keys */
     int *critical, criticals;
     double *reached;   /* [R][D][2], below 0 if not known */
     int *queue_at, *queue;
@@ -202,12 +173,4 @@ int gathered(Beside *beside, int cluster, int *device);
 int stretched(Beside *beside, int cluster, int *device);
 /* Least seconds that follow each cluster of a changed list: as now if it comes after all changes. */
 void still(const Beside *beside, const Timed *next, double *after);
-
-/* Set `copied` and `copy_at`. */
-void look_up(const Network *net, Timed *timed);
-/* Remove duplicates without readers, and those on the device of their original. */
-void tidy(const Network *net, Timed *timed);
-/* Remove a duplicate, exchange it with its original, or duplicate inputs of a cluster, and perhaps their
-   inputs, on its device, which may be a new one. Return whether anything changed. */
-int recopied(Beside *beside, Timed *next);
 #endif

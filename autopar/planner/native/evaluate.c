@@ -38,7 +38,7 @@ static Event pop(Event *heap, int *count)
     return least;
 }
 
-/* Note that one thing that a cluster or duplicate waits for is there. */
+/* Note that one thing that a cluster waits for is there. */
 static inline void arrive(Timed *timed, Bench *bench, int number, double came, int *ables)
 {
     if (came > timed->ready[number])
@@ -70,7 +70,7 @@ static void carry(const Network *net, Timed *timed, Bench *bench, int cluster, i
 void play(const Network *net, Timed *timed, Bench *bench, const int *order, double limit, const double *after)
 {
     int clusters = net->clusters, devices = net->devices, none = net->wires, eager = timed->eager;
-    int copies = timed->copies, all = clusters + 1 + copies;
+    int all = clusters + 1;
     const int *device = timed->device, *lane_at = net->lane_at;
     double *ready = timed->ready, *start = timed->start, *end = timed->end;
     int *missing = bench->missing, *able = bench->able, *queue = bench->queue, *queue_at = bench->queue_at;
@@ -84,9 +84,7 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
     memset(bench->busy, 0, (none + 1) * sizeof *bench->busy);
     memset(bench->lane_free, 0, lane_at[devices] * sizeof *bench->lane_free);
     memset(queue_at, 0, (devices + 2) * sizeof *queue_at);
-    for (int i = 0; i < copies; i++)
-        missing[clusters + 1 + i] = net->waits[timed->of[i]];
-    EACH_NUMBER(r, net, timed) {
+    for (int r = 0; r < clusters; r++) {
         ready[r] = 0.0;
         queue_at[device[r] + 2]++;
         if (!missing[r])
@@ -104,20 +102,13 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
     }
     /* From here on, the clusters of d are queue[queue_at[d + 1]] to queue[queue_at[d + 2] - 1]. */
     if (!eager) {
-        for (int i = 0; i < clusters + copies; i++)
+        for (int i = 0; i < clusters; i++)
             queue[bench->at[device[order[i]]]++] = order[i];
         for (int d = 0; d < devices; d++)
             bench->at[d] = queue_at[d + 1];
     }
     for (;;) {
-        if (cluster > clusters && cluster < all) {
-            int d = device[cluster];
-            EACH(value, net->makes, run_of(net, timed, cluster))
-                EACH(r, net->readers, *value)
-                    EACH_OF(reader, net, timed, *r)
-                        if (device[reader] == d)
-                            arrive(timed, bench, reader, now, &ables);
-        } else if (cluster <= clusters) {
+        if (cluster <= clusters) {
             EACH(value, net->makes, cluster) {
                 int v = *value, source = cluster < clusters ? device[cluster] : net->home[v];
                 double *there = timed->there + v * devices;
@@ -125,15 +116,14 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                     for (int d = 0; d < devices; d++)
                         there[d] = NOT_THERE;
                     there[source] = now;
-                    if (copies || COUNT(net->readers, v) > 1 || COUNT(net->deliver, v)) {
+                    if (COUNT(net->readers, v) > 1 || COUNT(net->deliver, v)) {
                         timed->shared[v] = 1;
                         char *wanted = bench->touched + devices;
                         memset(wanted, 0, devices);
-                        EACH(r, net->readers, v)
-                            EACH_OF(reader, net, timed, *r) wanted[device[reader]] = 1;
+                        EACH(r, net->readers, v) wanted[device[*r]] = 1;
                         EACH(d, net->deliver, v) wanted[*d] = 1;
                         for (int d = 0; d < devices; d++)
-                            if (wanted[d] && there[d] < 0 && !copy_on(net, timed, cluster, d))
+                            if (wanted[d] && there[d] < 0)
                                 carry(net, timed, bench, cluster, v, source, d);
                     } else if (COUNT(net->readers, v)) {
                         int target = device[net->readers.of[net->readers.at[v]]];
@@ -142,19 +132,9 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                     }
                 }
                 EACH(d, net->deliver, v)
-                    if (!copy_on(net, timed, cluster, *d))
-                        last = most(last, none ? there[*d] : now + travel(net, v, source, *d));
-                if (!copies)
-                    EACH(r, net->readers, v)
-                        arrive(timed, bench, *r, none ? there[device[*r]] : now + travel(net, v, source, device[*r]),
-                               &ables);
-                else
-                    EACH(r, net->readers, v)
-                        EACH_OF(reader, net, timed, *r) {
-                            int d = device[reader];
-                            if (!copy_on(net, timed, cluster, d))
-                                arrive(timed, bench, reader, none ? there[d] : now + travel(net, v, source, d), &ables);
-                        }
+                    last = most(last, none ? there[*d] : now + travel(net, v, source, *d));
+                EACH(r, net->readers, v)
+                    arrive(timed, bench, *r, none ? there[device[*r]] : now + travel(net, v, source, device[*r]), &ables);
             }
             EACH(r, net->later, cluster) arrive(timed, bench, *r, now, &ables);
         }
@@ -167,7 +147,7 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                         Event *pool = bench->pool + queue_at[d + 1];
                         while (bench->pools[d] && bench->idles[d]) {
                             int r = pop(pool, &bench->pools[d]).id;
-                            double finish = now + net->seconds[run_of(net, timed, r) * devices + d];
+                            double finish = now + net->seconds[r * devices + d];
                             if (finish + after[r] > limit)
                                 return;
                             start[r] = now;
@@ -188,7 +168,7 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
                         if (lane_free[other] < lane_free[k])
                             k = other;
                     double begin = most(most(ready[r], bench->begun[d]), lane_free[k]);
-                    double finish = begin + net->seconds[run_of(net, timed, r) * devices + d];
+                    double finish = begin + net->seconds[r * devices + d];
                     if (finish + after[r] > limit)
                         return;
                     start[r] = bench->begun[d] = begin;
@@ -219,7 +199,7 @@ void play(const Network *net, Timed *timed, Bench *bench, const int *order, doub
             bench->touched[d] = 1;
         }
     }
-    if (timed->endings == clusters + copies)
+    if (timed->endings == clusters)
         timed->makespan = most(last, now);
 }
 
@@ -232,44 +212,37 @@ void tails(const Network *net, Timed *timed, Bench *bench)
     memset(waiting, 0, (none + 1) * sizeof *waiting);
     memset(onward, 0, (size_t)net->values * devices * sizeof *onward);
     for (int i = timed->endings - 1; i >= 0; i--) {
-        int cluster = timed->ended[i], d = device[cluster], base = run_of(net, timed, cluster);
+        int cluster = timed->ended[i], d = device[cluster];
         double longest = 0.0;
         for (; number && timed->sent[number - 1].cluster == cluster; number--) {
             Sent *sent = timed->sent + number - 1;
             double after = most(onward[sent->value * devices + sent->stop],
                                 most(waiting[sent->wire], waiting[sent->queue]));
-            if (!copy_on(net, timed, cluster, sent->stop))
-                EACH(r, net->readers, sent->value)
-                    EACH_OF(reader, net, timed, *r)
-                        if (device[reader] == sent->stop)
-                            after = most(after, net->seconds[*r * devices + sent->stop] + timed->tail[reader]);
+            EACH(r, net->readers, sent->value)
+                if (device[*r] == sent->stop)
+                    after = most(after, net->seconds[*r * devices + sent->stop] + timed->tail[*r]);
             waiting[sent->wire] = waiting[sent->queue] = after + sent->takes;
             waiting[none] = 0.0;
             sent->tail = after;
             double *before = sent->source == d ? &longest : onward + sent->value * devices + sent->source;
             *before = most(*before, after + sent->takes);
         }
-        EACH(v, net->makes, base) {
-            EACH(r, net->readers, *v)
-                EACH_OF(reader, net, timed, *r) {
-                    int stop = device[reader];
-                    if (stop == d || (!none && cluster == base && !copy_on(net, timed, cluster, stop)))
-                        longest = most(longest, net->seconds[*r * devices + stop] + timed->tail[reader] +
-                                                    travel(net, *v, d, stop));
-                }
-            if (!none && cluster == base)
-                EACH(stop, net->deliver, *v)
-                    if (!copy_on(net, timed, cluster, *stop))
-                        longest = most(longest, travel(net, *v, d, *stop));
+        EACH(v, net->makes, cluster) {
+            EACH(r, net->readers, *v) {
+                int stop = device[*r];
+                if (stop == d || !none)
+                    longest =
+                        most(longest, net->seconds[*r * devices + stop] + timed->tail[*r] + travel(net, *v, d, stop));
+            }
+            if (!none)
+                EACH(stop, net->deliver, *v) longest = most(longest, travel(net, *v, d, *stop));
         }
-        /* Only readers wait for a duplicate. */
-        if (cluster == base)
-            EACH(r, net->later, cluster)
-                longest = most(longest, net->seconds[*r * devices + device[*r]] + timed->tail[*r]);
+        EACH(r, net->later, cluster)
+            longest = most(longest, net->seconds[*r * devices + device[*r]] + timed->tail[*r]);
         timed->wanted[cluster] = longest;
         double *lane = behind + net->lane_at[d] + timed->lane[cluster];
         timed->tail[cluster] = most(longest, *lane);
-        *lane = timed->tail[cluster] + net->seconds[base * devices + d];
+        *lane = timed->tail[cluster] + net->seconds[cluster * devices + d];
     }
 }
 
@@ -287,23 +260,17 @@ void reach(const Network *net, const Timed *now, int cluster, int device, double
         double came = now->shared[*v] ? now->there[*v * devices + device] : NOT_THERE;
         if (came < 0) {
             int maker = net->maker[*v], source = maker >= 0 ? where[maker] : net->home[*v];
-            int copy = maker >= 0 ? copy_on(net, now, maker, device) : 0;
-            came = copy ? now->end[copy] : (maker >= 0 ? now->end[maker] : 0.0) + travel(net, *v, source, device);
+            came = (maker >= 0 ? now->end[maker] : 0.0) + travel(net, *v, source, device);
         }
         *ready = most(*ready, came);
     }
     EACH(r, net->sooner, cluster) *ready = most(*ready, now->end[*r]);
     EACH(v, net->makes, cluster) {
-        EACH(r, net->readers, *v)
-            EACH_OF(reader, net, now, *r) {
-                int d = where[reader];
-                if (!copy_on(net, now, cluster, d))
-                    *after = most(
-                        *after, net->seconds[*r * devices + d] + now->tail[reader] + travel(net, *v, device, d));
-            }
-        EACH(d, net->deliver, *v)
-            if (!copy_on(net, now, cluster, *d))
-                *after = most(*after, travel(net, *v, device, *d));
+        EACH(r, net->readers, *v) {
+            int d = where[*r];
+            *after = most(*after, net->seconds[*r * devices + d] + now->tail[*r] + travel(net, *v, device, d));
+        }
+        EACH(d, net->deliver, *v) *after = most(*after, travel(net, *v, device, *d));
     }
     EACH(r, net->later, cluster) *after = most(*after, net->seconds[*r * devices + where[*r]] + now->tail[*r]);
 }

@@ -41,9 +41,8 @@ static void spans(const Network *net, const Timed *timed, Bench *bench)
         bench->since[i] = NOT_THERE;
         bench->until[i] = 0.0;
     }
-    EACH_NUMBER(number, net, timed)
-        EACH(v, net->makes, run_of(net, timed, number))
-            hold(bench, *v * devices + device[number], timed->start[number], timed->end[number]);
+    for (int r = 0; r < net->clusters; r++)
+        EACH(v, net->makes, r) hold(bench, *v * devices + device[r], timed->start[r], timed->end[r]);
     if (net->given_up)
         EACH(v, net->makes, net->clusters) hold(bench, *v * devices + net->home[*v], 0.0, 0.0);
     for (int i = 0; i < timed->sendings; i++) {
@@ -53,11 +52,10 @@ static void spans(const Network *net, const Timed *timed, Bench *bench)
         hold(bench, sent->value * devices + sent->source, sent->came, sent->came);
     }
     for (int v = 0; v < net->values; v++) {
-        EACH(r, net->readers, v)
-            EACH_OF(reader, net, timed, *r) {
-                bring(net, timed, bench, v, device[reader]);
-                hold(bench, v * devices + device[reader], timed->ready[reader], timed->end[reader]);
-            }
+        EACH(r, net->readers, v) {
+            bring(net, timed, bench, v, device[*r]);
+            hold(bench, v * devices + device[*r], timed->ready[*r], timed->end[*r]);
+        }
         EACH(d, net->deliver, v) {
             bring(net, timed, bench, v, *d);
             if (!net->given_up)
@@ -77,11 +75,11 @@ static int levels(const Network *net, const Timed *timed, Bench *bench, int d)
         bench->levels[count++] = (Level){bench->since[at], net->size[v]};
         bench->levels[count++] = (Level){bench->until[at], -net->size[v]};
     }
-    EACH_NUMBER(number, net, timed) {
-        double scratch = net->scratch[run_of(net, timed, number)];
-        if (scratch > 0 && timed->device[number] == d) {
-            bench->levels[count++] = (Level){timed->start[number], scratch};
-            bench->levels[count++] = (Level){timed->end[number], -scratch};
+    for (int r = 0; r < net->clusters; r++) {
+        double scratch = net->scratch[r];
+        if (scratch > 0 && timed->device[r] == d) {
+            bench->levels[count++] = (Level){timed->start[r], scratch};
+            bench->levels[count++] = (Level){timed->end[r], -scratch};
         }
     }
     return count;
@@ -97,9 +95,9 @@ double overfull(const Network *net, const Timed *timed, Bench *bench)
             continue;
         double used = 0.0;
         memset(bench->stored, 0, net->storages);
-        EACH_NUMBER(number, net, timed)
-            if (timed->device[number] == d)
-                EACH(storage, net->keeps, run_of(net, timed, number))
+        for (int r = 0; r < net->clusters; r++)
+            if (timed->device[r] == d)
+                EACH(storage, net->keeps, r)
                     if (!bench->stored[*storage]) {
                         bench->stored[*storage] = 1;
                         used += net->stored[*storage * devices + d];

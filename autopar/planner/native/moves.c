@@ -60,22 +60,14 @@ static int lanes_of(const Network *net, int device)
     return net->lane_at[device + 1] - net->lane_at[device];
 }
 
-/* Find the range of keys of a cluster on a device: after its predecessors, before its successors. */
-static void between(const Beside *beside, int cluster, int device, double *low, double *high)
+/* Find the range of keys of a cluster: after its predecessors, before its successors. */
+static void between(const Beside *beside, int cluster, double *low, double *high)
 {
     const Network *net = beside->net;
-    const Timed *now = beside->now;
     *low = -1.0;
-    *high = net->clusters + now->copies;
-    EACH(r, net->before, cluster)
-    {
-        int copy = copy_on(net, now, *r, device);
-        *low = most(*low, beside->keys[copy ? copy : *r]);
-    }
-    EACH(r, net->after, cluster)
-        EACH_OF(later, net, now, *r)
-            if (!copy_on(net, now, cluster, now->device[later]))
-                *high = least(*high, beside->keys[later]);
+    *high = net->clusters;
+    EACH(r, net->before, cluster) *low = most(*low, beside->keys[*r]);
+    EACH(r, net->after, cluster) *high = least(*high, beside->keys[*r]);
 }
 
 double inside(Beside *beside, double low, double high)
@@ -99,8 +91,7 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     tails(net, now, bench);
     beside->now = now;
     /* `order` is close to the order of starts, so each cluster moves only a few places. */
-    int count = clusters + now->copies;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < clusters; i++) {
         int r = order[i], at = i;
         for (; at; at--) {
             int other = beside->order[at - 1];
@@ -115,36 +106,34 @@ void stand(Beside *beside, Timed *now, Bench *bench, const int *order)
     int *queue_at = beside->queue_at;
     for (int d = 0; d < devices + 2; d++)
         queue_at[d] = 0;
-    EACH_NUMBER(number, net, now) queue_at[now->device[number] + 2]++;
+    for (int r = 0; r < clusters; r++)
+        queue_at[now->device[r] + 2]++;
     for (int d = 0; d < devices; d++)
         queue_at[d + 2] += queue_at[d + 1];
     /* Once all clusters are queued, those of d are queue[queue_at[d]] to queue[queue_at[d + 1] - 1]. */
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < clusters; i++) {
         int r = beside->order[i], d = now->device[r], at = queue_at[d + 1]++;
         beside->keys[r] = i;
         beside->queue[at] = r;
         beside->queue_keys[at] = i;
         beside->queue_ends[at] = now->end[r];
-        beside->queue_tails[at] = -(net->seconds[run_of(net, now, r) * devices + d] + now->tail[r]);
+        beside->queue_tails[at] = -(net->seconds[r * devices + d] + now->tail[r]);
     }
     for (int i = 0; i < 2 * clusters * devices; i++)
         beside->reached[i] = -1.0;
     beside->criticals = 0;
-    EACH_NUMBER(number, net, now)
-        if (now->end[number] + now->tail[number] >= limit)
-            add_critical(beside, run_of(net, now, number));
+    for (int r = 0; r < clusters; r++)
+        if (now->end[r] + now->tail[r] >= limit)
+            add_critical(beside, r);
     for (int i = 0; i < now->sendings; i++) {
         const Sent *sent = now->sent + i;
         if (sent->came + sent->tail < limit)
             continue;
         if (sent->cluster < clusters)
             add_critical(beside, sent->cluster);
-        if (copy_on(net, now, sent->cluster, sent->stop))
-            continue;
         EACH(r, net->readers, sent->value)
-            EACH_OF(reader, net, now, *r)
-                if (now->device[reader] == sent->stop)
-                    add_critical(beside, *r);
+            if (now->device[*r] == sent->stop)
+                add_critical(beside, *r);
     }
     for (int i = 0; i < beside->criticals; i++)
         beside->mark[beside->critical[i]] = 0;
@@ -192,7 +181,7 @@ int moved(Beside *beside, int cluster, double limit, Change *change)
     double ready = found[0], after = found[1];
     if (ready + own + after > limit)
         return 0;
-    between(beside, cluster, d, &low, &high);
+    between(beside, cluster, &low, &high);
     int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
     const double *keys = beside->queue_keys + from, *ends = beside->queue_ends + from;
     const double *tails_of = beside->queue_tails + from;
@@ -222,7 +211,7 @@ int shifted(Beside *beside, int cluster, double limit, Change *change)
     const Network *net = beside->net;
     int clusters = net->clusters, d = beside->now->device[cluster];
     double was = beside->keys[cluster], low, high;
-    between(beside, cluster, d, &low, &high);
+    between(beside, cluster, &low, &high);
     double far = drawn(beside->draw) < 0.7 ? 0.15 * clusters + 2 : clusters;
     double key = inside(beside, most(low, was - far), least(high, was + far));
     int from = beside->queue_at[d], count = beside->queue_at[d + 1] - from;
@@ -257,11 +246,9 @@ int exchanged(Beside *beside, int cluster, double limit, Change *change)
     at += below(beside->draw, 2 * CLOSE + 1) - CLOSE;
     at = at < 0 ? 0 : at < count ? at : count - 1;
     int other = beside->queue[from + at];
-    if (other >= net->clusters)
-        return 0;
     double own = beside->keys[cluster], its = beside->keys[other], low, high, floor, roof;
-    between(beside, cluster, e, &low, &high);
-    between(beside, other, d, &floor, &roof);
+    between(beside, cluster, &low, &high);
+    between(beside, other, &floor, &roof);
     if (!is_allowed(net, other, d) || !(low < its && its < high && floor < own && own < roof))
         return 0;
     double longest = most(instead(beside, cluster, other, e), instead(beside, other, cluster, d));
@@ -326,21 +313,9 @@ void still(const Beside *beside, const Timed *next, double *after)
     const double *keys = next->keys;
     const Timed *now = beside->now;
     double last = -1.0;
-    for (int i = 0; i < now->copies || i < next->copies; i++) {
-        int copy = net->clusters + 1 + i, was = i < now->copies, is = i < next->copies;
-        if (was && is && now->of[i] == next->of[i] && now->device[copy] == device[copy] &&
-            beside->keys[copy] == keys[copy])
-            continue;
-        last = most(last, most(was ? beside->keys[copy] : -1.0, is ? keys[copy] : -1.0));
-    }
-    for (int i = 0; i < next->copies; i++)
-        after[net->clusters + 1 + i] = 0.0;
     for (int r = 0; r < net->clusters; r++)
         if (device[r] != now->device[r] || keys[r] != beside->keys[r])
             last = most(last, most(keys[r], beside->keys[r]));
     for (int r = 0; r < net->clusters; r++)
-        /* Readers of a cluster need not wait for it if it has duplicates. */
-        after[r] = beside->keys[r] > last ? now->tail[r]
-            : next->copied[r]             ? 0.0
-                                          : net->to_go[r * net->devices + device[r]];
+        after[r] = beside->keys[r] > last ? now->tail[r] : net->to_go[r * net->devices + device[r]];
 }

@@ -16,17 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.costed import repeatable
 from .. import native
 from ..lists.heft import cost_to_go
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule, in_order
 from ..model.toposort import inverse
 
-MOST = 24
-"""Limit on duplicates in a list."""
-COPIES = 3
-"""Weight of the move that adds or removes duplicates, relative to the other moves (`native/anneal.c`)."""
 KEEP = 6
 """Number of schedules that a chain returns."""
 CLOSE = 1e-6
@@ -48,7 +43,7 @@ class _Arrays(ctypes.Structure):
     """Structure `Network` of `native/core.h`: a problem."""
 
     _fields_ = [
-        *((name, Int) for name in ("clusters", "devices", "wires", "values", "groups", "most_copies")),
+        *((name, Int) for name in ("clusters", "devices", "wires", "values", "groups")),
         *((name, Int) for name in ("storages", "capped", "given_up")),
         ("lane_at", Ints),
         *((name, Floats) for name in ("seconds", "to_go", "bytes", "latency", "s_per_byte")),
@@ -56,7 +51,7 @@ class _Arrays(ctypes.Structure):
         *((name, Floats) for name in ("hop_latency", "hop_s_per_byte")),
         *((name, _Lists) for name in ("makes", "readers", "deliver", "reads", "sooner", "later")),
         *((name, _Lists) for name in ("near", "before", "after", "allowed", "members", "keeps")),
-        *((name, Ints) for name in ("waits", "maker", "home", "repeatable", "stays")),
+        *((name, Ints) for name in ("waits", "maker", "home", "stays")),
         *((name, Floats) for name in ("room", "stored", "size", "scratch")),
     ]
 
@@ -114,7 +109,6 @@ def _arrays(instance: Instance) -> _Arrays:
         wires=none,
         values=len(instance.bytes),
         groups=len(instance.members),
-        most_copies=MOST,
         storages=len(storages),
         capped=0,
         given_up=instance.costed.consumed,
@@ -131,7 +125,6 @@ def _arrays(instance: Instance) -> _Arrays:
         later=[*inverse(instance.sooner), []],
         near=[dict.fromkeys((*earlier, *later)) for earlier, later in zip(instance.before, instance.after)],
         waits=[len(reads) + len(own) for reads, own in zip(instance.reads, instance.sooner)],
-        repeatable=[repeatable(instance.costed, cluster) for cluster in instance.costed.clusters],
         keeps=[[storages[name] for name, _ in own] for own in instance.kept],
         stored=stored,
         size=[0 if name in instance.views else own for name, own in zip(instance.values, instance.bytes)],
@@ -155,8 +148,6 @@ class _List(ctypes.Structure):
     _fields_ = [
         ("device", Ints),
         ("eager", Int),
-        ("copies", Int),
-        ("of", Ints),
         ("keys", Floats),
         ("makespan", Float),
         ("over", Float),
@@ -165,9 +156,9 @@ class _List(ctypes.Structure):
     @classmethod
     def holding(cls, listed: Listed) -> _List:
         """Return a structure that holds this list and has room for any other list of the problem."""
-        count = listed.instance.clusters + 1 + MOST
-        own = cls((Int * count)(), listed.eager, len(listed.of), (Int * MOST)(), (Float * count)())
-        for to, numbers in ((own.device, listed.device), (own.keys, listed.keys), (own.of, listed.of)):
+        count = listed.instance.clusters
+        own = cls((Int * count)(), listed.eager, (Float * count)())
+        for to, numbers in ((own.device, listed.device), (own.keys, listed.keys)):
             np.ctypeslib.as_array(to, (len(numbers),))[:] = numbers
         own.makespan, own.over = listed.makespan, listed.over
         return own
@@ -178,17 +169,15 @@ class Listed:
     """A list: each device starts its clusters on its lanes in the order of their `keys`, as early as
     possible; if `eager`, it starts any ready cluster, the least key first.
 
-    Numbers below R are clusters. With duplicates, R is the maker of given values, and R + 1 + i a duplicate
-    of cluster `of[i]`. `makespan` is in seconds, inf without a route or in a deadlock; `over` is the total
-    bytes above the caps of a list made while the instance is `capped`. `evaluate` adds, by number, `start`
-    and `end` in seconds, and `lane` within the device.
+    `makespan` is in seconds, inf without a route or in a deadlock; `over` is the total bytes above the caps of
+    a list made while the instance is `capped`. `evaluate` adds, by number, `start` and `end` in seconds, and
+    `lane` within the device.
     """
 
     instance: Instance
     device: Sequence[int]
     keys: Sequence[float]
     eager: bool = False
-    of: Sequence[int] = ()
     makespan: float = math.inf
     over: float = 0.0
     start: Sequence[float] = ()
@@ -197,9 +186,9 @@ class Listed:
     ended: int = 0
 
     def schedule(self, policy: str) -> Schedule:
-        """Return the orders of the lanes of an evaluated list without duplicates."""
+        """Return the orders of the lanes of an evaluated list."""
         clusters = sorted(range(self.instance.clusters), key=lambda r: (self.start[r], self.end[r], r))
-        return in_order(self.instance, policy, ((r, self.device[r], (self.lane[r],)) for r in clusters))
+        return in_order(self.instance, policy, ((r, self.device[r], self.lane[r]) for r in clusters))
 
 
 def evaluate(
@@ -208,18 +197,17 @@ def evaluate(
     keys: Sequence[float],
     limit: float = math.inf,
     eager: bool = False,
-    of: Sequence[int] = (),
 ) -> Listed:
     """Return a list with its times.
 
-    Stops with an infinite makespan once the list must exceed `limit`; `ended` clusters and duplicates had
-    ended by then. Ignores dispatch and orders of transfers other than FIFO, and requests second hops with the
-    first; otherwise equal to the simulator. O(V log V + E). Raises MemoryError if memory runs out.
+    Stops with an infinite makespan once the list must exceed `limit`; `ended` clusters had ended by then.
+    Ignores dispatch and orders of transfers other than FIFO, and requests second hops with the first; otherwise
+    equal to the simulator. O(V log V + E). Raises MemoryError if memory runs out.
     """
     assert native.LIBRARY
-    listed = Listed(instance, device, keys, eager, of)
+    listed = Listed(instance, device, keys, eager)
     own, ended = _List.holding(listed), Int()
-    starts, ends = (np.empty(instance.clusters + 1 + len(of)) for _ in range(2))
+    starts, ends = (np.empty(instance.clusters) for _ in range(2))
     lanes = np.empty(len(starts), dtype=np.int32)
     failed = native.LIBRARY.autopar_time(
         ctypes.byref(arrays(instance)),
@@ -234,9 +222,15 @@ def evaluate(
         raise MemoryError(
             f"no memory to time {instance.clusters} clusters on {len(instance.devices)} devices"
         )
-    start, end, lane = (times[: len(device)].tolist() for times in (starts, ends, lanes))
+    start, end = starts.tolist(), ends.tolist()
     return replace(
-        listed, makespan=own.makespan, over=own.over, start=start, end=end, lane=lane, ended=ended.value
+        listed,
+        makespan=own.makespan,
+        over=own.over,
+        start=start,
+        end=end,
+        lane=lanes.tolist(),
+        ended=ended.value,
     )
 
 
@@ -251,7 +245,7 @@ class _State(ctypes.Structure):
     _fields_ = [
         ("now", _List),
         ("best", ctypes.POINTER(_List)),
-        *((name, Int) for name in ("count", "keep", "copies")),
+        *((name, Int) for name in ("count", "keep")),
         ("bound", Float),
         ("spent", Float),
         ("draw", ctypes.c_uint64),
@@ -259,14 +253,13 @@ class _State(ctypes.Structure):
 
 
 class Annealing:
-    """One annealing chain (`native/anneal.c`), which ends at `bound` seconds. `copies`: weight of duplication; `seed`:
-    of its random numbers."""
+    """One annealing chain (`native/anneal.c`), which ends at `bound` seconds. `seed`: of its random numbers."""
 
-    def __init__(self, start: Listed, bound: float, seed: int, copies: int = 0) -> None:
+    def __init__(self, start: Listed, bound: float, seed: int) -> None:
         self.instance, self.bound = start.instance, bound
         self._best = (_List * KEEP)(*(_List.holding(start) for _ in range(KEEP)))
         enough = bound * (1 + CLOSE)
-        self._state = _State(_List.holding(start), self._best, 1, KEEP, copies, enough, 0.0, seed)
+        self._state = _State(_List.holding(start), self._best, 1, KEEP, enough, 0.0, seed)
 
     def cool(self, steps: float, heats: tuple[float, float], until: float) -> None:
         """Continue for about `steps` steps, from one temperature to another, each a share of the shortest makespan, or
@@ -307,7 +300,7 @@ class Annealing:
         return [self._listed(kept) for kept in self._best[: self._state.count]]
 
     def _listed(self, kept: _List) -> Listed:
-        count = self.instance.clusters + (1 + kept.copies if kept.copies else 0)
-        of = tuple(kept.of[: kept.copies])
-        numbers = kept.device[:count], kept.keys[:count], bool(kept.eager), of
-        return Listed(self.instance, *numbers, kept.makespan, kept.over)
+        count = self.instance.clusters
+        return Listed(
+            self.instance, kept.device[:count], kept.keys[:count], bool(kept.eager), kept.makespan, kept.over
+        )

@@ -20,7 +20,7 @@ from ..model.simulator import Play, Schedule
 from ..model.toposort import late
 from ..native import searches
 from . import CLOSE, KEEP, Annealing, Listed, capped, evaluate, non_delay
-from .large import WEIGHTS, polished
+from .large import WEIGHTS
 
 POLICY = "search"
 """Policy name of schedules found by annealing."""
@@ -37,6 +37,8 @@ TOGETHER = 24
 several in parallel."""
 LARGE = 1_500
 """Limit on the clusters of a graph; towards it, the number of steps falls to 0."""
+POLISHED = 10_000
+"""Limit on the clusters of a graph whose schedules `polish` refines."""
 POLISH = 25_000
 """Steps to refine a schedule of a graph with too few steps for first lists."""
 LISTS = (
@@ -78,7 +80,7 @@ def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = 
     `FASTER` (`TOGETHER`) × `steps` clusters, fewer for a small or large graph or if `until` of the monotonic
     clock comes first. The chains know devices, queues and buses, but no memory caps, dispatch, or orders of
     transfers other than FIFO; the simulator decides. Returns nothing if the first lists alone would use half
-    of the steps, for clusters with several lanes, or without the native search. Deterministic.
+    of the steps, or without the native search. Deterministic.
     """
     clusters = instance.clusters
     most = max(min(LEAST, SQUARE * clusters * clusters), EACH * clusters)
@@ -93,8 +95,9 @@ def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = 
 
 def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
     """Refine a simulated schedule by annealing, if `anneal` has too few steps for a graph. Returns nothing
-    after `until`, or if chains cannot continue from the schedule (`polished`)."""
-    if _settled(instance) or not polished(instance) or time.monotonic() > until:
+    after `until`, for more than `POLISHED` clusters, where memory is short, or without the native search."""
+    large = instance.clusters > POLISHED or instance.tight
+    if large or _settled(instance) or time.monotonic() > until or not searches():
         return []
     start = non_delay(play)
     if start.makespan == math.inf:
@@ -103,8 +106,8 @@ def polish(instance: Instance, bound: float, play: Play, steps: int, until: floa
 
 
 def _settled(instance: Instance) -> bool:
-    """Return True if there is nothing to choose, or clusters with several lanes, which lists do not support."""
-    return instance.clusters < 2 or sum(instance.widths) < 2 or bool(instance.modes)
+    """Return True if there is nothing to choose."""
+    return instance.clusters < 2 or sum(instance.widths) < 2
 
 
 def _first(instance: Instance) -> list[Listed]:
@@ -143,15 +146,14 @@ def winners(
     until: float,
     keep: int,
     count: int,
-    copies: int = 0,
 ) -> list[Listed]:
     """Anneal `count` parallel chains by "go with the winners"; return the `keep` shortest lists, each placement once,
     the shortest first.
 
-    About `steps` steps in all; `hot`: initial temperature as a share of the makespan; `copies`: weight of duplication
-    (`Annealing`). Since a chain's basin shows long before it is cold, the best continue (Aldous and Vazirani, "Go with
-    the winners algorithms", FOCS 1994): after each of `STAGES` one in `QUARTER`, and others restart from their
-    shortest schedules. Ends at `until` of the monotonic clock, at the bound, or when `AGREED` chains agree.
+    About `steps` steps in all; `hot`: initial temperature as a share of the makespan. Since a chain's basin shows
+    long before it is cold, the best continue (Aldous and Vazirani, "Go with the winners algorithms", FOCS 1994):
+    after each of `STAGES` one in `QUARTER`, and others restart from their shortest schedules. Ends at `until` of
+    the monotonic clock, at the bound, or when `AGREED` chains agree.
     """
     pace = steps / sum(share * max(1, count // among) for share, among in STAGES)
     begun: list[Annealing] = []
@@ -165,7 +167,7 @@ def winners(
         best = [chain.best[0] for chain in chains] or starts[:count]
         for i in range(max(1, count // among) - len(chains)):
             start = best[i % len(best)]
-            chains.append(Annealing(start, bound, SEED + len(begun), copies))
+            chains.append(Annealing(start, bound, SEED + len(begun)))
             begun.append(chains[-1])
         heats = hot * COOLING**cooled, hot * COOLING ** (cooled + share)
         cooled += share
@@ -175,7 +177,7 @@ def winners(
             break
     found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
     best = sorted(found.values(), key=lambda kept: (kept.over, kept.makespan))[:keep]
-    return [evaluate(kept.instance, kept.device, kept.keys, eager=kept.eager, of=kept.of) for kept in best]
+    return [evaluate(kept.instance, kept.device, kept.keys, eager=kept.eager) for kept in best]
 
 
 def _cooled(
@@ -212,12 +214,12 @@ def pack(race: Race, steps: int) -> None:
     or from those with the least excess if none does.
 
     About `steps` clusters are placed, fewer for a small graph. Skipped for a graph so large that only a few placements
-    could be tried, and for clusters with several lanes; without the native search only `stretches` are tried.
+    could be tried; without the native search only `stretches` are tried.
     Deterministic.
     """
     instance = race.instance
     clusters, steps = instance.clusters, min(steps, PACKED_EACH * instance.clusters)
-    if instance.modes or len(instance.devices) < 2 or steps < FEWEST * clusters:
+    if len(instance.devices) < 2 or steps < FEWEST * clusters:
         return
     for placement in stretches(instance):
         allowed = [(d,) for d in placement]

@@ -85,18 +85,15 @@ def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
         slow = plan.costed.machine.stretch
         what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
         found.append((seconds(timeline.makespan), what))
-    if plan.period is not None:
-        found.append((seconds(plan.period), "period: from call to call"))
     if plan.lower_bound:
-        what = "lower bound" if plan.period is None else "bound of the period"
-        found.append((seconds(plan.lower_bound), f"{what} (gap {percent(plan.gap)})"))
+        found.append((seconds(plan.lower_bound), f"lower bound (gap {percent(plan.gap)})"))
     single = baseline(plan)
     if single:
         found.append((seconds(single[1]), f"best single device ({single[0]})"))
     if any(task.phase == "backward" and task.target == SUM for task in plan.costed.graph.tasks):
         found.append((percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
     found.append((size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
-    if single and single[1] and plan.makespan and plan.period is None:
+    if single and single[1] and plan.makespan:
         gain = single[1] / plan.makespan
         faster = f"{gain:.2f}× faster than one device"
         slower = f"{plan.makespan / single[1]:.2f}× of one device's time"

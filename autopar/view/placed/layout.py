@@ -153,15 +153,8 @@ def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
 def _boxes(layout: Layout) -> None:
     number, hot = layout.plan.critical.number, layout.plan.critical.on_path
     for column in layout.columns.values():
-        # A cluster that takes several lanes has a card in each; these are equal except for the lane.
-        held = [{card.clusters for card in layout.cards[lane]} for lane, _, _ in column.lanes]
-        for index, (lane, x, _) in enumerate(column.lanes):
+        for lane, x, w in column.lanes:
             for card in layout.cards[lane]:
-                if index and card.clusters in held[index - 1]:
-                    continue
-                others = (i for i in range(index, len(held)) if card.clusters not in held[i])
-                last = next(others, len(held)) - 1
-                w = column.lanes[last][1] + column.lanes[last][2] - x
                 y = layout.y(card.start)
                 critical = any(number[cluster] in hot for cluster in card.clusters)
                 layout.boxes.append(Box(x, y, w, layout.y(card.end) - y, card, critical))

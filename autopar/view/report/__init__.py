@@ -78,18 +78,10 @@ def _numbers(plan: Plan, timeline: Timeline | None, measured_single: float | Non
     else:
         rows.append(("best single device", "-", "no device can run it all alone"))
     if plan.lower_bound:
-        shorter = "is shorter" if plan.period is None else "has a shorter period"
-        note = f"no plan of this graph on this machine {shorter}"
+        note = "no plan of this graph on this machine is shorter"
         rows.append(("lower bound", seconds(plan.lower_bound), note))
-    if plan.bound_once > plan.lower_bound:
-        note = "no plan that computes each task once is shorter"
-        rows.append(("each task once", seconds(plan.bound_once), note))
     notes = [f"gap to the bound {percent(plan.gap)}"] if plan.lower_bound else []
-    if plan.period is not None:
-        often = ["a call may begin so often", *notes] if notes else []
-        rows.append(("period", seconds(plan.period), "; ".join(often)))
-        notes = ["from the start of a call to its end"]
-    elif single and plan.makespan:
+    if single and plan.makespan:
         notes.append(faster(single[1] / plan.makespan))
     rows.append(("predicted", seconds(plan.makespan), "; ".join(notes)))
     if plan.costed.call_s and queued:

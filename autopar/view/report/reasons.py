@@ -31,8 +31,8 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
     for cluster in sorted(chosen, key=lambda cluster: found.number[cluster]):
         step, number = plan.place[cluster], found.number[cluster]
         late = "on the critical path" if number in found.on_path else f"slack {seconds(found.slack[number])}"
-        lanes, span = ", ".join(step.lanes), f"{seconds(step.start)} → {seconds(step.end)}"
-        lines = [f"{plan.words.cluster(cluster)} on {lanes}: {span}, {late}"]
+        span = f"{seconds(step.start)} → {seconds(step.end)}"
+        lines = [f"{plan.words.cluster(cluster)} on {step.lane}: {span}, {late}"]
         lines.append(f"  waited for {waited(plan, number) or 'nothing'}")
         reason = plan.reason.get(cluster)
         if reason:
@@ -73,18 +73,17 @@ def _against(choice: Choice, own: float | None) -> str:
 
 
 def helps(plan: Plan) -> str:
-    """Return the change of hardware or cap that would shorten the plan most, the runners-up, and the predictions."""
+    """Return the change of hardware that would shorten the plan most, the runners-up, and the predictions."""
     found = changes(plan)
-    what = "makespan" if plan.period is None else "period"
     if not found:
-        return f"No single change of hardware or cap that was tried would shorten the {what}."
-    rows = [("change", what, "against now")]
+        return "No single device or link, if it were twice as fast, would shorten the makespan."
+    rows = [("change", "makespan", "against now")]
     for change in found[:_MOST_CHANGES]:
-        rows.append((change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.reached)}"))
+        rows.append((change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.makespan)}"))
     best = found[0]
     return (
-        f"The one change that would help most: {best.what}, from {seconds(plan.reached)} to {seconds(best.seconds)} or "
-        f"less (planned again, each alone)\n{table(rows, right=(1, 2), widest=64)}"
+        f"The one change that would help most: {best.what}, from {seconds(plan.makespan)} to "
+        f"{seconds(best.seconds)} (the same plan, each alone)\n{table(rows, right=(1, 2), widest=64)}"
     )
 
 

@@ -42,9 +42,7 @@ def timeline_picture(timeline: Timeline) -> Chart:
     chart = Chart(timeline)
     what = "predicted above measured" if timeline.predicted else "timeline"
     top = [span for span in timeline.spans if not span.cluster]
-    # A cluster that takes several lanes has a span in each.
-    count = len({(span.kind, span.name, span.device, span.start) for span in top})
-    under = f"{count} clusters and copies in {len({span.lane for span in top})} lanes."
+    under = f"{len(top)} clusters and copies in {len({span.lane for span in top})} lanes."
     if timeline.late >= 0.005:
         under += f" Emulated work ended up to {percent(timeline.late)} late."
     title = f"{timeline.title}: {what}"

@@ -1,1 +1,0 @@
-"""Throughput of successive calls: the placement with the smallest period."""
