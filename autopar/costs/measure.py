@@ -1,5 +1,5 @@
 """Measured seconds of each distinct operation on each real device, stored; and their ratios to the roofline by (task,
-device), measured before planning or recorded in calls."""
+device)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -17,14 +17,12 @@ from ..ir.device import Device
 from ..ir.display_names import LOSS
 from ..ir.graph import Graph, Task
 from ..ir.machine import Machine
-from ..ir.plan import Plan
-from ..ir.timeline import Timeline
 from ..ops import resolve
 from ..system import cache
 from ..system.text import bar
 from . import calibrate, scales
 from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
-from .roofline import CALL, Ratios, checks, estimate, signature, work
+from .roofline import Ratios, estimate, signature, work
 
 log = logging.getLogger("autopar")
 
@@ -84,41 +82,9 @@ def measure(
     return book.known()
 
 
-def note(graph: Graph, machine: Machine, calls: Calls, seconds: Seconds, call_s: float) -> None:
-    """Store the recorded seconds by (task, device), and those of the call outside its tasks, as measurements of this
-    machine."""
-    book = _Book(graph, machine, calls)
-    for device in machine.devices:
-        for tasks in book.tasks.values():
-            took = [seconds[task.name, device.name] for task in tasks if (task.name, device.name) in seconds]
-            if took:
-                book.enter(device, tasks, statistics.fmean(took))
-        if device.traits.host and call_s > 0:
-            entry = {"family": CALL, "kernels": 1, "busy_s": checks(graph), "seconds": [call_s]}
-            book.entries[f"{chip(device)}, call: {graph.name}, {len(graph.tasks)} tasks"] = entry
-        book.keep(device)
-
-
 def measured(graph: Graph, machine: Machine, calls: Calls, given: Tensors) -> Ratios:
     """Return ratios by `measure`, on the given inputs and state."""
     return _ratios(graph, machine, measure(graph, machine, calls, given))
-
-
-def recorded(plan: Plan, seconds: Seconds) -> Ratios:
-    """Return ratios from seconds of a plan's tasks; for a split task also from the sum over its parts."""
-    return _ratios(plan.costed.graph, plan.costed.machine, seconds)
-
-
-def medians(plan: Plan, timelines: Iterable[Timeline]) -> dict[tuple[str, str], float]:
-    """Return the median seconds of each task over recorded calls of a plan, by (task, device); on a declared clock,
-    those of the declared chips."""
-    scale = plan.costed.machine.stretch
-    samples: dict[tuple[str, str], list[float]] = {}
-    for timeline in timelines:
-        for span in timeline.spans:
-            if span.kind == "compute" and span.cluster:
-                samples.setdefault((span.name, span.device), []).append((span.end - span.start) / scale)
-    return {key: statistics.median(found) for key, found in samples.items()}
 
 
 def _ratios(graph: Graph, machine: Machine, seconds: Seconds) -> Ratios:

@@ -30,7 +30,6 @@ from .classes import sharing
 from .direct import way
 from .model_check import judge
 from .served import Served
-from .tune import CALLS, ROUNDS, Tuned, tuned
 
 log = logging.getLogger("autopar")
 
@@ -172,17 +171,6 @@ class Compiled:
     def record(self) -> AbstractContextManager[Recording]:
         """Measure every call inside the block: `with fast.record() as timeline: fast(x)`."""
         return self._placement.backend.record()
-
-    def tune(self, *args: Any, rounds: int = ROUNDS, calls: int = CALLS, **kwargs: Any) -> Tuned:
-        """Tune the plan by recorded calls: record, replan with the measured seconds of the tasks, and repeat.
-
-        Each of up to `rounds` rounds records `calls` calls with these arguments. Stops when the new plan is no shorter
-        or has already run, and keeps the plan with the fastest calls. Print the result for a summary.
-
-        Every plan is proved like the first and checked according to `check=`. Seconds measured on devices of this
-        machine are kept for plans of other models. Raises PlanError for calls in training and if `plan=` was given.
-        """
-        return tuned(self._placement.backend, lambda: self._placement.call(*args, **kwargs), rounds, calls)
 
     def explain(self) -> str:
         """Explain the plan: best single device, lower bound, predicted and recorded seconds, bytes moved, utilization,

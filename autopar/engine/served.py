@@ -243,14 +243,6 @@ class Served:
             if (old := self.programs.pop(key, None)) is not None:
                 old.close()
 
-    def exchange(self, prepared: Planned, other: Planned) -> None:
-        """Replace a program by another one for the same sizes."""
-        with self.backend.lock:
-            key = next(key for key, held in self.programs.items() if held is prepared)
-            self._renew()
-            self.programs.add(key, other)
-            self.placed = _whole(other)
-
     def _wants_check(self, prepared: Planned) -> bool:
         options = self.backend.options
         if options.check == "never" or (options.check != "always" and self.right >= CHECKED):

@@ -79,12 +79,7 @@ class Prepared:
         if any(cost.how == "measured" for cost in costed.costs):
             return
         tensors = present(self.captured.with_slices(graph))
-        self.reprice(timed("measure", measured, graph, machine, self.captured.calls, tensors))
-
-    def reprice(self, ratios: Ratios) -> None:
-        """Update the prediction with other seconds of the tasks. The program stays."""
-        costed = self.plan.costed
-        graph, machine = costed.graph, costed.machine
+        ratios = timed("measure", measured, graph, machine, self.captured.calls, tensors)
         priced = cost(graph, machine, homes=dict(costed.homes), deliver=costed.deliver, ratios=ratios)
         plan = replan(repriced(costed, priced.costs), self.plan)
         others = tuple(candidate for candidate in plan.candidates if candidate.policy != plan.policy)
@@ -253,10 +248,9 @@ def plan_captured(
     options: Options,
     tensors: list[torch.Tensor],
     given: Plan | None = None,
-    recorded: Ratios | None = None,
 ) -> Plan:
     """Return the plan for a captured model and inputs `tensors`, with values as the placed devices make them.
-    `given`: an edited plan to use instead. `recorded`: seconds to use instead of measuring."""
+    `given`: an edited plan to use instead."""
     weights = dict(captured.gradients)
     homes = homes_of(captured, machine, tensors, options.home)
     pins = resolve(captured.graph, options.pins, machine, weights)
@@ -269,8 +263,8 @@ def plan_captured(
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)
 
-    ratios = {} if recorded is None else recorded
-    if recorded is None and options.measures(machine):
+    ratios: Ratios = {}
+    if options.measures(machine):
         ratios = timed("measure", measured, graph, machine, captured.calls, present(captured, tensors))
 
     def costed(candidate: Graph, homes: Mapping[str, str], pins: Mapping[str, str]) -> CostedGraph:

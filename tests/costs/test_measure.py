@@ -11,7 +11,7 @@ import torch
 
 from autopar.costs import measure as measuring
 from autopar.costs.detect import MARGIN, SHORTEST_S, detect, slow_down_for, with_slow_down
-from autopar.costs.measure import measure, measured, note
+from autopar.costs.measure import measure, measured
 from autopar.costs.replay import made_up
 from autopar.costs.roofline import cost, signature
 from autopar.costs.scales import operations
@@ -238,16 +238,6 @@ def test_weights_near_and_far_are_measured_apart(folder):
     near = set(entries(folder))
     measure(large, machine, {}, **QUICK)
     assert len(near) == 1 and len(entries(folder)) == 2
-
-
-def test_what_recorded_calls_took_is_kept_like_what_was_measured(folder):
-    machine, one = detect(["cpu"]), square(64, matmul(64))
-    note(one, machine, {}, {("t", "cpu"): 0.125}, 0.5)
-    assert measure(one, machine, {}, **QUICK) != {}
-    kept = [entry["seconds"] for entry in entries(folder).values()]
-    assert [0.5] in kept and any(0.125 in seconds for seconds in kept)
-    (call,) = [scale for scale in detect(["cpu"]).devices[0].scales if scale[0] == "call"]
-    assert call[1] + call[2] * 1e-6 * 2 == pytest.approx(0.5, rel=0.01)
 
 
 class Terminal(io.StringIO):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from program_text import parse
 from torch import nn
 
 import autopar
@@ -208,7 +209,7 @@ def test_an_edited_plan_is_compiled_back(model, x, tmp_path):
 
 def test_programs_and_plans_print(model, x):
     fast = autopar.compile(model, THREE, example_inputs=(x,))
-    assert autopar.Program.parse(str(fast.program)) == fast.program
+    assert parse(str(fast.program)) == fast.program
     assert "predicted" in str(fast.plan)
     assert "EMULATED" in fast.explain() and "EMULATED" in str(fast.plan)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from naive import machine as naive_machine
 from naive import plan as naive_plan
 from naive import value
+from program_text import parse
 from randoms import random_places, training
 from redundant import redundant
 from samples import R, given, graph, on, op, same, sequential, step
@@ -90,7 +91,7 @@ def test_an_update_that_is_also_an_output() -> None:
 def test_text_keeps_what_is_kept() -> None:
     for made in (step(), step((), ("w",))):
         program = lower(naive_plan(made, naive_machine(), on("cpu")))
-        assert program.keeps and Program.parse(str(program)) == program
+        assert program.keeps and parse(str(program)) == program
 
 
 def test_a_saved_plan_knows_what_changes(tmp_path) -> None:
@@ -219,7 +220,7 @@ def test_any_placement_of_any_graph(seed: int) -> None:
 def _right(plan: Plan, seed: int) -> None:
     program, made = lower(plan), plan.costed.graph
     assert redundant(program, made) == ()
-    assert Program.parse(str(program)) == program
+    assert parse(str(program)) == program
     tensors = given(made, seed)
     for order in range(3):
         ours = adversary.run(program, made, None, tensors, order, turns=3)

@@ -10,6 +10,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from naive import machine, plan, value
+from program_text import parse
 from redundant import redundant
 from samples import R, diamond, fork, graph, mlp, op, orders, towers
 
@@ -50,7 +51,7 @@ lane gpu/out gpu
 
 
 def test_the_right_program_passes() -> None:
-    program = Program.parse(RIGHT)
+    program = parse(RIGHT)
     assert redundant(program) == ()
     assert {peak.device: peak.bytes for peak in check(program)} == {"cpu": 128, "gpu": 128}
 
@@ -164,7 +165,7 @@ def test_wrong_programs_are_named(edits: list[tuple[str, str]], message: str) ->
         assert old in text
         text = text.replace(old, new, 1)
     with pytest.raises(ProgramError, match=message):
-        check(Program.parse(text))
+        check(parse(text))
 
 
 def test_a_base_is_freed_after_its_views() -> None:
@@ -187,11 +188,11 @@ lane cpu/0 cpu
 """
     early = text.replace("  free a@cpu\n", "").replace("  compute b", "  free a@cpu\n  compute b")
     with pytest.raises(ProgramError, match=r"frees a@cpu, of which v@cpu is a view, but runs before step 5"):
-        check(Program.parse(early))
-    assert [peak.bytes for peak in check(Program.parse(text))] == [4 * 64]
+        check(parse(early))
+    assert [peak.bytes for peak in check(parse(text))] == [4 * 64]
     stranger = text.replace("compute v : a@cpu", "compute v : x@cpu")
     with pytest.raises(ProgramError, match="v@cpu shares storage with a@cpu, which it does not read"):
-        check(Program.parse(stranger))
+        check(parse(stranger))
 
 
 def test_with_a_graph() -> None:
@@ -251,9 +252,7 @@ def test_unused_copies_are_redundant() -> None:
         if lane.name == "cpu/0":
             lane = replace(lane, steps=(*last[: at + 1], Record("spare"), *last[at + 1 :]))
         if lane.name == "emulated:0/in":
-            more = Program.parse(
-                text.split("\nlane")[0] + "\nlane l d\nwait spare\ncopy y@cpu -> y@emulated:0"
-            )
+            more = parse(text.split("\nlane")[0] + "\nlane l d\nwait spare\ncopy y@cpu -> y@emulated:0")
             lane = replace(lane, steps=(*lane.steps, *more.lanes[0].steps, Free("y@emulated:0")))
         lanes.append(lane)
     spare = replace(program, lanes=tuple(lanes), buffers=buffers)

@@ -11,6 +11,7 @@ from hypothesis import example, settings
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 from naive import machine, plan
+from program_text import parse
 from randoms import training
 from samples import given, same, sequential, step
 
@@ -55,7 +56,7 @@ def test_the_only_lane_updates_last_in_the_memory_of_the_old_value() -> None:
     assert names[-1] == "n"
     before, after = check(alone(), step()), check(program, step())
     assert after[0].bytes <= before[0].bytes
-    assert Program.parse(str(program)) == program
+    assert parse(str(program)) == program
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from naive import machine, plan, value
+from program_text import parse
 from randoms import random_graph, random_places
 from redundant import redundant
 from samples import R, every, fork, given, graph, op, same, sequential, towers
@@ -159,7 +160,7 @@ def test_same_text_under_any_hash_seed_and_without_torch() -> None:
         for seed in ("0", "1")
     }
     assert len(texts) == 1
-    assert Program.parse(texts.pop()).lanes
+    assert parse(texts.pop()).lanes
 
 
 def test_one_lane_needs_no_events() -> None:

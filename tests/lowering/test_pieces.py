@@ -11,6 +11,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from naive import machine, plan
+from program_text import parse
 from randoms import random_graph, random_places
 from samples import every, given, same, sequential
 
@@ -43,7 +44,7 @@ def test_any_program_in_pieces_is_right(seed: int) -> None:
     held = {task.name for task in made.tasks if rng.random() < rng.choice([0.0, 0.2])}
     program = pieced(whole, made, lambda task: task.name in held)
     check(program, made)
-    assert Program.parse(str(program)) == program
+    assert parse(str(program)) == program
     ours = [task for lane in program.lanes for step in lane.steps for task in tasks_of(step)]
     assert sorted(ours) == sorted(task.name for task in made.tasks)
     assert not {task for piece in pieces(program) for task in piece.tasks} & held

@@ -14,6 +14,7 @@ import pytest
 import torch
 from capturing import joint
 from plain_loop import Pair, batches
+from program_text import parse
 from redundant import redundant
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -25,7 +26,7 @@ from autopar.costs.roofline import cost
 from autopar.errors import PlanError, ProgramError, RunError
 from autopar.ir.graph import ALIGNED, SUM, UPDATES, Graph, Ref, Task
 from autopar.ir.plan import Plan
-from autopar.ir.program import Copy, Program
+from autopar.ir.program import Copy
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.pipeline.batch_split import split_graph
@@ -188,7 +189,7 @@ def test_planned_lowered_proved_and_right_in_every_order(monkeypatch) -> None:
     plan = place(cost(graph, machine(), homes={}), "round_robin")
     program = lower(plan)
     assert redundant(program, graph) == ()
-    assert Program.parse(str(program)) == program
+    assert parse(str(program)) == program
     whole = {name for name, _ in program.keeps if program.buffer[name].value in graph.flat}
     assert whole and len(whole) < len(program.keeps)
     state = {name: owner[key].detach() for name, (owner, key) in captured().state.items()}
