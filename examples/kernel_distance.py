@@ -6,7 +6,7 @@
 device has a cap of `--cap` times what one device alone needs as it is planned without a cap, so that two must do it (of
 few kernels one can all the same, where it takes its tasks one by one). Printed: the
 gradient against eager's, what capture takes beside torch's own export and joint graph in this process, planning, the
-critical path with the accumulating chain as it is and re-associated, and a vectorised form for comparison.
+critical path with its chain of additions, and a vectorised form for comparison.
 """
 
 import argparse
@@ -153,11 +153,6 @@ def measure(kernels: int = 64, channels: int = 64, cap: float = 0.8) -> dict[str
     found["predicted"] = {memory.device: memory.peak for memory in both.plan.memory}
     both.close()
 
-    tree = autopar.compile(ac_distance, two[:1], reassociate=True)
-    found["re-associated"] = apart(gradient(tree, layer), reference)
-    found["tree"] = chain(tree.plan)
-    tree.close()
-
     found["loop s"] = least(lambda: gradient(ac_distance, layer))
     found["vectorised s"] = least(lambda: gradient(vectorised, layer))
     found["vectorised"] = apart(gradient(vectorised, layer), reference)
@@ -198,8 +193,7 @@ def main() -> None:
     print("EMULATED, real clock; seconds of capture and planning are CPU seconds of this process")
     print(f"{chosen.kernels} kernels, {found['pairs']} pairs, {found['tasks']} tasks forward and backward")
     print(f"gradient against eager, max|Δ| ÷ max|reference|: one device {found['free']:.1e}, two under the cap "
-          f"{found['capped']:.1e}, re-associated {found['re-associated']:.1e} (eager against float64: "
-          f"{found['eager']:.1e})")  # fmt: skip
+          f"{found['capped']:.1e} (eager against float64: {found['eager']:.1e})")  # fmt: skip
     alone = "fits, task by task" if found["one device fits"] else "does not fit"
     print(f"memory: one device needs {found['one device bytes']:,} bytes, the cap is {found['cap']:,} on each; one "
           f"device: {alone}; two: on {', '.join(found['devices'])}, peaks "
@@ -208,9 +202,8 @@ def main() -> None:
           f"({found['nodes']} nodes): ÷ {found['capture s'] / found['torch s']:.2f}")  # fmt: skip
     print(f"planning {found['plan alone s']:.1f} s on one device, {found['plan s']:.1f} s on two under the cap, whose "
           f"two programs then take {found['lower s']:.1f} s to write and to check")  # fmt: skip
-    (tasks, seconds), (tree, tree_seconds) = found["chain"], found["tree"]
-    print(f"critical path {tasks} tasks, {seconds * 1e3:.1f} ms; with reassociate=True {tree} tasks, "
-          f"{tree_seconds * 1e3:.1f} ms")  # fmt: skip
+    tasks, seconds = found["chain"]
+    print(f"critical path {tasks} tasks, {seconds * 1e3:.1f} ms")
     print(f"eager: the loop {found['loop s'] * 1e3:.1f} ms, vectorised (cdist) {found['vectorised s'] * 1e3:.2f} ms, "
           f"its gradient {found['vectorised']:.1e} from the loop's")  # fmt: skip
 

@@ -31,7 +31,7 @@ from ..pipeline.check_wanted import wanted
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager
 from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, plan_captured, prepare, proved, rewritten, timed
+from ..pipeline.stages import Prepared, plan_captured, prepare, proved, timed
 from ..pipeline.would_fit import advised
 from ..runtime.autograd_bridge import Written, placed
 from ..runtime.thread_state import alone_with, unseen
@@ -256,7 +256,7 @@ class Served:
         options.living(backend.machine, backend.root)
         if self.placed is not None:
             options = again(options, self.placed)
-        captured = rewritten(captured_at(self.region, args, options.split is not None), options)
+        captured = captured_at(self.region, args, options.split is not None)
         if backend.root is not None:
             # The pins were checked against the whole model.
             options = options.within(captured.graph)
@@ -343,7 +343,7 @@ class Served:
                 captured = prepared.captured
                 if key not in self.programs:
                     # The program serves other sizes than its own: capture the graph of these for eager.
-                    exact = rewritten(captured_at(self.region, args, False), self.backend.options)
+                    exact = captured_at(self.region, args, False)
                     captured = replace(exact, strides=captured.strides)
                 eager: list[Snapshot] = []
                 before = self._state(args)

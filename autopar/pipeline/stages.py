@@ -38,7 +38,7 @@ from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..system.text import seconds, ticking
 from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
-from ..transform.rewrites import local, reassociated
+from ..transform.rewrites import local
 from .batch_split import best_plan, passed_over
 from .compare import present
 from .given_plan import as_given
@@ -205,13 +205,6 @@ def proved(plan: Plan) -> tuple[Program, tuple[Peak, ...]]:
     """Return the program of a plan and its proven peaks. Raises MemoryCapError or ProgramError."""
     program = timed("lower", lower, plan)
     return program, timed("check", check, program, plan.costed.graph)
-
-
-def rewritten(captured: Captured, options: Options) -> Captured:
-    """Return the captured graph, with chains of additions as trees if the options ask for it."""
-    if not options.reassociate:
-        return captured
-    return replace(captured, graph=reassociated(captured.graph))
 
 
 def repeatable(captured: Captured, plan: Plan) -> bool:

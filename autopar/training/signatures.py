@@ -25,7 +25,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import ProgramCache
 from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, rewritten, timed
+from ..pipeline.stages import Prepared, timed
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
@@ -88,7 +88,7 @@ class _Signatures:
             self.options.living(self.machine, self.loss)
             try:
                 with alone():
-                    captured = rewritten(timed("capture", captured_at, bound.region, args), self.options)
+                    captured = timed("capture", captured_at, bound.region, args)
             except Untraceable as error:
                 raise valued(self.name, module, error) from error
             weights, parameters, plans = bound.region.weights(args), self.parameters(), bound.plans

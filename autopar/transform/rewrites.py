@@ -1,4 +1,4 @@
-"""Equivalent rewrites of a graph: local random draws, renamed values, sums as trees. In a joint graph,
+"""Equivalent rewrites of a graph: local random draws and renamed values. In a joint graph,
 redundant views of weights are folded (`folded`) and the others repeated for each reader (`own`).
 
 A differentiated `linear` transposes its weight, the transpose and the gradient. This is free on one device,
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..ir.costed import TAPED
-from ..ir.graph import DEFAULT, LOCAL, Argument, Cut, Graph, Ref, Task, Value
+from ..ir.graph import DEFAULT, LOCAL, Argument, Cut, Graph, Ref, Task
 from .divide import needed
 
 _ELEMENTWISE = frozenset({
@@ -91,106 +91,6 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
         carried=tuple(map(of, graph.carried)),
         streamed=tuple(map(of, graph.streamed)),
     ).check()
-
-
-_LINKS = 3
-"""Least number of additions for which a chain becomes a tree: three terms have the same depth either way."""
-
-
-def reassociated(graph: Graph) -> Graph:
-    """Rewrite each chain t = t + d₁, t = t + d₂, … as a balanced tree of pairwise additions.
-
-    A link of a chain is `aten.add.Tensor` of two values of one shape and dtype, without `alpha`, whose sum
-    only the next link, of the same phase, reads. Sums of gradients in the backward are such chains too. With
-    n terms, the depth falls from n − 1 additions to ⌈log₂ n⌉. Terms are paired in order, so at most ⌈log₂ n⌉
-    partial sums are alive; a chain has one.
-
-    Only the order of additions, and so the rounding, changes. A chain rounds a term up to n − 1 times, the
-    tree ⌈log₂ n⌉ times, so the error bound of the sum falls from (n − 1) ε Σ|dᵢ| to ⌈log₂ n⌉ ε Σ|dᵢ| (Higham,
-    "The accuracy of floating point summation", 1993). The result is not bitwise equal; after cancellation, it
-    may differ in every remaining digit. Integers are equal.
-
-    The last sum keeps its name; the inner ones disappear. Linear in tasks.
-    """
-    chains = _chains(graph)
-    if not chains:
-        return graph
-    trees = {link: tree for chain in chains for tree in (_Tree(graph, chain),) for link in chain}
-    inner = {graph.task[link].outputs[0] for chain in chains for link in chain[:-1]}
-    tasks: list[Task] = []
-    for task in graph.tasks:
-        tasks += trees[task.name].take(task) if task.name in trees else (task,)
-    made = (value for chain in chains for value in trees[chain[0]].values)
-    values = (*(value for value in graph.values if value.name not in inner), *made)
-    return replace(graph, values=values, tasks=tuple(tasks))
-
-
-class _Tree:
-    """The additions of one chain, paired like the digits of a binary counter of the terms.
-
-    `sums`: partial sums with their numbers of terms, in decreasing order.
-    """
-
-    def __init__(self, graph: Graph, chain: list[str]) -> None:
-        self.last = graph.task[chain[-1]]
-        self.whole = graph.value[self.last.outputs[0]]
-        self.left = len(chain)
-        self.before: str | None = None
-        self.sums: list[tuple[str, int]] = []
-        self.values: list[Value] = []
-
-    def take(self, link: Task) -> list[Task]:
-        """Return the additions that are possible once the term of this link exists."""
-        for argument in link.args:
-            assert isinstance(argument, Ref)
-            if argument.value != self.before:
-                self.sums.append((argument.value, 1))
-        self.before = link.outputs[0]
-        tasks = []
-        while len(self.sums) > 1 and (self.sums[-1][1] == self.sums[-2][1] or link is self.last):
-            (one, terms), (other, more) = self.sums[-2:]
-            self.left -= 1
-            name = f"{self.last.name}#add{self.left}" if self.left else self.last.name
-            made = name if self.left else self.whole.name
-            if self.left:
-                self.values.append(replace(self.whole, name=made, storage=made))
-            self.sums[-2:] = [(made, terms + more)]
-            tasks.append(replace(link, name=name, args=(Ref(one), Ref(other)), outputs=(made,)))
-        return tasks
-
-
-def _chains(graph: Graph) -> list[list[str]]:
-    """Return chains of links long enough to gain, each in order."""
-    waited = {name for task in graph.tasks for name in task.after}
-    chains: dict[str, list[str]] = {}
-    for task in graph.tasks:
-        if not _adds(graph, task):
-            continue
-        terms = (name for name in task.inputs if len(graph.readers[name]) == 1 and name not in graph.results)
-        able = [
-            link
-            for link in (graph.producer.get(name, "") for name in terms)
-            if link in chains and link not in waited and _together(graph.task[link], task)
-        ]
-        # Where two chains meet, the longer one goes on, and the sum of the shorter one is a term of it.
-        chain = chains.pop(max(able, key=lambda link: len(chains[link]), default=""), [])
-        chain.append(task.name)
-        chains[task.name] = chain
-    return [chain for chain in chains.values() if len(chain) >= _LINKS]
-
-
-def _adds(graph: Graph, task: Task) -> bool:
-    """Return True if a task only adds two values of one kind."""
-    if task.target != "aten.add.Tensor" or task.kwargs or task.after:
-        return False
-    if len(task.inputs) != 2 or len(task.args) != 2:
-        return False
-    one, other, made = (graph.value[name] for name in (*task.inputs, *task.outputs))
-    return one.shape == other.shape == made.shape and one.dtype == other.dtype == made.dtype
-
-
-def _together(one: Task, other: Task) -> bool:
-    return (one.phase, one.part, one.home) == (other.phase, other.part, other.home)
 
 
 T = "aten.t.default"

@@ -226,7 +226,6 @@ def test_param_groups_and_their_changes():
     "options",
     [
         {"recompute": 0.0},
-        {"reassociate": True},
         {"measure": True},
         {"split": {"emulated:0": 0.25, "emulated:1": 0.75}, "policy": "auto"},
         {"pins": {"*.weight": "cpu", "*.bias": "emulated:1"}, "policy": "heft"},
