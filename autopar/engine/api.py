@@ -52,7 +52,6 @@ def compile(
     plan: Plan | str | PathLike[str] | None = None,
     batch_norm: Literal["full", "per_part"] = "full",
     recompute: Literal["auto"] | float | None = None,
-    verify_replicas: bool = False,
     home: Home = "auto",
     kernels: Kernels = "eager",
     fullgraph: bool = False,
@@ -77,7 +76,6 @@ def compile(
         plan: An existing `Plan` or its file, edited or not, used as it is.
         batch_norm: Statistics in training with a split batch: "full" batch, or "per_part" as in nn.DataParallel.
         recompute: "auto": recompute activations if a cap requires it. A number: share of their bytes to keep.
-        verify_replicas: Compare checksums of weights and replicas in each call.
         home: "auto": each device keeps a copy of the weights it reads, or streams them if no accelerator has room. A
             device, or module path or glob → device: the weights stay only there, and each call transfers them.
         kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the background with each installed stack
@@ -105,7 +103,6 @@ def compile(
         plan=plan,
         batch_norm=batch_norm,
         recompute=recompute,
-        verify_replicas=verify_replicas,
         home=home,
         kernels=kernels,
     )
@@ -228,7 +225,6 @@ def train_step(
     recompute: Literal["auto"] | float | None = None,
     check: Literal["first", "always", "never"] = "first",
     measure: bool | None = None,
-    verify_replicas: bool = False,
     home: Home = "auto",
     kernels: Kernels = "eager",
     process_group: Any = None,
@@ -267,7 +263,6 @@ def train_step(
         recompute=recompute,
         check=check,
         measure=measure,
-        verify_replicas=verify_replicas,
         home=home,
         kernels=kernels,
     )

@@ -165,8 +165,6 @@ class Served:
         if self.unchecked and key in self.unchecked:
             self.unchecked.discard(key)
             checked = checked or self._wants_check(prepared)
-        if backend.options.verify_replicas:
-            backend.pool.require_verified("refresh() of the compiled model")
         if checked:
             return self._checked(key, prepared, args)
         short = self.programs.shorten(key, prepared, args) if backend.recording is None else None

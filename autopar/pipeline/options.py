@@ -42,7 +42,6 @@ class Options:
     outputs: Literal["as_input", "as_placed"] = "as_input"
     batch_norm: Literal["full", "per_part"] = "full"
     recompute: Literal["auto"] | float | None = None
-    verify_replicas: bool = False
     home: Home = "auto"
     kernels: Kernels = "eager"
 
@@ -66,7 +65,6 @@ class Options:
                 "torch.compiler.list_backends()"
             )
         one_of("measure", self.measure, (None, True, False))
-        one_of("verify_replicas", self.verify_replicas, (True, False))
         if self.recompute not in (None, "auto") and not _is_share(self.recompute):
             raise PlanError(
                 f'recompute={self.recompute!r} is not known; give None, "auto", or the share of the saved bytes that '

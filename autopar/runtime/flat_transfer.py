@@ -1,5 +1,5 @@
 """Flat transfers: many tensors to one device in few transfers (`bring`), several joined in one tensor
-(`joined`, `pieces`); and a `checksum` to compare copies by."""
+(`joined`, `pieces`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ LARGEST = 64 << 20
 """Limit on the bytes of one flat buffer; torch rounds pinned memory up to a power of two."""
 STAGED = 2
 """Limit on flat buffers in flight."""
-WIDTH = 1024
-"""Length of the rows that `checksum` sums."""
 
 
 def bring(tensors: Sequence[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], int]:
@@ -121,22 +119,3 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
-def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return sums of the bits over rows and over columns, as integers on the tensor's device.
-
-    Equal tensors have equal sums. Any change of one element, and any exchange of two, changes the sums.
-    """
-    with torch.no_grad():
-        whole = tensor.detach()
-        whole = whole if whole.layout is torch.strided else whole.to_dense()
-        bits = whole.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        for width, kind in ((8, torch.int64), (4, torch.int32)):
-            if bits.numel() % width == 0 and bits.storage_offset() % width == 0:
-                bits = bits.view(kind)
-                break
-        rows = bits.numel() // WIDTH * WIDTH
-        table = bits[:rows].view(rows // WIDTH, WIDTH)
-        sums = table.sum(0, dtype=torch.int64), table.sum(1, dtype=torch.int64)
-        return torch.cat((*sums, bits[rows:].to(torch.int64)))

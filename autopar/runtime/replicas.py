@@ -12,10 +12,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..capture.captured import reading
-from ..errors import RunError
 from ..system.cpython import unchanged
 from ..system.memory import constant, seldom
-from .flat_transfer import bring, checksum
+from .flat_transfer import bring
 from .traces import sample, traced
 
 log = logging.getLogger("autopar")
@@ -72,13 +71,13 @@ class _Master:
         self.sampled = False
         self._sample: Callable[[], bool] | None = None
 
-    def look(self, sampled: bool = True) -> int:
-        """Return the current stamp of the tensor; if not `sampled`, without comparing elements."""
+    def look(self) -> int:
+        """Return the current stamp of the tensor."""
         tensor = self.owner[self.key]
         # A tensor made in inference mode has no version, and counts as changed.
         if tensor is self.tensor and 0 <= self.version == tensor._version and self.reading == reading(tensor):
             # Only now is it certain that the sampled memory still belongs to the tensor.
-            same = self._sample if sampled else None
+            same = self._sample
             if same is None or same():
                 return self.stamp
         self.change()
@@ -293,28 +292,6 @@ class Replicas:
         with self._lock:
             copies = [copy for copy in self._copies.values() if not copy.pinned]
             return [(copy.device, copy.tensor) for copy in copies if copy.tensor is not None]
-
-    def verify(self) -> list[str]:
-        """Return names of state whose replica counts as current but differs from the master by checksum."""
-        with self._lock:
-            copies = [copy for copy in self._copies.values() if copy.stamp == copy.master.look(sampled=False)]
-            masters: dict[_Master, torch.Tensor] = {}
-            wrong: dict[str, None] = {}
-            for copy in copies:
-                master = copy.master
-                if master not in masters:
-                    masters[master] = checksum(master.tensor).cpu()
-                if not torch.equal(masters[master], checksum(copy.tensor).cpu()):
-                    wrong[master.name] = None
-            return list(wrong)
-
-    def require_verified(self, refresh: str) -> None:
-        """Raise RunError if `verify` finds any; `refresh` is the call that repairs it."""
-        if wrong := self.verify():
-            raise RunError(
-                f"copies on other devices differ from {', '.join(wrong)}: written through .data or a numpy view, which "
-                f"leaves no trace; call {refresh} after such writes"
-            )
 
     def forked(self) -> None:
         """Reset in a forked child, where a missing thread may hold the lock."""

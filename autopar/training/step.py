@@ -101,8 +101,6 @@ class TrainStep(Recorded):
             return self._stepped(signature, args)
 
         with self._lock:
-            if self.options.verify_replicas:
-                self._signatures.pool.require_verified("step.refresh()")
             try:
                 return self._called(batch, take, self._programs if self.recording is None else None)
             except CaptureError as error:

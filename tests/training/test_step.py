@@ -240,18 +240,6 @@ def test_one_capture_serves_all_sizes():
     assert len(pair.step._signatures.kept) <= 2
 
 
-def test_writes_through_data_are_found_by_verify_replicas():
-    pair = Pair(mlp, MOMENTUM, verify_replicas=True, pins={"0": "emulated:0"}, policy="auto", split=None)
-    data = batches(6)
-    pair.same(data[:3])
-    for model in (pair.plain, pair.model):
-        model[0].weight.data.numpy()[:] *= 0.5
-    with pytest.raises(autopar.RunError, match=r"weight.*step\.refresh\(\)"):
-        pair.step(*data[3])
-    pair.step.refresh()
-    pair.same(data[3:])
-
-
 def test_weights_and_optimizer_state_loaded_in_mid_run_are_seen():
     pair = Pair(mlp, functools.partial(Adam, lr=0.01))
     data = batches(12)

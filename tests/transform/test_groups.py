@@ -16,6 +16,7 @@ from capturing import joint
 from plain_loop import Pair, batches
 from program_text import parse
 from redundant import redundant
+from stale import stale
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from training_models import machine
@@ -250,7 +251,7 @@ def test_new_weights_go_back_in_one_transfer_for_each_bucket_and_device(
     pool = step._signatures.pool
     before = pool.transfers
     pair.same(data[4:])
-    assert pool.transfers == before and not pool.verify()
+    assert pool.transfers == before and not stale(pool)
     with torch.no_grad():
         for model in (pair.model, pair.plain):
             model[0].weight.mul_(0.5)
@@ -301,7 +302,7 @@ def test_a_step_that_fails_after_half_of_its_updates_changes_nothing(monkeypatch
     assert all(map(torch.equal, weights, pair.model.parameters()))
     now = [held for entries in pair.optimizer.state.values() for held in entries.values()]
     assert all(map(torch.equal, state, now))
-    assert all(copy.tensor is copies[key] for key, copy in pool._copies.items()) and not pool.verify()
+    assert all(copy.tensor is copies[key] for key, copy in pool._copies.items()) and not stale(pool)
     pair.same(data[4:])
 
 

@@ -3,6 +3,7 @@
 import networkx
 import pytest
 import torch
+from stale import stale
 from torch import nn
 from training_models import machine
 
@@ -110,7 +111,7 @@ def test_the_next_forward_of_fc2_reads_what_was_copied_back(figure):
     before = step._signatures.pool.transfers
     step(*batch)
     assert step._signatures.pool.transfers == before
-    assert not step._signatures.pool.verify()
+    assert not stale(step._signatures.pool)
 
 
 def test_a_missing_copy_back_is_found(figure):
@@ -118,5 +119,5 @@ def test_a_missing_copy_back_is_found(figure):
     step, model, _ = figure
     saved = model.fc2.weight.detach().clone()
     model.fc2.weight.data.add_(1)
-    assert "fc2.weight" in step._signatures.pool.verify()
+    assert "fc2.weight" in stale(step._signatures.pool)
     model.fc2.weight.data.copy_(saved)
