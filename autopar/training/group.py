@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
@@ -34,7 +33,7 @@ _Slot: TypeAlias = tuple[dict[str, Any], str]
 """A tensor slot: the dict of its module and its key there, since the tensor may be replaced."""
 
 
-class _Group(Joinable, JoinHook):  # type: ignore[misc]
+class _Group:
     """The ranks over which a training step averages gradients, and the state that all share: rank 0's weights and
     buffers.
 
@@ -44,7 +43,6 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
     DeviceError if the group's backend cannot send tensors of the model's devices.
 
     options: the options of the step, by name.
-    joined: this rank has no batches left and only shadows the steps of the others.
     """
 
     def __init__(
@@ -54,8 +52,6 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         optimizer: torch.optim.Optimizer,
         options: Mapping[str, str],
     ) -> None:
-        super().__init__()
-        self.joined, self._by_all = False, True
         self.ranks = _ranks(process_group)
         self.size = dist.get_world_size(self.ranks)
         self.loss, self.optimizer, self.options = loss, optimizer, options
@@ -121,7 +117,7 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         others = {id(each) for each in self._held()} != {id(each) for each in self._trained}
         # Where all ranks have the same byte, its maximum and that of its complement add up to 255.
         marks = [*self._digest, *(255 - byte for byte in self._digest), loaded, others]
-        found = torch.tensor(marks, dtype=torch.uint8, device=self.join_device)
+        found = torch.tensor(marks, dtype=torch.uint8, device=self._device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.ranks)
         *largest, loaded, others = found.tolist()
         if others:
@@ -133,11 +129,9 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
     def average(self) -> None:
         """Replace each `.grad` by its mean over all ranks, with None as zeros; None if no rank has one.
 
-        Buffers that changed on any rank become those of the first rank with rows in the step, unless their size has
-        changed on a rank: that of a rank's own rows may differ from those of others.
+        Buffers that changed on any rank become those of the first rank, unless their size has changed on a rank: that
+        of a rank's own rows may differ from those of others.
         """
-        if not self.joined and (notice := Join.notify_join_context(self)) is not None:
-            notice.wait()
         self._require_agreement()
         with torch.no_grad():
             looked = self._looked()
@@ -147,64 +141,26 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
             ]
             resized = [_size(now) != size for (now, _), size in zip(looked, self._sizes)]
             there = [each.grad is not None for each in self._trained]
-            # What a rank had accumulated when its batches ended makes it count in one more step.
-            counts = not self.joined or any(there)
-            here = [counts and at == dist.get_rank(self.ranks) for at in range(self.size)]
-            marks = torch.tensor(
-                [*there, *changed, *resized, *here], dtype=torch.uint8, device=self.join_device
-            )
+            marks = torch.tensor([*there, *changed, *resized], dtype=torch.uint8, device=self._device)
             marked: Any = dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.ranks, async_op=True)
             sent = [(bucket, *self._sent(bucket)) for bucket in self._buckets]
             marked.wait()
-            if all(there) and not changed and not self._join_config.enable:
-                # Skip reading `marks`, which would wait for an accelerator.
-                found, active = [1] * len(there), [1] * self.size
-            else:
-                found = marks.tolist()
-                active = found[-self.size :]
+            # Skip reading `marks`, which would wait for an accelerator, where it can say nothing.
+            found = [1] * len(there) if all(there) and not changed else marks.tolist()
             alive = {id(each) for each, some in zip(self._trained, found) if some}
             for bucket, flat, work in sent:
                 work.wait()
-                if not self._by_all:
-                    flat.mul_(self.size / sum(active))
                 for parameter, mean in zip(bucket, _PIECES(flat, bucket)):
                     parameter.grad = own(mean, parameter, False) if id(parameter) in alive else None
             of_buffers = zip(looked, found[len(there) :], found[len(there) + len(looked) :])
             buffers = (now for (now, _), some, odd in of_buffers if some and not odd)
-            self._share([buffer for buffer in buffers if buffer is not None], active.index(1))
+            self._share([buffer for buffer in buffers if buffer is not None])
             self._seen = self._looked()
 
-    def join(self, step: Callable[[], None], by_all: bool, enable: bool, throw: bool) -> Join:
-        """Return torch's context in which ranks may take different numbers of steps. A rank without batches
-        calls `step` for each step of the others. `by_all`: means also count ranks without batches."""
-        self._by_all = by_all
-        return Join([self], enable, throw, step=step)
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook for `Join`, which shadows the steps of other ranks with gradients of zero."""
-        self._shadow = kwargs["step"]
-        return self
-
-    def main_hook(self) -> None:
-        """Shadow one step of other ranks."""
-        self.joined = True
-        self._shadow()
-
-    def post_hook(self, is_last_joiner: bool) -> None:  # noqa: ARG002 - torch's signature
-        """Return to the same number of steps on all ranks."""
-        self.joined, self._by_all = False, True
-        self._join_config = type(self._join_config).construct_disabled_join_config()
-        del self._shadow
-
     @property
-    def join_device(self) -> torch.device:
+    def _device(self) -> torch.device:
         """The device of the tensors by which ranks agree."""
         return self._trained[0].device if self._trained else torch.get_default_device()
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        """The group over which `Join` counts the ranks with batches."""
-        return self.ranks
 
     def _sent(self, bucket: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Start the all-reduce of a bucket and free the rank's own gradients; return the means as one flat
@@ -222,14 +178,14 @@ class _Group(Joinable, JoinHook):  # type: ignore[misc]
         found = [owner.get(key) for owner, key in self._buffers]
         return [(each, 0 if each is None else -1 if each.is_inference() else each._version) for each in found]
 
-    def _share(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
-        """Broadcast these tensors from the rank `source`, bucket by bucket."""
+    def _share(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Broadcast these tensors from rank 0, bucket by bucket."""
         keyed = (((each.dtype, each.device), each.nbytes, each) for each in tensors)
-        first = dist.get_rank(self.ranks) == source
+        first = dist.get_rank(self.ranks) == 0
         for bucket in filled(keyed, BUCKET_BYTES):
             flat = torch.cat([each.detach().reshape(-1) for each in bucket])
             try:
-                dist.broadcast(flat.view(torch.uint8), group=self.ranks, group_src=source)
+                dist.broadcast(flat.view(torch.uint8), group=self.ranks, group_src=0)
             except RuntimeError as error:
                 if "backend" not in str(error):
                     raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from ..capture.dynamo_private import TorchDynamoException, compiled
 from ..capture.refusals import no_graph
 from ..capture.torch_private import forget_unscaled, transformed
 from ..costs.pins import unused
-from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
+from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
@@ -59,7 +59,7 @@ class TrainStep(Recorded):
     they equal the plain loop's. Accelerators draw from their own generators, in program order.
 
     With a process group, gradients are averaged over its ranks once a step, before clipping; the loss is that of this
-    rank's rows. Every rank takes the same number of steps, except within `join`; `accumulate` does not communicate.
+    rank's rows. Every rank takes the same number of steps; `accumulate` does not communicate.
 
     Raises CaptureError, PlanError, MemoryCapError or ProgramError before a run, RunError or DifferenceError from it.
     """
@@ -155,15 +155,6 @@ class TrainStep(Recorded):
         with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
             self._update()
 
-    def _shadowed(self) -> None:
-        """Take part in a step of other ranks, without rows."""
-        with self._lock:
-            if self.scaler is not None and self._scaling:
-                # A rank that never took a step has no scale yet.
-                self.scaler.scale(torch.zeros((), device=next(iter(self._signatures.parameters())).device))
-            self._averaged()
-            self.optimizer.zero_grad(set_to_none=True)
-
     def _accumulated(self, signature: Signature, args: Sequence[Any], *, stale: bool, anew: bool) -> Any:
         """Return the result of a call; add its gradients to `.grad`, in place or as a new tensor (`anew`).
 
@@ -249,30 +240,6 @@ class TrainStep(Recorded):
             yield
         finally:
             self._adding = outer
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> AbstractContextManager[Any]:
-        """Within the block, ranks may take different numbers of steps, as in `DistributedDataParallel.join`.
-
-        A rank without batches takes part in the steps of the others with gradients of zero, so that weights and
-        optimizer state stay equal on all ranks. Gradients that it has accumulated by then go into the first of these
-        steps; without one, into its next step after the block.
-
-        divide_by_initial_world_size: average over all ranks; False: over those with rows in the step.
-        enable: False: the block does nothing.
-        throw_on_early_termination: raise RuntimeError on all ranks once one has no batches left.
-
-        Raises DeviceError without a process group.
-        """
-        if self.group is None:
-            raise DeviceError("join() is for steps over several ranks; give train_step a process_group=")
-        return self.group.join(
-            self._shadowed, divide_by_initial_world_size, enable, throw_on_early_termination
-        )
 
     def prepare(self, *batch: Any) -> None:
         """Capture, plan and lower for these arguments without running."""

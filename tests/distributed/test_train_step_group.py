@@ -182,9 +182,9 @@ def _normed(rank: int) -> Any:
     shared, kind = [], type(step.group)
     share = kind._share
 
-    def counted(group: Any, tensors: Any, source: int) -> None:
+    def counted(group: Any, tensors: Any) -> None:
         shared.append(len(tensors))
-        share(group, tensors, source)
+        share(group, tensors)
 
     kind._share = counted  # type: ignore[method-assign]
     found = []
