@@ -6,28 +6,22 @@ Kernels for a CPU are called from C++. Kernels for a GPU are called from Python,
 
 from __future__ import annotations
 
-import copy
-import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
-from torch.fx.passes.shape_prop import ShapeProp
 
 from ...costs.calibrate import threads as limited
 from ...ir.graph import Graph, Task
 from ...ops.composites import body
 from .cuda_graphs import faster
-from .joined import joined, products, together
 from .stack import Compilation, Stack, exported
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
 """Operators that it unrolls step by step, or that are opaque to it."""
-_PACKAGE, _ARTIFACT, _PACKED = "piece.pt2", "piece.bin", "packed.json"
+_PACKAGE, _ARTIFACT = "piece.pt2", "piece.bin"
 _SEEN = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
 
 
@@ -63,80 +57,8 @@ def compile(frozen: bool, work: Compilation) -> None:
             raise ValueError(
                 "of inputs that are not contiguous it knows the strides of one set of sizes alone"
             )
-        if frozen and not work.axes and _packs():
-            work = _packed(work)
         graph = exported(work, work.module)
         torch._inductor.aoti_compile_and_package(graph, package_path=str(work.folder / _PACKAGE))
-
-
-def _packs() -> bool:
-    """Return True if inductor can let MKL compute products."""
-    from torch._inductor import mkldnn_ir
-
-    return torch.backends.mkl.is_available() and hasattr(mkldnn_ir, "MKLPackedLinear")
-
-
-def _packed(work: Compilation) -> Compilation:
-    """Let MKL compute a piece's products with weights in float32, and write the weights' names to `_PACKED`, each
-    with the number of rows that it is multiplied with, and whether its shape is (in, out).
-
-    The products read the packed weights as further inputs of the piece, since memory that MKL has packed cannot be
-    moved, and so not be stored. Without this, oneDNN computes them when compiled ahead of time. On two cores of an
-    Intel Xeon with AVX-512, pieces took 1.0 to 2.8 times as long then (docs/kernels.md).
-    """
-    from torch._inductor import ir, lowering, mkldnn_ir
-
-    aten, linear = torch.ops.aten, torch.ops.mkl._mkl_linear.default
-
-    def lowered(x: Any, packed: Any, weight: Any, _: None, rows: int) -> Any:
-        return ir.TensorBox.create(mkldnn_ir.MKLPackedLinear.create(x, packed, weight, None, rows))
-
-    # Inductor's own lowering requires constants.
-    lowering.lowerings[linear] = lowered
-    module, examples = fx.GraphModule(work.module, copy.deepcopy(work.module.graph)), [*work.examples]
-    graph, parts = module.graph, joined(module, examples, copied=False)
-    ShapeProp(module).propagate(*examples)  # type: ignore[no-untyped-call]
-    inner = next(node for node in graph.nodes if node.op != "placeholder")
-    inputs: dict[tuple[tuple[str, ...], int, bool], list[fx.Node]] = {}
-    for each in products(graph):
-        given, made = (node.meta["tensor_meta"] for node in (each.x, each.node))
-        name = str(each.weight.target)
-        weight = getattr(module, name)
-        if not weight.is_contiguous() or weight.dtype != torch.float32 or 0 in (*given.shape, *made.shape):
-            continue
-        key = parts.get(name, (name,)), made.shape[:-1].numel(), each.turned
-        if key not in inputs:
-            with graph.inserting_before(inner):
-                inputs[key] = [graph.placeholder(f"{kind}{len(inputs)}") for kind in ("packed", "weight")]
-            # Tracing knows no form of packed memory.
-            examples += [torch.empty(1), _shape(weight.t() if each.turned else weight)]
-        with graph.inserting_before(each.node):
-            flat = graph.call_function(aten.reshape.default, (each.x, [key[1], given.shape[-1]]))
-            product = graph.call_function(linear, (flat, *inputs[key], None, key[1]))
-            if each.bias is not None:
-                product = graph.call_function(aten.add.Tensor, (product, each.bias))
-            found = graph.call_function(aten.reshape.default, (product, [*made.shape]))
-        found.meta = each.node.meta
-        each.node.replace_all_uses_with(found)
-        graph.erase_node(each.node)
-    (work.folder / _PACKED).write_text(json.dumps([*inputs]))
-    graph.eliminate_dead_code()
-    return replace(work, module=fx.GraphModule(module, graph), examples=examples)
-
-
-def _pack(work: Compilation) -> list[torch.Tensor]:
-    """Return the further inputs of a piece: each packed weight, and its shape."""
-    path, inputs = work.folder / _PACKED, list[torch.Tensor]()
-    for names, rows, turned in json.loads(path.read_text()) if path.exists() else ():
-        weight = together(work.module, names, turned)
-        inputs += [torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), rows), _shape(weight)]
-    return inputs
-
-
-def _shape(weight: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the shape of a weight, of one row in memory: products read nothing else of the weight than its
-    sizes. Inductor would copy one of a single number."""
-    return weight.new_zeros(weight.shape[1:]).expand(weight.shape)
 
 
 def load(work: Compilation) -> Callable[..., Any]:
@@ -144,7 +66,6 @@ def load(work: Compilation) -> Callable[..., Any]:
     import torch._inductor
 
     module, strides, fewer = work.module, [tensor.stride() for tensor in work.examples], False
-    packed = _pack(work)
     if work.device.type == "cpu":
         # One runner, with buffers for one call at a time, is enough: a lane has one thread.
         made: Any = torch._inductor.aoti_load_package(str(work.folder / _PACKAGE))
@@ -163,8 +84,8 @@ def load(work: Compilation) -> Callable[..., Any]:
         if fewer:
             # PyTorch's own kernels within it use as many threads as this thread has set.
             with limited(work.threads):
-                return run([*tensors, *packed])
-        return run([*tensors, *packed])
+                return run([*tensors])
+        return run([*tensors])
 
     return call if work.device.type == "cpu" else faster(call, work)
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from .edge_cases import exact, in_range
-from .joined import joined
 from .stack import Compilation, Refusal, Stack, exported, keeps_numpy
 
 LARGEST = 2**31 - 2**26
@@ -31,8 +30,6 @@ def compile(work: Compilation) -> None:
     errors."""
     if sum(tensor.nbytes for tensor in work.module.buffers()) > LARGEST:
         raise Refusal("its weights are larger than the 2 GiB of an ONNX file")
-    if not work.axes:
-        joined(work.module, work.examples, copied=True)
     try:
         made = _converted(work, decompose=False)
     except torch.onnx.OnnxExporterError:

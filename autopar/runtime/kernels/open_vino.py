@@ -12,7 +12,6 @@ from torch import fx
 from ...ir.graph import Graph, Task
 from .differences import EXACT
 from .edge_cases import exact, in_range
-from .joined import joined
 from .stack import Compilation, Refusal, Stack, exported, keeps_numpy
 
 
@@ -39,8 +38,6 @@ def compile(work: Compilation) -> None:
         if max(-int(weight.min()), int(weight.max())) > EXACT:
             readers = ", ".join(str(user.target) for user in node.users)
             raise Refusal(f"a weight has integers above {EXACT}, which it rounds, in {readers}")
-    if not work.axes:
-        joined(work.module, work.examples, copied=True)
     model = openvino.convert_model(exported(work, _apart(exact(work.module))))
     shapes = [list(tensor.shape) for tensor in work.examples]
     for shape, axes in zip(shapes, work.axes):
