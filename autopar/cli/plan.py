@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", action="append", default=[],
-        help="write the plan as .json, or draw it: .html .svg .png .dot .txt; may be repeated",
+        help="write the plan as .json, or draw it: .html .svg .png .dot; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE", action="append", default=[],

@@ -194,7 +194,7 @@ class Compiled:
         return explain(ready.plan, measured, ready.single_s, notes)
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draw the placed graph as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        """Draw the placed graph as `.html`, `.svg`, `.png` or `.dot`."""
         from ..view import draw
 
         draw(self.plan, path)

@@ -316,7 +316,7 @@ class TrainStep(Recorded):
         return f"updates: part of the program, each weight {when}, into second buffers that take its place at the end"
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draw the placed step as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        """Draw the placed step as `.html`, `.svg`, `.png` or `.dot`."""
         from ..view import draw
 
         draw(self.plan, path)

@@ -10,9 +10,9 @@ from typing import TypeAlias, TypeVar
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
+from .dot import dot_text
 from .pages import placed_page, timeline_page
 from .placed import placed_svg
-from .text import dot_text, text_chart
 from .timeline import timeline_svg
 from .trace import trace_bytes
 
@@ -39,8 +39,7 @@ def suffixes(noun: type[Plan] | type[Timeline]) -> tuple[str, ...]:
 
 
 def draw(plan: Plan, path: str | PathLike[str], *, timeline: Timeline | None = None) -> None:
-    """Write the placed graph as `.html` `.svg` `.png` `.dot` or `.txt`, with figures of a measured `timeline` if
-    given.
+    """Write the placed graph as `.html` `.svg` `.png` or `.dot`, with figures of a measured `timeline` if given.
 
     Raises AutoparError for another suffix, or for `.png` without cairosvg.
     """
@@ -74,7 +73,6 @@ writer(".html", Plan)(placed_page)
 writer(".svg", Plan)(placed_svg)
 writer(".png", Plan)(lambda plan, measured: png(placed_svg(plan, measured)))
 writer(".dot", Plan)(lambda plan, measured: dot_text(plan))
-writer(".txt", Plan)(lambda plan, measured: text_chart(plan))
 writer(".json", Timeline)(lambda timeline: trace_bytes(timeline, compress=False))
 writer(".json.gz", Timeline)(lambda timeline: trace_bytes(timeline, compress=True))
 writer(".svg", Timeline)(timeline_svg)

@@ -1,8 +1,6 @@
 """Names from a graph file in text: they add no line, no terminal escape and no change of direction to any of it."""
 
 import json
-import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -31,14 +29,10 @@ def graph_of(task: str, value: str, other: str = "b") -> dict:
 
 def texts(graph: dict, task: str) -> list[str]:
     plan = autopar.schedule(graph)
-    with tempfile.TemporaryDirectory() as folder:
-        plan.draw(Path(folder, "plan.txt"))
-        drawn = Path(folder, "plan.txt").read_text(encoding="utf-8")
     reasons = plan.explain(task)
     return [
         plan.explain(),
         reasons,
-        drawn,
         str(plan),
         repr(plan),
         str(plan.costed.graph),

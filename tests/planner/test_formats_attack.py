@@ -28,7 +28,7 @@ GRAPHS = st.builds(
     st.integers(0, 10**6),
     st.integers(0, 2),
 )
-PICTURES = ("svg", "html", "txt", "dot")
+PICTURES = ("svg", "html", "dot")
 
 
 @pytest.mark.parametrize(

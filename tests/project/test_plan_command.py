@@ -43,7 +43,7 @@ def test_a_plan_without_a_file_is_explained(tmp_path, capsys):
 
 
 def test_a_plan_of_a_file_is_drawn(tmp_path):
-    for suffix in ("svg", "html", "dot", "txt"):
+    for suffix in ("svg", "html", "dot"):
         out = tmp_path / f"plan.{suffix}"
         assert main(["plan", "--graph", written(tmp_path, small()), "--out", str(out)]) == 0
         assert out.stat().st_size > 500

@@ -12,9 +12,9 @@ from test_view_placed import texts
 from autopar.ir.plan import Candidate
 from autopar.system.text import free, seconds, size
 from autopar.view import draw, explain
+from autopar.view.dot import dot_text
 from autopar.view.pages import placed_page
 from autopar.view.placed import placed_svg
-from autopar.view.text import dot_text, text_chart
 
 plans = pytest.mark.parametrize("make", view_plans.ALL.values(), ids=view_plans.ALL)
 
@@ -106,23 +106,6 @@ def test_figures_of_a_late_run_are_refused():
 
 def test_a_plan_that_is_not_run_says_so():
     assert "not recorded yet" in explain(view_plans.mlp())
-
-
-@plans
-def test_the_chart_fits_a_terminal(make):
-    plan = make()
-    text = text_chart(plan)
-    assert max(map(len, text.splitlines())) <= 100
-    assert len(text.splitlines()) < 60
-    for lane in {placed.lane for placed in plan.placed}:
-        assert lane in text
-    assert seconds(plan.makespan) in text
-
-
-def test_the_chart_names_each_run_of_a_small_plan():
-    plan = view_plans.towers()
-    text = text_chart(plan)
-    assert all(plan.words.cluster(placed.cluster) in text for placed in plan.placed)
 
 
 @plans
