@@ -28,9 +28,7 @@ def main(argv: Sequence[str]) -> int:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("factory", nargs="?", help=FACTORY)
-    what.add_argument(
-        "--graph", metavar="FILE", help="a task graph: .json of autopar or dnn-partitioning, or .stg"
-    )
+    what.add_argument("--graph", metavar="FILE", help="a task graph: autopar's .json")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", action="append", default=[],
         help="write the plan as .json, or draw it: .html .svg .png .dot; may be repeated",
@@ -51,11 +49,10 @@ def main(argv: Sequence[str]) -> int:
     model.add_argument("--split", help="auto (the default), none or a number of parts")
     graph = parser.add_argument_group("a task graph")
     graph.add_argument("--budget-s", type=float, metavar="S", help="limit on the search in seconds")
-    graph.add_argument("--processors", type=int, metavar="P", help="number of processors for an .stg file")
     chosen = parser.parse_args(argv)
     if chosen.graph is None and chosen.machine is None:
         parser.error("a model needs --machine, for example --machine cpu,cuda:0")
-    for word in ("budget_s", "processors") if chosen.graph is None else ("machine", "policy", "split"):
+    for word in ("budget_s",) if chosen.graph is None else ("machine", "policy", "split"):
         if getattr(chosen, word) is not None:
             kind = "a task graph" if chosen.graph is None else "a model"
             parser.error(f"--{word.replace('_', '-')} goes with {kind}")
@@ -80,7 +77,7 @@ def _graph(chosen: argparse.Namespace) -> int:
     from ..planner.formats import text
 
     began = time.perf_counter()
-    plan = schedule(chosen.graph, chosen.processors, budget_s=chosen.budget_s)
+    plan = schedule(chosen.graph, budget_s=chosen.budget_s)
     took = time.perf_counter() - began
     ended = f"; stopped: {plan.stopped}" if plan.stopped else ""
     print(

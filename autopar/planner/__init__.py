@@ -34,10 +34,9 @@ def schedule(
     """Plan a task graph: which device and lane runs each task, and when each value is transferred.
 
     Args:
-        graph: A `CostedGraph`, a networkx DiGraph, parsed JSON, or the path of a graph file: autopar's, of the
-            dnn-partitioning set or of the Standard Task Graph set.
-        machine: Replaces the machine of the graph; for a `.stg` file or a networkx graph, it may be the number of equal
-            processors, which share their memory: transfers take no time.
+        graph: A `CostedGraph`, a networkx DiGraph, parsed JSON, or the path of a graph file.
+        machine: Replaces the machine of the graph; for a networkx graph, it may be the number of equal processors,
+            which share their memory: transfers take no time.
         memory: Device → cap in bytes, or text such as "6GiB".
         pins: Task id, or glob of ids → device.
         budget_s: Limit on the search in seconds, None: none. If it ends the search, `stopped` is `time`. The search

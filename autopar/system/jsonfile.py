@@ -26,7 +26,7 @@ def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanEr
             twice.append((found, next(key for at, key in enumerate(keys) if key in keys[:at])))
         return found
 
-    contents = text(path, way, error)
+    contents = _text(path, way, error)
     if not contents.strip():
         raise error(f"{path} is empty; {way}")
     try:
@@ -44,7 +44,7 @@ def load(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanEr
     return data
 
 
-def text(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> str:
+def _text(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> str:
     """Return the text of a file without its byte order mark. Raises `error` if it cannot be read or is not text."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")

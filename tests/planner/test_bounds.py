@@ -5,6 +5,7 @@ import random
 
 import graphs
 import pytest
+from benchmarks import stg
 from benchmarks.instances import planted, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,6 @@ from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.bounds.critical_path import paths
 from autopar.planner.formats import read
-from autopar.planner.formats.read import stg
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 
@@ -171,7 +171,7 @@ def test_the_shortest_schedule_on_equal_lanes_is_not_below_the_bound(seed, tasks
     seconds = [float(draw.randint(0, 9)) for _ in range(tasks)]
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
     lines = [f"{r} {seconds[r]} {len(own)} {' '.join(map(str, own))}" for r, own in enumerate(waits)]
-    instance = Instance(read(stg("\n".join([str(tasks), *lines]), lanes)))
+    instance = Instance(read(stg.read("\n".join([str(tasks), *lines]), lanes)))
     assert lower_bound(instance) <= shortest(seconds, waits, (0.0,) * lanes, {})
 
 

@@ -99,15 +99,6 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
         assert option in capsys.readouterr().out
 
 
-def test_a_standard_task_graph(tmp_path, capsys):
-    path, out = tmp_path / "two.stg", tmp_path / "plan.json"
-    path.write_text("2\n1 1 0\n2 1 0\n")
-    assert main(["plan", "--graph", str(path), "--processors", "2", "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["makespan_s"] == 1.0
-    assert main(["plan", "--graph", str(path)]) == 2
-    assert "--processors 4" in capsys.readouterr().err
-
-
 def task(**said: Any) -> dict[str, Any]:
     """A graph of one task."""
     return {**small(), "tasks": [{"id": "a", "seconds": {"cpu": 1}, **said}], "values": []}
@@ -174,7 +165,7 @@ def test_words_it_does_not_know(tmp_path, capsys):
         ["plan"],
         ["plan", "a:b", "--graph", graph],
         ["plan", "--graph", graph, "--machine", "cpu"],
-        ["plan", "a:b", "--machine", "cpu", "--processors", "2"],
+        ["plan", "a:b", "--machine", "cpu", "--budget-s", "2"],
         ["plan", "a:b"],
     ):
         with pytest.raises(SystemExit) as ended:

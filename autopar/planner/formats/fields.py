@@ -84,13 +84,13 @@ class JsonObject:
         found = number(self.need(key), "bytes", f"{key!r} of {self.called}")
         return int(found) if found == int(found) else found
 
-    def count(self, key: str, least: int = 1, default: Any = _NEEDED) -> int:
-        """Read a whole number from `least` to `MANY`."""
-        value = self.data.get(key, default) if default is not _NEEDED else self.need(key)
+    def count(self, key: str, default: int) -> int:
+        """Read a whole number from 1 to `MANY`."""
+        value = self.data.get(key, default)
         what = f"{key!r} of {self.called}"
         found = number(value, "how many", what)
-        if not least <= found <= MANY or found != int(found):
-            raise PlanError(f"{what} is {short(value)}; it must be a whole number from {least} to {MANY:,}")
+        if not 1 <= found <= MANY or found != int(found):
+            raise PlanError(f"{what} is {short(value)}; it must be a whole number from 1 to {MANY:,}")
         return int(found)
 
     def among(self, key: str, names: Mapping[str, int], kind: str) -> int:

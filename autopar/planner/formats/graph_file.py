@@ -225,7 +225,7 @@ def read_machine(data: JsonObject) -> Machine:
         name = entry.name("device", DEVICE, "name")
         if name in devices:
             raise PlanError(f"two devices are called {name!r}; give each a name of its own")
-        lanes, cap = entry.count("lanes", default=1), entry.nbytes("memory_bytes", None)
+        lanes, cap = entry.count("lanes", 1), entry.nbytes("memory_bytes", None)
         devices[name] = Device(name, name.split(":")[0], lanes=lanes, memory_bytes=cap)
     if not devices:
         raise PlanError('the list "devices" is empty; give at least one, such as {"name": "cpu", "lanes": 1}')
