@@ -134,11 +134,16 @@ class TrainStep(Recorded):
         return result
 
     def _by_itself(self, signature: Signature, args: Sequence[Any], *, stale: bool) -> Any:
-        """Take a step by the optimizer itself; if it raises, restore each `.grad`."""
+        """Take a step by the optimizer itself, with gradients averaged over the group; if it raises, restore each
+        `.grad`."""
         before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
         try:
             result = self._accumulated(signature, args, stale=stale, anew=True)
-            self._averaged()
+            if self.group is not None:
+                self.group.average()
+            # An optimizer may multiply matrices; autocast is only for the forward.
+            with casting.off({parameter.device.type for parameter, _ in before}):
+                self._update()
         except BaseException:
             for parameter, waiting in before:
                 parameter.grad = waiting
@@ -146,14 +151,6 @@ class TrainStep(Recorded):
                 forget_unscaled(self.scaler, self.optimizer)
             raise
         return result
-
-    def _averaged(self) -> None:
-        """Average the gradients over the group, if there is one, and update."""
-        if self.group is not None:
-            self.group.average()
-        # An optimizer may multiply matrices; autocast is only for the forward.
-        with casting.off({parameter.device.type for parameter in self._signatures.parameters()}):
-            self._update()
 
     def _accumulated(self, signature: Signature, args: Sequence[Any], *, stale: bool, anew: bool) -> Any:
         """Return the result of a call; add its gradients to `.grad`, in place or as a new tensor (`anew`).
