@@ -3,10 +3,10 @@
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/resume.py --path run1 [--steps 40]
 
-Every process trains on its rows of each batch (DistributedDataParallel around a compiled model). `guarded` ends all of
-them when one fails, with its name; torchrun starts them again, and `load_latest` takes them to the last complete
-checkpoint. To see it, kill or stop one of the processes, or let a rank do so in a step: `--rank 0 --kill 23`, or
-`--stop 23`, which the others notice after `--timeout` seconds. The losses are those of a run that nothing happened to.
+Every process trains on its rows of each batch (DistributedDataParallel around a compiled model). If one dies or stops,
+the collectives of the others fail, at the latest after the timeout of the process group; torchrun starts all of them
+again, and `load_latest` takes them to the last complete checkpoint. To see it, kill or stop one of the processes, or
+let a rank do so in a step: `--rank 0 --kill 23` or `--stop 23`. The losses are those of a run that nothing happened to.
 The variable has torchrun make a new store for each restart: in the one that it keeps otherwise, new processes may find
 the addresses of dead ones (pytorch issue 135712).
 """
@@ -14,6 +14,8 @@ the addresses of dead ones (pytorch issue 135712).
 import argparse
 import os
 import signal
+import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autopar
-from autopar.distributed import guarded, load_latest, save
+from autopar.distributed import load_latest, save
 
 
 def batch(step: int, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,37 +42,37 @@ def main() -> None:
     )
     options.add_argument("--steps", default=40, type=int)
     options.add_argument("--every", default=10, type=int, help="steps between checkpoints")
-    options.add_argument("--timeout", default=30, type=float, help="seconds without a sign of life")
+    options.add_argument("--timeout", default=30, type=float, help="seconds of a collective")
     options.add_argument("--rank", default=1, type=int, help="the rank that kills or stops itself, once")
     options.add_argument("--kill", default=-1, type=int, help="the step in which it kills itself")
     options.add_argument("--stop", default=-1, type=int, help="the step in which it stops itself")
     chosen = options.parse_args()
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=chosen.timeout))
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    with guarded(timeout_s=chosen.timeout) as guard:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
-        fast = DistributedDataParallel(autopar.compile(model, ["cpu"], check="never"))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        state = {"model": model, "optimizer": optimizer}
-        begin = load_latest(chosen.path, state) or 0
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
+    fast = DistributedDataParallel(autopar.compile(model, ["cpu"], check="never"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    state = {"model": model, "optimizer": optimizer}
+    begin = load_latest(chosen.path, state) or 0
+    if rank == 0:
+        print(f"begins at step {begin}", flush=True)
+    for step in range(begin, chosen.steps):
+        x, y = batch(step, rank, ranks)
+        loss = nn.functional.mse_loss(fast(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
         if rank == 0:
-            print(f"begins at step {begin}", flush=True)
-        for step in range(begin, chosen.steps):
-            guard.step(step)
-            x, y = batch(step, rank, ranks)
-            loss = nn.functional.mse_loss(fast(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if rank == 0:
-                print(f"step {step}: loss {loss.item():.9g}", flush=True)
-            fails = rank == chosen.rank and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-            if fails and step in (chosen.kill, chosen.stop):
-                os.kill(os.getpid(), signal.SIGKILL if step == chosen.kill else signal.SIGSTOP)
-            if (step + 1) % chosen.every == 0:
-                save(chosen.path, {**state, "step": step + 1})
+            print(f"step {step}: loss {loss.item():.9g}", flush=True)
+        fails = rank == chosen.rank and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if fails and step in (chosen.kill, chosen.stop):
+            os.kill(os.getpid(), signal.SIGKILL if step == chosen.kill else signal.SIGSTOP)
+        if (step + 1) % chosen.every == 0:
+            save(chosen.path, {**state, "step": step + 1})
+    # A process may hang if it frees a gloo group one of whose threads still works.
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 

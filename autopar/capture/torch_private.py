@@ -73,6 +73,11 @@ class _Python(PythonReferenceAnalysis):
     maximum, minimum = staticmethod(max), staticmethod(min)
 
 
+def timeout_of(group: Any, device: torch.device) -> Any:
+    """Return the timeout of a process group's backend for a device, a timedelta; None if the backend does not tell."""
+    return getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
+
+
 def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
     """Return the value of a symbolic number as Python computes it, to the sign of a zero; as sympy does, whose zeros
     have none, if torch knows no other way. Raises ArithmeticError where Python raises an error."""

@@ -1,6 +1,6 @@
 """Models over several hosts: autopar plans, `torch.distributed` runs, under `torchrun`.
 
-    from autopar.distributed import guarded, load_latest, save
+    from autopar.distributed import load_latest, save
 
 Nothing is imported until it is used.
 """
@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .agreement import agreed
-    from .faults.checkpoint import load_latest, save
-    from .faults.heartbeat import bound_store, guarded
-    from .faults.merged_trace import merged
+    from .checkpoint import load_latest, save
+    from .merged_trace import merged
     from .tensor.split import tensor_parallel
 
 _HOME = {
     "agreed": "agreement",
-    "bound_store": "faults.heartbeat",
-    "guarded": "faults.heartbeat",
-    "load_latest": "faults.checkpoint",
-    "merged": "faults.merged_trace",
-    "save": "faults.checkpoint",
+    "load_latest": "checkpoint",
+    "merged": "merged_trace",
+    "save": "checkpoint",
     "tensor_parallel": "tensor.split",
 }
 
-__all__ = ["agreed", "bound_store", "guarded", "load_latest", "merged", "save", "tensor_parallel"]
+__all__ = ["agreed", "load_latest", "merged", "save", "tensor_parallel"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The process: its cores, its memory, pauses of its garbage collector, and its state as seen by others."""
+"""The process: its cores, its memory, and pauses of its garbage collector."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import ctypes
 import functools
 import gc
 import os
-import socket
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
 
 
 def cores() -> int:
@@ -78,56 +74,3 @@ def uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def identity() -> dict[str, Any]:
-    """Return an identity of this process: `host`, `pid`, the `space` of its pid, and when it was `born`.
-
-    The last two are "" if the system does not tell.
-    """
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "space": _space(),
-        "born": _stat(os.getpid())[1],
-    }
-
-
-def state(known: Mapping[str, Any]) -> Literal["elsewhere", "running", "stopped", "dead"]:
-    """Return the state of the process of an `identity`; "elsewhere" if it is not visible from here."""
-    if not known["space"] or known["space"] != _space():
-        return "elsewhere"
-    letter, born = _stat(known["pid"])
-    if born != known["born"] or letter in "ZX":
-        return "dead"
-    return "stopped" if letter in "Tt" else "running"
-
-
-def others_sleep() -> bool:
-    """Return True if all threads of this process but the calling one wait for something, or if the system does not
-    tell."""
-    own = threading.get_native_id()
-    try:
-        threads = [int(name) for name in os.listdir("/proc/self/task")]
-    except OSError:
-        return True
-    return all(_stat(f"self/task/{thread}")[0] in "SX" for thread in threads if thread != own)
-
-
-def _space() -> str:
-    """Return the boot id of this machine and the pid namespace; "" if the system does not tell."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _stat(pid: int | str) -> tuple[str, str]:
-    """Return the state letter of a process or thread, and the tick of its start; "X" and "" if there is none."""
-    try:
-        # The name, in brackets, may hold blanks and brackets.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "X", ""
-    return fields[0], fields[19]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import errors
-from ..capture.torch_private import process_groups
+from ..capture.torch_private import process_groups, timeout_of
 from ..errors import AutoparError, PlanError
 from ..system.versions import VERSION
 
@@ -38,15 +38,16 @@ def size_of(group: Group = None) -> int:
 
 
 def subgroup(ranks: Sequence[int], group: Group = None) -> Any:
-    """Make a group of some ranks, given as those of the job; only its members can use what is returned. Every rank of
-    `group` must call it, and no other."""
+    """Make a group of some ranks, given as those of the job, with the timeout of `group`; only its members can use what
+    is returned. Every rank of `group` must call it, and no other."""
+    timeout = timeout_of(group or dist.group.WORLD, device_of(group))
     if size_of(group) == size_of():
-        return dist.new_group([*ranks])
+        return dist.new_group([*ranks], timeout=timeout)
     # The ranks of a part of the job make it alone. torch then names it by the number of groups that each member knows.
     own = len(process_groups.pg_names)
     for _ in range(max(gather(own, group)) - own):
         dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    return dist.new_group([*ranks], use_local_synchronization=True)
+    return dist.new_group([*ranks], timeout=timeout, use_local_synchronization=True)
 
 
 def device_of(group: Group = None) -> torch.device:

@@ -19,14 +19,14 @@ SKEW = 5.0
 
 def _skewed(rank: int) -> None:
     """Let this rank read a clock that is wrong, as that of another host would be."""
-    import autopar.distributed.faults.merged_trace as merged_trace
+    import autopar.distributed.merged_trace as merged_trace
 
     clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + SKEW * rank)
     merged_trace.time = clock
 
 
 def _offset(rank: int) -> tuple[float, float]:
-    from autopar.distributed.faults.merged_trace import clock_offset
+    from autopar.distributed.merged_trace import clock_offset
 
     _skewed(rank)
     time.sleep(0.05 * rank)
@@ -105,7 +105,7 @@ def _recorded(rank: int) -> tuple | None:
     import torch
 
     import autopar
-    from autopar.distributed.faults.merged_trace import merged
+    from autopar.distributed.merged_trace import merged
 
     torch.manual_seed(0)
     fast = autopar.compile(torch.nn.Linear(4, 4), ["cpu"], check="never", measure=False)
@@ -134,7 +134,7 @@ def test_one_process_merges_its_own(tmp_path):
     import pytest
 
     from autopar import RunError, Timeline
-    from autopar.distributed.faults.merged_trace import merged
+    from autopar.distributed.merged_trace import merged
 
     alone = merged(
         [Timeline("t", ("cpu/0",), (), 1.0, began=3.0), Timeline("t", ("cpu/0",), (), 1.0, began=5.0)]

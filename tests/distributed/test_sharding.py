@@ -177,7 +177,7 @@ def test_the_norm_of_gradients_is_that_of_all_processes(sharded):
 
 def _saves(rank: int, root: str, shape) -> list[float]:
     """Losses of two steps behind a checkpoint: saved after two by the first run, loaded by others."""
-    from autopar.distributed.faults.checkpoint import load_latest, save
+    from autopar.distributed.checkpoint import load_latest, save
 
     _, x, y = made("gpt of 1")
     job = _job(chained("gpt of 1", _rows(shape))[0], *shape)
@@ -196,7 +196,7 @@ def _saves(rank: int, root: str, shape) -> list[float]:
 
 def _goes_on(rank: int, root: str) -> list[float]:
     """The same by one process, of the model as it is."""
-    from autopar.distributed.faults.checkpoint import load_latest
+    from autopar.distributed.checkpoint import load_latest
 
     model, x, y = made("gpt of 1")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -228,7 +228,7 @@ def _narrow() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 def _moments(rank: int, root: str, sharded: bool) -> dict[str, list[float]]:
     """Adam's first moments after two steps, by parameter; of one process that has loaded what two have saved."""
-    from autopar.distributed.faults.checkpoint import load_latest, save
+    from autopar.distributed.checkpoint import load_latest, save
     from autopar.distributed.pipeline.units import units
 
     model, x, y = _narrow()

@@ -112,8 +112,8 @@ def _warm() -> None:
     from torch import nn
 
     import autopar
+    import autopar.distributed.checkpoint
     import autopar.distributed.distribute
-    import autopar.distributed.faults.checkpoint
     import autopar.distributed.tensor.split
     from autopar.distributed.pipeline.units import units
 

@@ -1,1 +1,0 @@
-"""Fault tolerance and observation of jobs: heartbeats, checkpoints and merged timelines."""
