@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from .agreement import agreed
     from .checkpoint import load_latest, save
     from .merged_trace import merged
-    from .tensor.split import tensor_parallel
+    from .tensor_split import tensor_parallel
 
 _HOME = {
     "agreed": "agreement",
     "load_latest": "checkpoint",
     "merged": "merged_trace",
     "save": "checkpoint",
-    "tensor_parallel": "tensor.split",
+    "tensor_parallel": "tensor_split",
 }
 
 __all__ = ["agreed", "load_latest", "merged", "save", "tensor_parallel"]

@@ -9,24 +9,20 @@ the tasks in between need not be known by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from ..ir.graph import SUMMED, Cut, Graph, Task, Value
+from ..ir.graph import SUMMED, Cut, Graph, Task
 from .divide import depending
 
 LINEAR = "aten.linear.default"
 EMBEDDING = "aten.embedding.default"
-CONVOLUTIONS = ("aten.conv1d.", "aten.conv2d.", "aten.conv3d.")
-_GROUP_NORM = "aten.group_norm."
-_BY_CHANNEL = (*CONVOLUTIONS, _GROUP_NORM, "aten._native_batch_norm_legit", "aten.batch_norm.")
-"""Tasks whose weights and statistics have, along axis 0, the channels of their input or groups of them."""
 _DROPOUTS = ("aten.native_dropout.", "aten.dropout.", "aten.alpha_dropout.")
 """Random operators that treat elements independently."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Tasks by name: linears and convolutions split by columns, those split by rows, and tasks in between.
+    """Tasks by name: linears split by columns, those split by rows, and tasks in between.
 
     embeddings: lookups in a table split by rows.
     cuts: the cut of each task; that of a row leaves out the bias.
@@ -49,13 +45,12 @@ class Stretch:
 
 
 def stretches(
-    graph: Graph, parts: int, learned: Collection[str], *, channels: bool = False, masks: Collection[str] = ()
+    graph: Graph, parts: int, learned: Collection[str], *, masks: Collection[str] = ()
 ) -> list[Stretch]:
     """Return disjoint stretches that can be split into `parts` equal parts and, as refusals, why other products
     cannot.
 
     learned: states that need gradients.
-    channels: convolutions are products too; grouped ones and batch and group norms are split by channels.
     masks: whole values that may be split as their readers require.
 
     If a product begins no pair, a stretch of one column, whose parts are joined, follows the refusal. Each
@@ -76,28 +71,12 @@ def stretches(
     ):
         enter(_vocabulary(graph, table, parts))
     for task in graph.tasks:
-        if not _is_product(graph, task, channels) or task.name in taken:
+        if not _has_weight(graph, task) or task.name in taken:
             continue
-        growth = _Growth(graph, parts, tainted, taken, channels, masks)
+        growth = _Growth(graph, parts, tainted, taken, masks)
         if not enter(growth.grown(task)):
             enter(_alone(graph, task, parts))
     return found
-
-
-def narrowed(graph: Graph, stretch: Stretch, parts: int) -> Graph:
-    """Return the graph of one of `parts` processes, to read its sizes and FLOPs: values of the stretch in a
-    part's size, tasks with their share of FLOPs. Its arguments are the whole's, so it cannot run."""
-
-    def part(value: Value) -> Value:
-        axis = stretch.axes.get(value.name)
-        if axis is None:
-            return value
-        shape = (*value.shape[:axis], value.shape[axis] // parts, *value.shape[axis + 1 :])
-        return replace(value, shape=shape, bytes=value.bytes // parts)
-
-    cut = set(stretch.tasks)
-    tasks = (replace(task, flops=task.flops // parts) if task.name in cut else task for task in graph.tasks)
-    return replace(graph, values=tuple(map(part, graph.values)), tasks=tuple(tasks))
 
 
 class _Refused(Exception):
@@ -112,7 +91,6 @@ class _Growth:
     parts: int
     tainted: Collection[str]
     taken: Collection[str]
-    channels: bool
     masks: Collection[str]
     axis: dict[str, int] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
@@ -127,7 +105,7 @@ class _Growth:
             self.column(first)
             while self.todo:
                 name = self.todo.pop()
-                if name in self.graph.results and not self.written_back(name):
+                if name in self.graph.results:
                     raise _Refused(f"the caller gets its output ({name!r})")
                 for reader in self.graph.readers[name]:
                     self.read(self.graph.task[reader], name)
@@ -137,12 +115,6 @@ class _Growth:
         return Stretch(
             tuple(self.columns), tuple(self.rows), tuple(self.inner), cuts=self.cuts, axes=self.axis
         )
-
-    def written_back(self, name: str) -> bool:
-        """Return True if a value is only the new value of a state split like it (running statistics)."""
-        targets = [target for made, target in self.graph.updates if made == name]
-        parted = all(self.axis.get(target) == self.axis[name] for target in targets)
-        return parted and name not in self.graph.outputs
 
     def column(self, task: Task) -> None:
         """Split a product by its outputs."""
@@ -157,7 +129,7 @@ class _Growth:
 
     def row(self, task: Task, given: str) -> None:
         """Split a product by its inputs."""
-        if self.axis[given] != _features(self.graph, task, given):
+        if self.axis[given] != _last(self.graph, given):
             raise _Refused(f"{task.where} reads what would be cut along another axis than its features")
         if task.name not in self.rows:
             self.own(task)
@@ -190,7 +162,7 @@ class _Growth:
         """Handle a reader of a split value: it is a row, or passes the parts on."""
         if task.name in self.inner:
             return
-        if _is_product(self.graph, task, self.channels) and task.inputs[0] == given:
+        if _has_weight(self.graph, task) and task.inputs[0] == given:
             self.row(task, given)
         elif task.random and task.target.startswith(_DROPOUTS):
             axis = self.axis[given]
@@ -206,19 +178,12 @@ class _Growth:
 
     def cut(self, task: Task, fits: Callable[[Cut], bool]) -> Cut:
         """Return the first cut of a task that `fits` and agrees with the split values."""
-        groups = _groups(self.graph, task) if self.channels else 1
-        by_groups = Cut((1, *(0 for _ in task.inputs[1:])), (1,))
-        for cut in (*task.cuts, *([by_groups] if groups > 1 and groups % self.parts == 0 else [])):
+        for cut in task.cuts:
             pairs = zip(task.inputs, cut.inputs)
             agree = all(name not in self.axis or self.axis[name] == axis for name, axis in pairs)
             if fits(cut) and agree and all(axis is not None and axis >= 0 for axis in cut.outputs):
                 return cut
-        why = (
-            f": its groups are {groups}, no multiple of {self.parts}"
-            if groups % self.parts and groups > 1
-            else ""
-        )
-        raise _Refused(f"{task.where} does not let parts of the features through{why}")
+        raise _Refused(f"{task.where} does not let parts of the features through")
 
     def enter(self, task: Task, cut: Cut) -> None:
         """Split a task between columns and rows; its other inputs must be split or equal on all ranks."""
@@ -227,7 +192,7 @@ class _Growth:
         self.inner[task.name], self.cuts[task.name] = None, cut
         for name, axis in zip(task.inputs, cut.inputs):
             if axis is not None:
-                self.want(name, axis, task)
+                self.want(name, axis)
             elif name in self.tainted:
                 raise _Refused(
                     f"{task.where} reads all of {name!r}, which is learned, so that each rank would have but a part of "
@@ -237,7 +202,7 @@ class _Growth:
             assert made is not None
             self.hold(name, made, task)
 
-    def want(self, name: str, axis: int, reader: Task) -> None:
+    def want(self, name: str, axis: int) -> None:
         """Split another input of a task that was reached through one of its inputs."""
         if self.axis.get(name) == axis:
             return
@@ -245,18 +210,13 @@ class _Growth:
             self.axis[name] = axis
             return
         producer = self.graph.producer.get(name)
-        if self.channels and by_channel(reader) and self.graph.value[name].kind == "state":
-            if self.graph.readers[name] != (reader.name,):
-                raise _Refused(f"{name!r} of {reader.where} is read by other tasks too")
-            self.axis[name] = axis
-            return
         if producer is None:
             raise _Refused(f"{name!r}, which no product makes, would have to be cut as well")
         task = self.graph.task[producer]
         if task.target == EMBEDDING:
             raise _Refused(f"{task.where} makes what would have to be cut as well")
-        if _is_product(self.graph, task, self.channels):
-            if axis != _features(self.graph, task, name):
+        if _has_weight(self.graph, task):
+            if axis != _last(self.graph, name):
                 raise _Refused(f"{task.where} would be cut along another axis than its features")
             self.column(task)
         elif task.name in self.inner or task.random:
@@ -280,35 +240,9 @@ class _Growth:
                 raise _Refused(f"{task.where} needs its input whole")
 
 
-def by_channel(task: Task) -> bool:
-    """Return True for a task, other than a product, that may be split by channels together with its weights."""
-    return task.target.startswith(_BY_CHANNEL)
-
-
-def _is_product(graph: Graph, task: Task, channels: bool) -> bool:
-    """Return True for a linear, or with `channels` an ungrouped batched convolution, whose weight is
-    state."""
-    if not channels or not task.target.startswith(CONVOLUTIONS):
-        return _has_weight(graph, task)
-    given = [graph.value[name] for name in task.inputs]
-    states = len(given) > 1 and all(value.kind == "state" for value in given[1:])
-    return states and len(given[0].shape) == len(given[1].shape) and _groups(graph, task) == 1
-
-
-def _groups(graph: Graph, task: Task) -> int:
-    """Return the groups of channels of a convolution or group norm; 1 for other tasks."""
-    if task.target.startswith(_GROUP_NORM) and isinstance(task.args[1], int):
-        return task.args[1]
-    shapes = [graph.value[name].shape for name in task.inputs[:2]]
-    batched = task.target.startswith(CONVOLUTIONS) and [len(shape) for shape in shapes[1:]] == [
-        len(shapes[0])
-    ]
-    return shapes[0][1] // max(1, shapes[1][1]) if batched else 1
-
-
-def _features(graph: Graph, task: Task, name: str) -> int:
-    """Return the axis of the features in a product's input or output."""
-    return 1 if task.target.startswith(CONVOLUTIONS) else len(graph.value[name].shape) - 1
+def _last(graph: Graph, name: str) -> int:
+    """Return the last axis of a value: the features of a linear's input or output."""
+    return len(graph.value[name].shape) - 1
 
 
 def _has_weight(graph: Graph, task: Task) -> bool:
@@ -325,7 +259,7 @@ def _looks_up(graph: Graph, task: Task) -> bool:
 
 def _by_columns(graph: Graph, task: Task) -> Cut:
     """Return the cut of a product by its outputs, which cuts its weight and bias along axis 0."""
-    return Cut((None, *(0 for _ in task.inputs[1:])), (_features(graph, task, task.outputs[0]),))
+    return Cut((None, *(0 for _ in task.inputs[1:])), (_last(graph, task.outputs[0]),))
 
 
 def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
@@ -336,7 +270,7 @@ def _alone(graph: Graph, task: Task, parts: int) -> Stretch:
         return Stretch((task.name,), refusal=f"its weight is read by {graph.task[shared[0]].where} too")
     if rows % parts:
         return Stretch((task.name,), refusal=f"its {rows} outputs are no multiple of {parts}")
-    axes = {task.outputs[0]: _features(graph, task, task.outputs[0]), **dict.fromkeys(task.inputs[1:], 0)}
+    axes = {task.outputs[0]: _last(graph, task.outputs[0]), **dict.fromkeys(task.inputs[1:], 0)}
     return Stretch((task.name,), cuts={task.name: _by_columns(graph, task)}, axes=axes)
 
 
@@ -353,5 +287,5 @@ def _vocabulary(graph: Graph, table: str, parts: int) -> Stretch:
         refusal = f"its {rows} rows are no multiple of {parts}; pad the vocabulary"
     cuts = dict.fromkeys(lookups, Cut((0, None), (SUMMED,)))
     cuts |= {task.name: _by_columns(graph, task) for task in heads}
-    axes = {table: 0, **{task.outputs[0]: _features(graph, task, task.outputs[0]) for task in heads}}
+    axes = {table: 0, **{task.outputs[0]: _last(graph, task.outputs[0]) for task in heads}}
     return Stretch(tuple(task.name for task in heads), (), (), lookups, cuts, axes, refusal)

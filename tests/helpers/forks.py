@@ -114,7 +114,7 @@ def _warm() -> None:
     import autopar
     import autopar.distributed.checkpoint
     import autopar.distributed.distribute
-    import autopar.distributed.tensor.split
+    import autopar.distributed.tensor_split
     from autopar.distributed.pipeline.units import units
 
     # Threads would not be there in a fork: those of operators, and one that watches progress bars of torch.fx.

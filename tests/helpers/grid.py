@@ -11,11 +11,13 @@ MODELS = ("mlp", "cnn", "gpt")
 RANKS = (2, 4)
 
 
-def grid(arrangement: str, case: Callable[[str, int], tuple[Any, ...]]) -> list[Any]:
+def grid(
+    arrangement: str, case: Callable[[str, int], tuple[Any, ...]], models: Sequence[str] = MODELS
+) -> list[Any]:
     """The parameters `case(model, ranks)` of each cell of one arrangement, marked `grid`."""
     return [
         pytest.param(*case(model, count), marks=pytest.mark.grid, id=f"{arrangement}-{model}-{count}")
-        for model in MODELS
+        for model in models
         for count in RANKS
     ]
 

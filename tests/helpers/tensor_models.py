@@ -6,17 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.ir.device import Device, Link
-from autopar.ir.machine import Machine
-
-FREE = Link("rank", "rank", 0.0, 1e15, None)
-SLOW = Link("rank", "rank", 100.0, 1e6, None)
-BY_FLOPS = Machine(
-    (Device("cpu", "cpu", launch_s=0.0, dispatch_s=0.0, flops=(("float32", 1e6),), bytes_per_s=1e12),),
-    absent=True,
-)
-"""Nothing takes time here but products, so that a split always pays over a link that is free."""
-
 
 def mlp(width: int = 16, dropout: float = 0.0) -> nn.Sequential:
     """Two linears and what lies between."""
@@ -86,34 +75,6 @@ class GPT(nn.Module):
         return self.head(self.ln(x))
 
 
-class CNN(nn.Module):
-    """Blocks with skips: batch norm, a depthwise convolution and a group norm within; then flattened channels.
-
-    What skips is in parts too where `width` can be shared, else the middle of each block alone.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(width, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-                nn.Conv2d(8, 8, 3, padding="same", groups=8), nn.GroupNorm(4, 8), nn.GELU(), nn.Conv2d(8, width, 1),
-            )
-            for _ in range(2)
-        )  # fmt: skip
-        self.pool, self.head = (
-            nn.MaxPool2d(2),
-            nn.Sequential(nn.Linear(width * 4, 8), nn.ReLU(), nn.Linear(8, 8)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = F.relu(x + block(x))
-        return self.head(self.pool(x).flatten(1))
-
-
 class Averaged(nn.Module):
     """Code that reads how many features there are: a part of them has another number."""
 
@@ -128,17 +89,6 @@ class Averaged(nn.Module):
         y = y / y.shape[-1]
         # DTensor refuses plain tensors beside it.
         return self.down(y * self.scale if self.mixed else y)
-
-
-class SharedDropout(nn.Module):
-    """One dropout module within a pair and after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down, self.drop = nn.Linear(8, 16), nn.Linear(16, 8), nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.down(self.drop(self.up(x))))
 
 
 class Functional(nn.Module):

@@ -21,7 +21,7 @@ from ...ir.timeline import Span, Timeline
 from ...planner.pipelines.simulation import grid_of, predicted, waits
 from ...system.text import seconds, size, table
 from ...training.messages import subgroup
-from ..tensor.shards import local
+from ..tensor_split import local
 from .entry import INPUT, torch_stages
 from .reduction import sums
 from .stages import rows_as, staged

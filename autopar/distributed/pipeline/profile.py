@@ -22,7 +22,7 @@ from ...engine.api import plan
 from ...errors import AutoparError
 from ...ir.hosts import compute_devices
 from ...ir.machine import Machine
-from ..tensor.shards import restored
+from ..tensor_split import restored
 from .stages import StageModule, located
 from .units import Units, writes
 

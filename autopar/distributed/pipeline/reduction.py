@@ -16,7 +16,7 @@ from torch import nn
 from ...ir.distribution import BUCKET_BYTES, FIRST_BUCKET_BYTES, Distribution
 from ...training.messages import Group, subgroup
 from ...transform.buckets import filled
-from ..tensor.shards import local
+from ..tensor_split import local
 from .stages import Staged
 
 

@@ -252,12 +252,6 @@ def all_reduce_s(count: int, nbytes: float, latency_s: float, bytes_per_s: float
     return 2 * (count - 1).bit_length() * latency_s + 2 * (count - 1) / count * nbytes / bytes_per_s
 
 
-def all_gather_s(count: int, nbytes: float, latency_s: float, bytes_per_s: float) -> float:
-    """Return the seconds of a ring all-gather after which each of `count` processes has all `nbytes`, an equal share
-    of them from each."""
-    return (count - 1) * (latency_s + nbytes / count / bytes_per_s)
-
-
 def grids(hosts: Hosts, members: Sequence[Process], replicas: int, positions: int) -> list[Grid]:
     """Return the two common layouts of the first `replicas × positions` processes: each replica on
     neighbours, and each position on neighbours; only one if they are equal."""
