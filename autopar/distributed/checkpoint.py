@@ -39,8 +39,8 @@ def save(
     Ranks may hold the same or different parameters, by module path. If several ranks hold a name, the lowest saves
     it. The state of torch's random generators is saved for each rank.
 
-    Returns the directory of the checkpoint once it is complete on every rank. Raises RunError on every rank if one
-    rank cannot write, and for a step that is not after the last checkpoint.
+    Returns the directory of the checkpoint once it is complete. Raises on every rank: RunError if one rank cannot
+    write, and for a step that is not after the last checkpoint; OSError if rank 0 cannot make or remove directories.
     """
     root, step = Path(path), state.get("step")
     if not isinstance(step, int) or step < 0:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,62 @@ def test_a_run_goes_on_as_if_nothing_had_been(tmp_path):
     assert state["seen"] == [1, (2, "a")] and state["table"][1].tolist() == [1, 1]
     assert begun + [again.step(number) for number in range(3, 6)] == expected
     assert again.optimizer.param_groups[0]["betas"] == (0.8, 0.95)
+
+
+class Partly(nn.Module):
+    """A model with tied weights, a frozen and an unused layer, and a count that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.tied, self.frozen, self.unused = (nn.Linear(4, 4) for _ in range(4))
+        self.tied.weight, self.calls = self.first.weight, 0
+        self.frozen.requires_grad_(False)
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.tied(self.frozen(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        lambda model: [torch.optim.AdamW(model.parameters(), fused=True)],
+        lambda model: [torch.optim.SGD(model.parameters(), lr=0.1)],
+        lambda model: [torch.optim.LBFGS(model.parameters(), max_iter=2)],
+        lambda model: [
+            torch.optim.Adam(model.first.parameters()),
+            torch.optim.SGD(model.tied.parameters(), lr=0.1, momentum=0.9),
+        ],
+    ],
+    ids=["partly", "stateless", "nested", "two"],
+)
+def test_each_kind_of_optimizer_goes_on(tmp_path, optimizers):
+    def started(seed: int) -> dict:
+        torch.manual_seed(seed)
+        model = Partly()
+        return {"model": model, **{str(at): each for at, each in enumerate(optimizers(model))}}
+
+    def steps(model: Partly, *each: torch.optim.Optimizer) -> list[float]:
+        def closure(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.linspace(-1, 1, 20).view(5, 4)).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return [float(optimizer.step(partial(closure, optimizer))) for _ in range(3) for optimizer in each]
+
+    first, again = started(0), started(7)
+    steps(*first.values())
+    save(tmp_path, {**first, "step": 3})
+    assert load_latest(tmp_path, again) == 3
+    assert again["model"].calls == first["model"].calls > 0
+    assert steps(*again.values()) == steps(*first.values())
 
 
 def test_nothing_is_loaded_where_nothing_is(tmp_path):
