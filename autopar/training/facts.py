@@ -14,6 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_MODULE = vars(nn.Module()).keys() - {"training"}
+"""Attributes that every module has."""
 
 
 def optimizer_facts(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, str]:
@@ -53,7 +55,8 @@ def step_facts(
         "the scaler": repr(scaler and scaler.state_dict()),
     }
     for path, module in function.named_modules() if isinstance(function, nn.Module) else ():
-        plain = (f"{key}={_text(value)}" for key, value in vars(module).items() if isinstance(value, _PLAIN))
+        settings = {key: value for key, value in vars(module).items() if key not in _MODULE}
+        plain = (f"{key}={_text(value)}" for key, value in settings.items() if isinstance(value, _PLAIN))
         facts[f"the criterion{path and f' at {path}'}"] = f"{_named(module)}({', '.join(plain)})"
     while isinstance(function, functools.partial):
         for key, value in (*enumerate(function.args), *function.keywords.items()):
