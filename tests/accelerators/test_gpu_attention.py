@@ -98,7 +98,8 @@ def test_a_training_step_draws_as_the_loop_does() -> None:
     plain = nn.Sequential(Attention(), Attention(masked=True)).to(FIRST).train()
     model = copy.deepcopy(plain)
     ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, plain))
-    step = autopar.train_step(model, error, ours, rig.machine(1))
+    # An attention that a plan moves draws on the CPU, with the CPU's generator.
+    step = autopar.train_step(model, error, ours, rig.machine(1), policy=f"single {FIRST}", split=None)
     for seed in range(4):
         x, y = torch.randn(4, 16, 32, device=FIRST), torch.randn(4, 16, 32, device=FIRST)
         torch.manual_seed(seed)

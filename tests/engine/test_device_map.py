@@ -135,7 +135,7 @@ def test_a_task_rewritten_as_several_keeps_its_pin(split):
         if task.module and task.phase == "forward" and not (task.home or joins):
             apart.add(task.target)
             wanted = "emulated:0" if task.module.startswith("blocks.1") else "emulated:1"
-            able = costed.able[costed.number[plan.costed.cluster_of[task.name]]]
+            able = costed.allowed[costed.number[plan.costed.cluster_of[task.name]]]
             assert [costed.devices[d] for d in able] == [wanted], task.where
     assert split == "features" or "aten.ones.default" in apart, (
         "the mask of a dropout is made of several tasks"
