@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import re
@@ -31,7 +32,7 @@ try:
     from torch._dynamo import eval_frame as _eval_frame
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     from torch._dynamo.guards import GuardBuilder, GuardManagerType, install_guard
-    from torch._dynamo.source import AttrSource, TypeSource
+    from torch._dynamo.source import AttrSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
     from torch._dynamo.utils import counters, graph_break_reasons
@@ -174,6 +175,12 @@ def effects() -> list[Store] | None:
     return None if found.tensor_hooks else stores
 
 
+_LACKS: Callable[..., None] = getattr(GuardBuilder, "DICT_NOT_CONTAINS", None) or functools.partial(
+    GuardBuilder.DICT_CONTAINS, invert=True
+)
+"""Guard on the absence of a key; the name depends on the version of torch."""
+
+
 def guard_methods() -> None:
     """Let Dynamo guard the methods that the call under capture in this thread has run, as their classes hold them.
 
@@ -191,12 +198,19 @@ def guard_methods() -> None:
         if kind in kinds:
             continue
         kinds.add(kind)
-        held = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+        at = TypeSource(item.source)
+        # A trace in another thread replaces methods of nn.Module while it lasts.
+        bases = [base for base in kind.__mro__ if base is not nn.Module]
+        held = {name: value for base in reversed(bases) for name, value in vars(base).items()}
         for name, value in held.items():
             if isinstance(value, FunctionType) and (value.__code__ in run or name == "__call__"):
-                at = AttrSource(TypeSource(item.source), name)
+                function = AttrSource(at, name)
                 # A function that is replaced, and one whose code is, as by autoreload in notebooks.
-                install_guard(*map(at.make_guard, (GuardBuilder.ID_MATCH, GuardBuilder.CLOSURE_MATCH)))
+                install_guard(*map(function.make_guard, (GuardBuilder.ID_MATCH, GuardBuilder.CLOSURE_MATCH)))
+        if issubclass(kind, nn.Module) and "__call__" not in held:
+            for place in range(kind.__mro__.index(nn.Module)):
+                names = TypeDictSource(GetItemSource(TypeMROSource(at), place))
+                install_guard(names.make_guard(functools.partial(_LACKS, key="__call__")))
 
 
 def outermost() -> bool:
