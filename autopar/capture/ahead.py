@@ -115,10 +115,10 @@ class _OnMeta(TorchFunctionMode):
         if not tensor.dim() or tensor.shape[0] != self.rows:
             return torch.empty_like(tensor, dtype=dtype, device="meta")
         order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-        made = torch.empty_permuted((self.many, *tensor.shape[1:]), order, dtype=dtype, device="meta")
+        opened = torch.empty_permuted((self.many, *tensor.shape[1:]), order, dtype=dtype, device="meta")
         if self.many != self.rows:
-            open_first_axis(made)
-        return made
+            open_first_axis(opened)
+        return opened
 
 
 def _name(model: Callable[..., Any]) -> str:
@@ -133,17 +133,17 @@ def _region(
     root = model if isinstance(model, nn.Module) else None
 
     def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., NoReturn]:
-        made: Region | Exception
+        region: Region | Exception
         try:
             if rewrite is not None:
                 rewrite(module)
-            made = Region(module, examples, root, positional(model))
+            region = Region(module, examples, root, positional(model))
         except Exception as error:
             # Dynamo would wrap an error raised here.
-            made = error
+            region = error
 
         def stop(*args: Any) -> NoReturn:
-            raise _Stopped(made, args)
+            raise _Stopped(region, args)
 
         return stop
 
@@ -152,7 +152,7 @@ def _region(
         with numbers_on_meta() if _meta(root, args, kwargs) else nullcontext():
             call(*args, **kwargs)
     except _Stopped as stopped:
-        made, given = stopped.args
+        region, given = stopped.args
     except TorchDynamoException as error:
         raise no_graph(
             name, error, "use autopar.compile, which runs what lies between graphs as written"
@@ -162,10 +162,10 @@ def _region(
             f"{name}: there is nothing to plan: torch.compile found no operation on tensors in this call, or is "
             "switched off"
         )
-    if isinstance(made, Exception):
-        text = explain(name, made)
-        raise CaptureError(text if text.startswith(name) else f"{name}: {text}") from made
-    return made, given
+    if isinstance(region, Exception):
+        text = explain(name, region)
+        raise CaptureError(text if text.startswith(name) else f"{name}: {text}") from region
+    return region, given
 
 
 def _meta(root: nn.Module | None, args: Any, kwargs: Any) -> bool:

@@ -201,13 +201,13 @@ def guard_methods() -> None:
         at = TypeSource(item.source)
         # A trace in another thread replaces methods of nn.Module while it lasts.
         bases = [base for base in kind.__mro__ if base is not nn.Module]
-        held = {name: value for base in reversed(bases) for name, value in vars(base).items()}
-        for name, value in held.items():
+        members = {name: value for base in reversed(bases) for name, value in vars(base).items()}
+        for name, value in members.items():
             if isinstance(value, FunctionType) and (value.__code__ in run or name == "__call__"):
                 function = AttrSource(at, name)
                 # A function that is replaced, and one whose code is, as by autoreload in notebooks.
                 install_guard(*map(function.make_guard, (GuardBuilder.ID_MATCH, GuardBuilder.CLOSURE_MATCH)))
-        if issubclass(kind, nn.Module) and "__call__" not in held:
+        if issubclass(kind, nn.Module) and "__call__" not in members:
             for place in range(kind.__mro__.index(nn.Module)):
                 names = TypeDictSource(GetItemSource(TypeMROSource(at), place))
                 install_guard(names.make_guard(functools.partial(_LACKS, key="__call__")))

@@ -19,8 +19,8 @@ from .torch_private import PRIVATE_STATE, InferenceGuard, leave_transforms, tran
 
 def _kinds() -> set[str]:
     """Return the types of devices for which a call may turn autocast on."""
-    found = torch.accelerator.current_accelerator()
-    return {"cpu", "cuda"} if found is None else {"cpu", "cuda", found.type}
+    accelerator = torch.accelerator.current_accelerator()
+    return {"cpu", "cuda"} if accelerator is None else {"cpu", "cuda", accelerator.type}
 
 
 def _autocast() -> list[tuple[str, bool, torch.dtype]]:
@@ -84,8 +84,8 @@ def _leave_inference_mode(error: BaseException) -> None:
     The frames of the error hold their guards, which would else restore what they found whenever the error is released.
     """
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
-        owner, held = frame.f_locals.get("self"), [*frame.f_locals.values()]
+        owner, items = frame.f_locals.get("self"), [*frame.f_locals.values()]
         if isinstance(owner, fx.Interpreter):
-            held += owner.env.values()
-        for guard in reversed([item for item in held if isinstance(item, InferenceGuard)]):
+            items += owner.env.values()
+        for guard in reversed([item for item in items if isinstance(item, InferenceGuard)]):
             guard.__exit__(None, None, None)

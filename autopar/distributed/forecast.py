@@ -87,11 +87,11 @@ def captured(
 
 
 def _flops(graph: Graph, repeats: Mapping[str, int]) -> Counter[str]:
-    found = Counter[str]()
+    flops_of = Counter[str]()
     for task in graph.tasks:
         path = next((path for path in repeats if f"{task.module}.".startswith(f"{path}.1.")), "")
-        found[main_dtype(graph, task)] += task.flops * (repeats[path] - 2 if path else 1)
-    return found
+        flops_of[main_dtype(graph, task)] += task.flops * (repeats[path] - 2 if path else 1)
+    return flops_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +220,10 @@ def _priced(model: _Model, hosts: Hosts, group: int) -> tuple[Callable[[int], Ch
             each = (device_seconds(graph, task, device) for device in devices)
             return tuple(RowCost(launch_s, busy_s / rows) for launch_s, busy_s in each)
 
-        found = chain_of(graph, [*first], price, rows, model.repeats)
+        whole = chain_of(graph, [*first], price, rows, model.repeats)
         if group == 1:
-            return found
-        return tensor_parallel(found, group, inside(hosts.host[members[0].host], *members[0].devices[:2]))
+            return whole
+        return tensor_parallel(whole, group, inside(hosts.host[members[0].host], *members[0].devices[:2]))
 
     return chain, members
 

@@ -25,7 +25,7 @@ def spread(
 
     start: inputs and state by name. begin: puts random generators in the state of the call.
     """
-    found, exact, draw = dict.fromkeys(names, 0.0), dict[str, Any](), torch.Generator().manual_seed(0)
+    changes, exact, draw = dict.fromkeys(names, 0.0), dict[str, Any](), torch.Generator().manual_seed(0)
     for count in range(1 + DRAWS):
         begin()
         values: dict[str, Any] = {name: apart(tensor) for name, tensor in start.items()}
@@ -34,9 +34,9 @@ def spread(
             if count and not task.random:
                 wide = _in_double(captured, task, values)
                 values |= {name: _perturbed(values[name], wide.get(name), draw) for name in task.outputs}
-        exact = exact or {name: values[name] for name in found}
-        found = {name: max(moved, distance(values[name], exact[name])) for name, moved in found.items()}
-    return found
+        exact = exact or {name: values[name] for name in changes}
+        changes = {name: max(moved, distance(values[name], exact[name])) for name, moved in changes.items()}
+    return changes
 
 
 def _in_double(captured: Captured, task: Task, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,15 +24,15 @@ def single(instance: Instance, device: int) -> list[Schedule]:
     Clusters that cannot run there go where they end first (none if `is_single`).
     """
     policy = f"single {instance.devices[device]}"
-    found = []
+    schedules = []
     allowed = [
         (device,) if device in instance.allowed[r] else instance.allowed[r] for r in range(instance.clusters)
     ]
     if is_single(instance, device):
-        found.append(Schedule(policy, {instance.lane_names[device][0]: instance.names}))
-    if not found or len(instance.lane_names[device]) > 1:
-        found.append(list_schedule(instance, policy, urgent_first(instance), allowed=allowed))
-    return found
+        schedules.append(Schedule(policy, {instance.lane_names[device][0]: instance.names}))
+    if not schedules or len(instance.lane_names[device]) > 1:
+        schedules.append(list_schedule(instance, policy, urgent_first(instance), allowed=allowed))
+    return schedules
 
 
 def is_single(instance: Instance, device: int) -> bool:
@@ -61,15 +61,15 @@ def seconds_moved(graph: Graph, machine: Machine, price: Price) -> tuple[tuple[s
         graph, tasks=tuple(replace(task, home=False) if task.home else task for task in graph.tasks)
     )
     known: dict[tuple[Device, tuple[Link, ...], bool], float | None] = {}
-    found = []
+    spans = []
     for device in machine.devices:
         links = (link for link in machine.links if machine.host in (link.src, link.dst))
         own = (_blank(link, device.name) for link in links if device.name in (link.src, link.dst))
         key = replace(device, name=""), tuple(own), device.name == machine.host
         if key not in known:
             known[key] = _alone(price(free, device.name), device.name)
-        found.append((device.name, known[key]))
-    return tuple(found)
+        spans.append((device.name, known[key]))
+    return tuple(spans)
 
 
 def _blank(link: Link, device: str) -> Link:
