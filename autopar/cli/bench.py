@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..bench import machine
 from ..errors import AutoparError
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     for path in (chosen.json, chosen.plot):
         require_writable(path)
     if chosen.suite == "gpu":
-        return _gpu(chosen)
+        only = [f"--only={name}" for name in chosen.only]
+        return int(_suite("gpu").main([*only, *_words(chosen, ("rounds", "json"))]))
     from ..costs.detect import asked
 
     asked(names(chosen.devices))
@@ -89,23 +90,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _gpu(chosen: argparse.Namespace) -> int:
-    """Run the benchmarks of docs/benchmarks.md that need a GPU, from the suites of this clone."""
+def _suite(name: str) -> Any:
+    """Return the module of a suite, from tests/benchmarks of this clone."""
     clone = Path(__file__).resolve().parents[2]
-    if not (clone / "tests" / "benchmarks" / "timed").is_dir():
+    path = clone / "tests" / "benchmarks" / "timed" / f"{name}.py"
+    if not path.is_file():
         raise AutoparError(
-            f"the gpu suite is tests/benchmarks/timed of a clone of the repository, and {clone} is none; run it there"
+            f"the suite needs {path}, which only a clone of the repository has; run the command there"
         )
     sys.path.insert(0, str(clone))
-    suite = importlib.import_module("tests.benchmarks.timed.gpu")
-    only = [f"--only={name}" for name in chosen.only]
-    return int(suite.main([*only, *_words(chosen, ("rounds", "json"))]))
+    return importlib.import_module(f"tests.benchmarks.timed.{name}")
 
 
 def _contests(chosen: argparse.Namespace) -> int:
     """Print and write the rows of the model's batches or of the suite; if one fails, the rows so far."""
     from ..bench import contest as results
-    from ..bench import stacks
 
     if chosen.plot:
         results.suffix(chosen.plot)
@@ -113,7 +112,7 @@ def _contests(chosen: argparse.Namespace) -> int:
     skipped: dict[str, str] = {}
     try:
         for name, found, reason in (
-            _batches(chosen) if chosen.factory else stacks.run(chosen.only, _words(chosen, _PASSED))
+            _batches(chosen) if chosen.factory else _suite("stacks").run(chosen.only, _words(chosen, _PASSED))
         ):
             for row in found:
                 print(f"\n{row}", flush=True)

@@ -47,8 +47,7 @@ _fresh: set[tuple[Path, str]] = set()
 BUDGET_S = 0.3
 """Seconds in which the operations of `scales` are measured on a new CPU."""
 CALL_SCALE = (2e-5, 1.3)
-"""Launch in seconds and factor of calls if none was recorded: the median of the models of
-`tests/benchmarks/timed/zoo.py`."""
+"""Launch in seconds and factor of calls if none was recorded: the median of thirty ordinary models."""
 NOTICEABLE = 0.001
 """Share of the makespan below which clusters and copies do not affect the slow-down."""
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from autopar.__main__ import main
-from autopar.bench import stacks
 from autopar.costs import blocks
 from autopar.pipeline import compare
+from tests.benchmarks.timed import stacks
 
 MODEL = """
 import torch
@@ -41,19 +41,8 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_model_is_timed_shown_drawn_and_written(folder, capsys):
-    call = [
-        "bench",
-        "mine:make",
-        "--batch",
-        "2",
-        "--batch",
-        "4",
-        "--rivals",
-        "autopar,eager-1",
-        "--rounds",
-        "2",
-    ]
-    assert main([*call, "--json", "found.json", "--plot", "found.svg"]) == 0
+    call = "bench mine:make --batch 2 --batch 4 --rivals autopar,eager-1 --rounds 2 --json found.json"
+    assert main([*call.split(), "--plot", "found.svg"]) == 0
     shown = capsys.readouterr().out
     for words in ("make, batch 2", "make, batch 4", "÷ eager", "quartiles", "geometric mean", "torch 2."):
         assert words in shown
@@ -76,10 +65,8 @@ def test_a_model_is_timed_shown_drawn_and_written(folder, capsys):
 
 
 def test_a_training_step_is_timed(folder, capsys):
-    assert (
-        main(["bench", "mine:fixed", "--train", "--rivals", "autopar", "--rounds", "1", "--json", "a.json"])
-        == 0
-    )
+    call = "bench mine:fixed --train --rivals autopar --rounds 1 --json a.json"
+    assert main(call.split()) == 0
     assert "fixed, training" in capsys.readouterr().out
     (row,) = json.loads((folder / "a.json").read_text())["rows"]
     assert row["train"] and [one["name"] for one in row["outcomes"]] == ["eager", "autopar"]

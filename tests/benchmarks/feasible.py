@@ -15,7 +15,7 @@ from autopar.planner import schedule
 from autopar.planner.formats import described
 from autopar.system.text import table
 
-from .judging import Asked, Data, Goal, verdict
+from .judging import Data, Goal, verdict
 from .replay import replay
 from .varied import lacks_links, varied
 from .verify import infeasibilities
@@ -38,9 +38,9 @@ BAD = {
 }
 
 
-def run(asked: Asked) -> Data:
+def run(seeds: int = 0) -> Data:
     """So many seeds; 20,000 is full size."""
-    seeds = asked.seeds or REDUCED
+    seeds = seeds or REDUCED
     kinds = dict.fromkeys(("planned", "nothing fits", "no way", *BAD), 0)
     bad: list[str] = []
     digests: dict[str, str] = {}

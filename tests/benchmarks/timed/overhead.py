@@ -1,12 +1,10 @@
-"""CPU time of the runtime itself: a call, an op of a 400-op chain of tiny tensors, and a hand-off between two lanes."""
+"""Seconds of the runtime itself: a call, an op of a 400-op chain of tiny tensors, and a hand-off between two lanes."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import queue
-import statistics
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,11 +23,9 @@ from autopar.lowering.lower import lower
 from autopar.planner import Schedule, place
 from autopar.runtime.executor import Executor
 
-from .timing import interleaved, report
+from .timing import report
 
 OPS = 400
-CALLS = 20
-"""Calls in a row, enough for a clock to tell."""
 HOPS = 200
 ROUNDS = 15
 
@@ -45,7 +41,7 @@ class Chain(nn.Module):
 
 
 def run(rounds: int = 0) -> dict[str, Any]:
-    """Print and return µs of CPU time per call, per op and per hand-off of each contestant, `rounds` (default 15) of
+    """Print and return µs per call, per op and per hand-off of each contestant, `rounds` (default 15) of
     each."""
     data: dict[str, Any] = {}
     for layers, grad in ((3, False), (60, False), (3, True)):
@@ -53,16 +49,15 @@ def run(rounds: int = 0) -> dict[str, Any]:
         print()
     data["chain"] = chain("cpu", rounds)
     print()
-    found = interleaved(
-        {"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()},
-        rounds or ROUNDS,
+    hops = {"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()}
+    data["hand_off"] = report(
+        hops, rounds or ROUNDS, base="autopar lanes", scale=1e6, unit="µs/hop", per=HOPS
     )
-    data["hand_off"] = report(found, base="autopar lanes", scale=1e6, unit="µs/hop", per=HOPS)
     return data
 
 
 def call(layers: int, grad: bool = False, rounds: int = 0) -> dict[str, Any]:
-    """Print and return µs of CPU time per call of an MLP, 8 wide, batch 2, as inference or so that it can be
+    """Print and return µs per call of an MLP, 8 wide, batch 2, as inference or so that it can be
     differentiated. Guards alone are those of `torch.compile` around the graph that it captured."""
     parts = [part for _ in range(layers) for part in (nn.Linear(8, 8), nn.ReLU())]
     model, x = nn.Sequential(*parts[:-1]).eval(), torch.randn(2, 8)
@@ -71,18 +66,12 @@ def call(layers: int, grad: bool = False, rounds: int = 0) -> dict[str, Any]:
     calls: dict[str, Callable[..., Any]] = {"eager": model, "guards alone": guarded, "autopar": fast}
     with torch.set_grad_enabled(grad):
         contestants = {name: partial(called, x) for name, called in calls.items()}
-        samples = interleaved(contestants, (rounds or ROUNDS) * 5, time.thread_time, CALLS)
-    print(f"{layers} layers{', to be differentiated' * grad}")
-    data = report(samples, base="eager", scale=1e6, unit="µs/call")
-    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"]))
-    print(
-        f"autopar over eager: {over * 1e6:+.1f} µs of CPU time per call (goals without grad: 15, 0 of 60 layers)"
-    )
-    return {**data, "over_eager_s": over}
+        print(f"{layers} layers{', to be differentiated' * grad}")
+        return report(contestants, rounds or ROUNDS, base="eager", scale=1e6, unit="µs/call")
 
 
 def chain(device: str, rounds: int = 0) -> dict[str, Any]:
-    """Print and return µs of CPU time per op of each contestant on one device."""
+    """Print and return µs per op of each contestant on one device."""
     model, x = Chain().eval(), torch.randn(8, device=device)
     traced = torch.fx.symbolic_trace(model)
     with torch.no_grad():
@@ -95,11 +84,7 @@ def chain(device: str, rounds: int = 0) -> dict[str, Any]:
             "autopar": partial(fast, x),
             "fx.Interpreter": partial(interpreter.run, x),
         }
-        samples = interleaved(contestants, rounds or ROUNDS, time.thread_time, CALLS)
-    data = report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS)
-    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / OPS
-    print(f"autopar over eager: {over * 1e6:+.3f} µs of CPU time per op (goal ≤ 0.3)")
-    return {**data, "over_eager_s": over}
+        return report(contestants, rounds or ROUNDS, base="eager", scale=1e6, unit="µs/op", per=OPS)
 
 
 def ping_pong() -> Callable[[], Any]:
