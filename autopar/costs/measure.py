@@ -272,12 +272,8 @@ def _blocks(call: Callable[[], Any], device: str) -> float:
     queue fills and the clock's own cost vanishes."""
     once = max(calibrate.best(call, device, 1), 1e-7)
     together = max(1, min(100, int(TOGETHER_S / once)))
-    start = time.perf_counter()
-    samples: list[float] = []
-    while len(samples) < BLOCKS and (len(samples) < 3 or time.perf_counter() - start < EACH_S):
-        begin = time.perf_counter()
-        for _ in range(together):
-            call()
-        calibrate.synchronize(device)
-        samples.append((time.perf_counter() - begin) / together)
-    return statistics.median(samples)
+    count = max(3, min(BLOCKS, int(EACH_S / (together * once))))
+    return (
+        statistics.median(calibrate.durations(lambda: [call() for _ in range(together)], device, count))
+        / together
+    )

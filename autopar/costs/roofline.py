@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 from ..ir.costed import CostedGraph, TaskCost
 from ..ir.device import Device
-from ..ir.graph import UPDATES, Argument, Const, Graph, Ref, Task
+from ..ir.graph import UPDATES, WORDS, Argument, Const, Graph, Ref, Task
 from ..ir.machine import Machine
-from ..ir.slices import WORDS
 from .clustering import fuse
 
 VIEW_S = 1e-6

@@ -17,7 +17,6 @@ import networkx
 
 from ..errors import PlanError
 from ..system.text import printable, table
-from .slices import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,9 @@ PART = "autopar.part"
 SUM = "autopar.sum"
 """Target of a task that adds tensors of one shape, left to right: args `((Ref, ...),)`."""
 
+WORDS = "autopar.embedding.words"
+"""Target of a lookup in the rows `first` to `first + count` of a table, zeros for other indices: args `(table,
+indices, first, count)`."""
 UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
 """Targets of tasks that update parameters: args are `(path, number of its group, parameter, gradient,
 coefficient, *state)` for each; outputs: the new parameter and its state, `Graph.flat` values if several."""
@@ -76,6 +78,25 @@ class Cut:
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     scale: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`length` rows of the state `of` along `axis`, starting at `start`."""
+
+    of: str
+    axis: int
+    start: int
+    length: int
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of this part of a tensor of shape `whole`; empty if there is no such part."""
+        if (
+            not 0 <= self.axis < len(whole)
+            or not 0 <= self.start <= self.start + self.length <= whole[self.axis]
+        ):
+            return ()
+        return (*whole[: self.axis], self.length, *whole[self.axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True)

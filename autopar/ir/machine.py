@@ -258,9 +258,5 @@ class Machine:
             (k.src, k.dst, f"{k.latency_s * 1e6:.1f} µs", size(k.bytes_per_s) + "/s", k.wire or "-")
             for k in self.links
         ]
-        label = f"{self.label}\n" if self.label else ""
-        return (
-            label
-            + table(rows, right=(2, 3, 4, 5))
-            + ("\n\n" + table(links, right=(2, 3)) if self.links else "")
-        )
+        parts = [f"{self.label}\n" if self.label else "", table(rows, right=(2, 3, 4, 5))]
+        return "".join([*parts, "\n\n" + table(links, right=(2, 3)) if self.links else ""])

@@ -206,40 +206,27 @@ class Plan:
     def timeline(self) -> Timeline:
         """Return the prediction as a timeline with its critical path."""
         hot, machine = self.critical.on_path, self.costed.machine
-        found = [
-            (span, number in hot) for number, step in enumerate(self.steps) for span in self._spans(step)
-        ]
-        found.sort(key=lambda pair: (pair[0].start, pair[0].lane))
-        spans = tuple(span for span, _ in found)
-        path = tuple(number for number, (_, critical) in enumerate(found) if critical)
+        pairs = [(self._span(step), number in hot) for number, step in enumerate(self.steps)]
+        pairs.sort(key=lambda pair: (pair[0].start, pair[0].lane))
+        spans = tuple(span for span, _ in pairs)
+        path = tuple(number for number, (_, critical) in enumerate(pairs) if critical)
         title, lanes = self.costed.graph.name, machine.lanes
         return Timeline(title, lanes, spans, self.makespan, self.memory, machine.label, path=path)
 
-    def _spans(self, step: Step) -> list[Span]:
-        """Return the predicted spans of a step, one for each lane."""
+    def _span(self, step: Step) -> Span:
+        """Return the predicted span of a step."""
         if isinstance(step, Transfer):
             device, called = step.lane.rsplit("/", 1)[0], self.words.value(step.value)
-            return [
-                Span(
-                    step.lane,
-                    device,
-                    "copy",
-                    step.value,
-                    step.start,
-                    step.end,
-                    src=step.src,
-                    dst=step.dst,
-                    bytes=step.bytes,
-                    ready=step.ready,
-                    called=called,
-                )
-            ]
+            return Span(
+                step.lane, device, "copy", step.value, step.start, step.end, src=step.src, dst=step.dst,
+                bytes=step.bytes, ready=step.ready, called=called,
+            )  # fmt: skip
         first = self.costed.graph.task[self.costed.cluster[step.cluster].tasks[0]]
         called, phase = self.words.cluster(step.cluster), self.words.phase(step.cluster)
-        return [
-            Span(step.lane, step.device, "compute", step.cluster, step.start, step.end, module=first.module,
-                 source=first.source, called=called, phase=phase)
-        ]  # fmt: skip
+        return Span(
+            step.lane, step.device, "compute", step.cluster, step.start, step.end, module=first.module,
+            source=first.source, called=called, phase=phase,
+        )  # fmt: skip
 
     def device_map(self) -> dict[str, str]:
         """Return the plan as a device map of Hugging Face accelerate: {module path: device}; accepted by `pins=`.
@@ -304,15 +291,12 @@ class Plan:
                 what = f"{self.words.value(step.value)}: {step.src} → {step.dst}"
                 rows.append((seconds(step.start), seconds(step.end), step.lane, what, "", size(step.bytes)))
         machine = self.costed.machine
-        head = [
-            f"plan of {self.costed.graph.name} by {self.policy}"
-            + (f" [{machine.label}]" if machine.label else "")
-        ]
-        head.append(
+        label = f" [{machine.label}]" if machine.label else ""
+        return (
+            f"plan of {self.costed.graph.name} by {self.policy}{label}\n"
             f"predicted {seconds(self.makespan)}, lower bound {seconds(self.lower_bound)} "
-            f"(gap {percent(self.gap)})"
+            f"(gap {percent(self.gap)})\n{table(rows, right=(0, 1, 5))}"
         )
-        return "\n".join(head) + "\n" + table(rows, right=(0, 1, 5))
 
 
 def _printable(data: Any) -> Any:

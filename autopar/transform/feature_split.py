@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ..ir.costed import CostedGraph
-from ..ir.graph import PART, SUMMED, UPDATES, Cut, Graph, Ref, Task, Value
-from ..ir.slices import WORDS, Slice
+from ..ir.graph import PART, SUMMED, UPDATES, WORDS, Cut, Graph, Ref, Slice, Task, Value
 from .batch_axis import batch_of, cut_axes
 from .features import Stretch, stretches
 from .row_sums import drawn
