@@ -274,9 +274,9 @@ def summary(rows: Sequence[Row]) -> str:
     columns: list[list[float]] = [[] for _ in lines[0][2:]]
     for row in rows:
         best = row.ratio(row.best().name)
-        found = [best, *(ratio for name in names for ratio in (row.ratio(name), row.ratio(name) / best))]
-        lines.append((row.title, row.best().name, *map(_figure, found)))
-        for column, ratio in zip(columns, found):
+        ratios = [best, *(ratio for name in names for ratio in (row.ratio(name), row.ratio(name) / best))]
+        lines.append((row.title, row.best().name, *map(_figure, ratios)))
+        for column, ratio in zip(columns, ratios):
             column += [] if math.isnan(ratio) else [ratio]
     largest = [_figure(max(column, default=math.nan)) for column in columns]
     means = [_figure(statistics.geometric_mean(column) if column else math.nan) for column in columns]
@@ -332,13 +332,13 @@ def chart(rows: Sequence[Row], machine: str) -> str:
 
 
 def _bar(svg: Svg, row: Row, one: _Outcome, y: float, at: Callable[[float], float]) -> None:
-    own, other = shades([("own", False), ("other", True)]).values()
+    ours, other = shades([("own", False), ("other", True)]).values()
     start, end = MARGIN + LEFT, svg.width - MARGIN - RIGHT
     svg.text(start - 8, y + 14, one.name, 12, INK, bold=one.name.startswith("autopar"), anchor="end")
     if not one.blocks:
         svg.text(start + 4, y + 14, design.fit(one.remark(), end + RIGHT - start - 4, 11), 11, QUIET)
         return
-    ratio, shade = row.ratio(one.name), own if one.name.startswith("autopar") else other
+    ratio, shade = row.ratio(one.name), ours if one.name.startswith("autopar") else other
     svg.rect(start, y + 3, at(ratio) - start, LINE - 6, fill=shade.fill, stroke=shade.hue)
     ends = [at(quartile / row.outcomes[0].median) for quartile in one.quartiles]
     low, high = (min(max(x, start), end) for x in ends)

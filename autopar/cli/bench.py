@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bench import machine
 from ..errors import AutoparError
-from . import FACTORY, above_zero, duration, made, names, require_torch, require_writable, write
+from . import FACTORY, above_zero, call_factory, duration, names, require_torch, require_writable, write
 
 if TYPE_CHECKING:
     from ..bench.contest import Row
@@ -111,12 +111,12 @@ def _contests(chosen: argparse.Namespace) -> int:
     rows: list[Row] = []
     skipped: dict[str, str] = {}
     try:
-        for name, found, reason in (
+        for name, batch_rows, reason in (
             _batches(chosen) if chosen.factory else _suite("stacks").run(chosen.only, _words(chosen, _PASSED))
         ):
-            for row in found:
+            for row in batch_rows:
                 print(f"\n{row}", flush=True)
-            rows += found
+            rows += batch_rows
             if reason:
                 print(f"\n{name} skipped: {reason}", flush=True)
                 skipped[name] = reason
@@ -142,7 +142,7 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
     taking = rivals.chosen(names(chosen.rivals), known)
     for batch in chosen.batch or [None]:
         torch.manual_seed(0)
-        model, args = made(chosen.factory, batch, "bench")
+        model, args = call_factory(chosen.factory, batch, "bench")
         case = rivals.Case(model, args, names(chosen.devices), chosen.train)
         name = chosen.factory.partition(":")[2]
         title = ", ".join(filter(None, (name, batch and f"batch {batch}", chosen.train and "training")))
@@ -155,5 +155,5 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
 
 def _words(chosen: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """Return the options of these names that have a value, as they are typed."""
-    given = {name: getattr(chosen, name) for name in names}
-    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+    values = {name: getattr(chosen, name) for name in names}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]

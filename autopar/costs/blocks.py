@@ -70,17 +70,17 @@ def timed(
     each contestant has `rounds` undisturbed blocks or `LEAST` × `rounds` in all, or, with `LEAST` each, after
     `limit_s` seconds.
     """
-    found: dict[str, list[Block]] = {name: [] for name in turns}
+    blocks: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
     began = time.perf_counter()
     for turn in range(LEAST * rounds):
         shuffle(order)
         for name in order:
-            if sum(not block.disturbed for block in found[name]) < rounds:
-                found[name].append(run(partial(_block, *turns[name], block_s or BLOCK_S)))
+            if sum(not block.disturbed for block in blocks[name]) < rounds:
+                blocks[name].append(run(partial(_block, *turns[name], block_s or BLOCK_S)))
         if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
             break
-    return found
+    return blocks
 
 
 def _block(call: Callable[[], Any], count: int, block_s: float) -> Block:
@@ -127,11 +127,11 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 def elsewhere(stat: Path = Path("/proc/stat")) -> float | None:
     """Return the seconds that this process's cores have worked for others, hypervisors included, relative to an
     arbitrary start; None if the system does not tell."""
-    own = {f"cpu{core}" for core in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
     try:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return None
     # user nice system idle iowait irq softirq steal; the first two include the time of guests.
-    ticks = sum(int(row[i]) for row in rows if row[0] in own for i in (1, 2, 3, 6, 7, 8))
+    ticks = sum(int(row[i]) for row in rows if row[0] in cores for i in (1, 2, 3, 6, 7, 8))
     return ticks * _TICK_S - time.process_time() if ticks else None

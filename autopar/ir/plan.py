@@ -160,10 +160,10 @@ class Plan:
     @cached_property
     def orders(self) -> dict[str, tuple[Step, ...]]:
         """Steps of each lane of the machine, in order."""
-        found: dict[str, list[Step]] = {lane: [] for lane in self.costed.machine.lanes}
+        orders: dict[str, list[Step]] = {lane: [] for lane in self.costed.machine.lanes}
         for step in self.steps:
-            found[step.lane].append(step)
-        return {lane: tuple(steps) for lane, steps in found.items()}
+            orders[step.lane].append(step)
+        return {lane: tuple(steps) for lane, steps in orders.items()}
 
     @property
     def best_single(self) -> tuple[str, float] | None:
@@ -323,8 +323,8 @@ def _device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, st
     # Modules that share tensors, by a representative.
     tied = networkx.Graph((_owner(path), _owner(same)) for path, same in paths.items())
     unit = {module: min(group) for group in networkx.connected_components(tied) for module in group}
-    found = _devices(costed, devices, unit)
-    where = {path: found.get(unit[_owner(path)], "") for path in paths}
+    device_of = _devices(costed, devices, unit)
+    where = {path: device_of.get(unit[_owner(path)], "") for path in paths}
     for path, device in where.items():
         where[path] = device or _neighbour(path, where) or costed.machine.host
     return dict(_folded("", where))
@@ -346,10 +346,10 @@ def _devices(costed: CostedGraph, devices: Mapping[str, str], unit: dict[str, st
         read = {_owner(graph.value[name].path) for name in task.inputs if graph.value[name].kind == "state"}
         at = costed.index[device]
         for module in {unit[owner] for owner in (task.module, *read) if owner in unit}:
-            found = spent.setdefault(module, {})
-            time, count, _ = found.get(device, (0.0, 0, 0))
-            found[device] = time + (costed.cost[task.name].seconds[at] or 0.0), count + 1, -at
-    return {module: max(found, key=lambda name: found[name]) for module, found in spent.items()}
+            places = spent.setdefault(module, {})
+            time, count, _ = places.get(device, (0.0, 0, 0))
+            places[device] = time + (costed.cost[task.name].seconds[at] or 0.0), count + 1, -at
+    return {module: max(places, key=lambda name: places[name]) for module, places in spent.items()}
 
 
 def _neighbour(path: str, where: dict[str, str]) -> str:

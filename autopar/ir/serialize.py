@@ -162,11 +162,11 @@ def _argument(data: Any, where: str) -> Argument:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    made = {
+    names = {
         field.name for field in dataclasses.fields(kind) if field.init and field.metadata.get("saved", True)
     }
     hints = typing.get_type_hints(kind)
-    return {_KEYS.get(name, name): hint for name, hint in hints.items() if name in made}
+    return {_KEYS.get(name, name): hint for name, hint in hints.items() if name in names}
 
 
 def read_json(path: str | PathLike[str], way: str, error: type[AutoparError] = PlanError) -> Any:
@@ -233,12 +233,12 @@ def whole(value: str) -> bool:
 
 def _where(data: Any, sought: dict[str, Any]) -> str | None:
     """Return the path from `data` to an object in it, such as `tasks[3].seconds`; None if it is not there."""
-    found: list[tuple[str, Any]] = [("", data)]
-    for where, value in found:
+    places: list[tuple[str, Any]] = [("", data)]
+    for where, value in places:
         if value is sought:
             return where
         if isinstance(value, dict):
-            found += [(f"{where}.{key}" if where else key, item) for key, item in value.items()]
+            places += [(f"{where}.{key}" if where else key, item) for key, item in value.items()]
         elif isinstance(value, list):
-            found += [(f"{where}[{index}]", item) for index, item in enumerate(value)]
+            places += [(f"{where}[{index}]", item) for index, item in enumerate(value)]
     return None

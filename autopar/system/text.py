@@ -129,12 +129,12 @@ def parse_bytes(size: int | float | str) -> int:
 def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
     """Return the names that match a name or glob. Raises PlanError with the complaint and a suggestion if there are
     none."""
-    found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
+    matches = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+    if not matches:
         near = get_close_matches(pattern, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
         raise PlanError(f"{complaint}; {hint}")
-    return found
+    return matches
 
 
 def bar(items: Sequence[T], title: str, stream: TextIO | None = None) -> Iterator[T]:

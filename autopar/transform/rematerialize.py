@@ -54,13 +54,13 @@ def saved(graph: Graph) -> tuple[str, ...]:
     later = {
         graph.value[name].storage for task in graph.tasks if task.phase != "forward" for name in task.inputs
     }
-    kept = _results(graph)
+    results = _results(graph)
     return tuple(
         name
         for task in graph.tasks
         if task.phase == "forward"
         for name in task.outputs
-        if graph.value[name].storage == name and name in later and name not in kept
+        if graph.value[name].storage == name and name in later and name not in results
     )
 
 
@@ -134,7 +134,7 @@ class _Choice:
     def checkpoints(self) -> list[_Checkpoint]:
         """Return the places after which all values that the forward still reads are saved, and some are."""
         value = self.graph.value
-        made = [self.place[self.graph.producer[name]] for name in self.kept]
+        makers = [self.place[self.graph.producer[name]] for name in self.kept]
         upto = [0, *accumulate(value[name].bytes for name in self.kept)]
         forward = [(place, task) for place, task in enumerate(self.graph.tasks) if task.phase == "forward"]
         last = {value[name].storage: place for place, task in forward for name in task.inputs}
@@ -147,7 +147,7 @@ class _Choice:
             saved = frozenset(name for name in alive if name in self.kept)
             if saved and all(map(self.ready, alive)) and (not points or saved != points[-1].saved):
                 nbytes = sum(value[name].bytes for name in saved)
-                points.append(_Checkpoint(upto[bisect(made, place)], nbytes, place, saved))
+                points.append(_Checkpoint(upto[bisect(makers, place)], nbytes, place, saved))
         return points
 
     def ready(self, name: str) -> bool:
@@ -192,16 +192,16 @@ class _Choice:
             target, args = "aten._native_batch_norm_legit.no_stats", (*args[:3], *args[5:])
             return dataclasses.replace(task, target=target, args=args, outputs=task.outputs[:3], cuts=())
         if task.target == "aten.native_dropout.default" and task.random and len(args) == 3:
-            made, mask = (self.graph.value[name] for name in task.outputs)
+            output, mask = (self.graph.value[name] for name in task.outputs)
             probability = args[1]
             assert isinstance(probability, (int, float))
             # In half precision the two kernels of an accelerator may round differently.
-            if made.dtype in ("float32", "float64") and self.ready(mask.storage):
+            if output.dtype in ("float32", "float64") and self.ready(mask.storage):
                 scale = 1 / (1 - probability) if probability != 1 else 0.0
-                axes = (axis for axis, size in enumerate(made.shape) if size > 1)
+                axes = (axis for axis, size in enumerate(output.shape) if size > 1)
                 return dataclasses.replace(
                     task, target="aten.native_dropout_backward.default", args=(args[0], Ref(mask.name), scale),
-                    outputs=(made.name,), unpack=False, random=None, home=False, after=(),
+                    outputs=(output.name,), unpack=False, random=None, home=False, after=(),
                     cuts=tuple(Cut((axis, axis), (axis,)) for axis in axes),
                 )  # fmt: skip
         return task
@@ -248,18 +248,18 @@ class _Choice:
 
     def needed(self, reader: Task, names: dict[str, str]) -> list[Task]:
         """Return the tasks to repeat before `reader`, in order: those that make missing values that it needs."""
-        found: dict[str, Task] = {}
+        missing: dict[str, Task] = {}
         pending = [reader]
         while pending:
             for name in pending.pop().inputs:
                 maker = self.graph.producer.get(name)
-                if maker is None or name in names or maker in found:
+                if maker is None or name in names or maker in missing:
                     continue
                 task = self.graph.task[maker]
                 if task.phase == "forward" and not self.ready(self.graph.value[name].storage):
-                    found[maker] = task
+                    missing[maker] = task
                     pending.append(self.anew(task))
-        return sorted(found.values(), key=lambda task: self.place[task.name])
+        return sorted(missing.values(), key=lambda task: self.place[task.name])
 
     def late(self) -> set[str]:
         """Return storages whose first reader in the backward also reads a value made in the backward."""
@@ -273,8 +273,8 @@ class _Choice:
     def anchor(self, task: Task) -> str | None:
         """Return the last task of the backward whose values a task reads; None if it reads none."""
         makers = (self.graph.producer.get(name, "") for name in task.inputs)
-        found = [name for name in makers if name and self.graph.task[name].phase != "forward"]
-        return max(found, key=self.place.__getitem__, default=None)
+        backward = [name for name in makers if name and self.graph.task[name].phase != "forward"]
+        return max(backward, key=self.place.__getitem__, default=None)
 
 
 class _Checkpoint(NamedTuple):

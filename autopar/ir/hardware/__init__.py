@@ -181,15 +181,15 @@ def declared(
 
     `bus` replaces the chips' own buses. Raises DeviceError for unknown chips and buses.
     """
-    found = [chip if isinstance(chip, Device) else find_chip(chip) for chip in chips]
-    if not found:
+    sheets = [chip if isinstance(chip, Device) else find_chip(chip) for chip in chips]
+    if not sheets:
         raise DeviceError('the chip list is empty; give at least one, for example "cpu", "h100-sxm"')
     named = bus if isinstance(bus, (list, tuple)) else () if bus is None else (bus,)
-    given = [find("bus", str(name), BUSES) for name in named]
+    replacing = [find("bus", str(name), BUSES) for name in named]
     devices: list[Device] = []
     buses: dict[str, tuple[_Bus, _Bus | None]] = {}
     accelerators = 0
-    for chip in found:
+    for chip in sheets:
         if kind_of(chip.kind).host:
             if any(device.traits.host for device in devices):
                 raise DeviceError(
@@ -197,8 +197,8 @@ def declared(
                 )
             devices.append(chip.device("cpu") if isinstance(chip, Chip) else chip)
             continue
-        host = next((b for b in given if not b.peer), None)
-        peer = next((b for b in given if b.peer), None)
+        host = next((b for b in replacing if not b.peer), None)
+        peer = next((b for b in replacing if b.peer), None)
         if isinstance(chip, Chip):
             devices.append(chip.device(f"{kind}:{accelerators}", kind))
             accelerators += 1
