@@ -35,8 +35,7 @@ def main(argv: Sequence[str]) -> int:
         if getattr(chosen, word):
             parser.error(f"--{word} goes with {'--suite' if chosen.factory else 'MODULE:FACTORY'}")
     require_torch("bench measures models with it")
-    for path in (chosen.json, chosen.plot):
-        require_writable(path)
+    require_writable(chosen.json)
     if chosen.suite == "gpu":
         only = [f"--only={name}" for name in chosen.only]
         return int(_suite("gpu").main([*only, *_words(chosen, ("rounds", "json"))]))
@@ -85,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
         "--build-seconds", type=duration, metavar="S", help="limit on build and first call (default 120)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples and medians")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios to eager as .svg or .png")
     parser.set_defaults(rivals="", devices="cpu", seconds=20.0, build_seconds=120.0)
     return parser
 
@@ -104,10 +102,8 @@ def _suite(name: str) -> Any:
 
 def _contests(chosen: argparse.Namespace) -> int:
     """Print and write the rows of the model's batches or of the suite; if one fails, the rows so far."""
-    from ..bench import contest as results
+    from ..bench.contest import summary
 
-    if chosen.plot:
-        results.suffix(chosen.plot)
     rows: list[Row] = []
     skipped: dict[str, str] = {}
     try:
@@ -125,9 +121,7 @@ def _contests(chosen: argparse.Namespace) -> int:
                 write(chosen.json, partial(Path.write_text, data=json.dumps(data, indent=1) + "\n"))
     finally:
         if rows:
-            print(f"\n{results.summary(rows)}")
-        if rows and chosen.plot:
-            write(chosen.plot, lambda beside: results.save(rows, beside, machine()))
+            print(f"\n{summary(rows)}")
     return 0
 
 
