@@ -56,18 +56,13 @@ def rows(table: str) -> Iterator[dict[str, str]]:
 
 
 def _of(*kinds: str) -> dict[str, _Bus]:
-    return {
-        row["bus"]: _Bus(
-            row["bus"],
-            row["title"],
-            float(row["gb_per_s"]) * 1e9,
-            float(row["latency_us"]) / 1e6,
-            row["source"],
-            peer=row["kind"] == "peer",
-        )
-        for row in rows("buses.csv")
-        if row["kind"] in kinds
-    }
+    buses = {}
+    for row in rows("buses.csv"):
+        if row["kind"] in kinds:
+            rate, latency = float(row["gb_per_s"]) * 1e9, float(row["latency_us"]) / 1e6
+            figures = row["bus"], row["title"], rate, latency, row["source"]
+            buses[row["bus"]] = _Bus(*figures, peer=row["kind"] == "peer")
+    return buses
 
 
 BUSES = _of("host", "peer")
@@ -129,33 +124,24 @@ def _accelerators() -> Iterator[Chip]:
         # Turing and Volta have no bfloat16 units: torch computes it at the float32 rate.
         rates = {name: row[name] for name in ("float32", "float64", "float16", "bfloat16", "tf32")}
         rates["bfloat16"] = rates["bfloat16"] or rates["float16"]
-        yield Chip(
-            row["chip"],
-            row["title"],
-            "cuda",
-            int(float(row["memory_gb"]) * 1e9),
-            float(row["gb_per_s"]) * 1e9,
-            tuple((name, float(rate)) for name, rate in rates.items() if rate),
-            row["bus"],
-            row["peer_bus"],
-            row["source"],
-        )
+        memory, bandwidth = int(float(row["memory_gb"]) * 1e9), float(row["gb_per_s"]) * 1e9
+        tflops = tuple((name, float(rate)) for name, rate in rates.items() if rate)
+        texts = row["bus"], row["peer_bus"], row["source"]
+        yield Chip(row["chip"], row["title"], "cuda", memory, bandwidth, tflops, *texts)
 
 
-def _cpu(name: str, title: str, cores: int, clock: float, bandwidth: float, source: str) -> Chip:
+def _cpu(name: str, cores: int, clock: float, bandwidth: float, source: str) -> Chip:
     # AVX2: two fused multiply-adds of 8 float32 per core and cycle.
     single = cores * 32 * clock / 1e3
     rates = (("float32", single), ("float64", single / 2), ("float16", single / 2), ("bfloat16", single / 2))
-    return Chip(name, title, "cpu", None, bandwidth * 1e9, rates, "", "", source, cores)
+    return Chip(name, f"{cores}-core CPU", "cpu", None, bandwidth * 1e9, rates, "", "", source, cores)
 
 
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        _cpu("cpu-16", "16-core CPU", 16, 3.0, 204.8, "AMD EPYC 7313 product page: 3.0 GHz base, 204.8 GB/s"),
-        _cpu(
-            "cpu-64", "64-core CPU", 64, 2.45, 204.8, "AMD EPYC 7763 product page: 2.45 GHz base, 204.8 GB/s"
-        ),
+        _cpu("cpu-16", 16, 3.0, 204.8, "AMD EPYC 7313 product page: 3.0 GHz base, 204.8 GB/s"),
+        _cpu("cpu-64", 64, 2.45, 204.8, "AMD EPYC 7763 product page: 2.45 GHz base, 204.8 GB/s"),
         *_accelerators(),
     )
 }
