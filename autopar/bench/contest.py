@@ -23,7 +23,7 @@ from ..costs.blocks import Block, counted, disturbed, median, timed
 from ..costs.calibrate import threads
 from ..errors import AutoparError
 from ..pipeline import compare
-from ..system.text import bar, brief, seconds, table
+from ..system.text import brief, seconds, table, ticking
 from .rivals import EAGER, Case, Entrant, Rival
 
 PATIENCE = 0.6
@@ -65,8 +65,9 @@ def contest(
         outcomes: dict[str, _Outcome] = {}
         turns, serving = {}, {}
         patient = replace(case, patience_s=PATIENCE * build_s)
-        for rival in bar(rivals, f"{title}: building"):
-            outcome, entrant, answers = _built(rival, patient, build_s)
+        for rival in rivals:
+            with ticking(f"{title}: building {rival.name}"):
+                outcome, entrant, answers = _built(rival, patient, build_s)
             if entrant is not None:
                 stack.callback(entrant.close)
                 error, why = wrong(answers, reference, nudged, case.train)

@@ -19,7 +19,6 @@ from ..ir.graph import Graph, Task
 from ..ir.machine import Machine
 from ..ops import resolve
 from ..system import cache
-from ..system.text import bar
 from . import calibrate, scales
 from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
 from .roofline import Ratios, estimate, signature, work
@@ -235,7 +234,7 @@ def _timed(
             yield each, statistics.fmean(seconds) if seconds else None
         return
     start = time.perf_counter()
-    for each in bar(list(alike.values()), "measuring"):
+    for each in alike.values():
         if time.perf_counter() - start < budget_s:
             yield each, _alone(book, each[0], device)
 
