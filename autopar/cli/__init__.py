@@ -99,7 +99,7 @@ def call_factory(text: str, batch: int | None = None, command: str = "") -> tupl
     except ModuleNotFoundError as error:
         raise AutoparError(f"{text} lacks a package: {error}; install it") from None
     except Exception as error:
-        raise AutoparError(f"{text} fails: {_told(error)}") from error
+        raise AutoparError(f"{text} fails: {_traced(error)}") from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], (tuple, list)):
         raise AutoparError(f"{text} must return (model, (x, …)): a model and the tuple of its arguments")
     if command:
@@ -130,7 +130,7 @@ def _factory(text: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise AutoparError(f"{text!r} cannot be loaded: {error}{_hint(error, module, name)}") from None
     except Exception as error:
-        raise AutoparError(f"{text!r} cannot be loaded: {_told(error)}") from error
+        raise AutoparError(f"{text!r} cannot be loaded: {_traced(error)}") from error
     if not callable(factory):
         raise AutoparError(f"{text!r} is {factory!r}; name a function that returns (model, (x, …))")
     return factory
@@ -144,7 +144,7 @@ def _hint(error: ImportError | AttributeError, module: str, name: str) -> str:
     return "; name a module of this folder, or of PYTHONPATH" if missing else ""
 
 
-def _told(error: Exception) -> str:
+def _traced(error: Exception) -> str:
     """Return an error of the user's code with its type, and the file and line that raised it."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error}"

@@ -39,7 +39,7 @@ BAD = {
 
 
 def run(seeds: int = 0) -> Data:
-    """So many seeds; 20,000 is full size."""
+    """Print and return the outcomes of `seeds` random graphs; 20,000 is full size."""
     seeds = seeds or REDUCED
     kinds = dict.fromkeys(("planned", "nothing fits", "no way", *BAD), 0)
     bad: list[str] = []
@@ -64,7 +64,7 @@ def run(seeds: int = 0) -> Data:
 
 
 def attempt(seed: int) -> tuple[str, str, str]:
-    """What becomes of one graph, a digest of its plan, and what is wrong with it."""
+    """Return the outcome of one graph, a digest of its plan, and the errors of the plan as text."""
     graph = varied(seed)
     try:
         with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def attempt(seed: int) -> tuple[str, str, str]:
 
 
 def worker(share: int, seeds: int) -> None:
-    """Print what becomes of a share of the graphs as JSON."""
+    """Print the outcomes of a share of the graphs as JSON."""
     found = {}
     for seed in range(seeds):
         if seed % PROCESSES == share or seed % REPEATED == 0:

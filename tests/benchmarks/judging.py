@@ -1,4 +1,4 @@
-"""What all parts share: our plan, judged by `verify`, its figures, and the verdict against a goal."""
+"""Plans judged by `verify`, with their figures, and goals for figures, for all parts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Judged:
 
     @property
     def makespan(self) -> float:
-        """Seconds it takes."""
+        """Predicted seconds of the plan."""
         return self.data["makespan_s"]
 
     @property
     def bound(self) -> float:
-        """Seconds that any plan takes, as proven by the planner."""
+        """Seconds below which no plan can be, as the planner proves."""
         return self.data["lower_bound_s"]
 
 

@@ -53,7 +53,7 @@ def run(seeds: int = 0) -> Data:
 
 
 def _measured(shape: str, tasks: int) -> Data:
-    """What a fresh process finds, so that its peak memory is that of this graph alone."""
+    """Return the figures of a fresh process, whose peak memory is that of this graph alone."""
     done = subprocess.run(
         [sys.executable, "-c", WORKER.format(package=__package__), shape, str(tasks)],
         capture_output=True,
