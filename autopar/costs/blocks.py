@@ -70,17 +70,17 @@ def timed(
     each contestant has `rounds` undisturbed blocks or `LEAST` × `rounds` in all, or, with `LEAST` each, after
     `limit_s` seconds.
     """
-    blocks: dict[str, list[Block]] = {name: [] for name in turns}
+    found: dict[str, list[Block]] = {name: [] for name in turns}
     order, shuffle = list(turns), random.Random(0).shuffle
     began = time.perf_counter()
     for turn in range(LEAST * rounds):
         shuffle(order)
         for name in order:
-            if sum(not block.disturbed for block in blocks[name]) < rounds:
-                blocks[name].append(run(partial(_block, *turns[name], block_s or BLOCK_S)))
+            if sum(not block.disturbed for block in found[name]) < rounds:
+                found[name].append(run(partial(_block, *turns[name], block_s or BLOCK_S)))
         if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
             break
-    return blocks
+    return found
 
 
 def _block(call: Callable[[], Any], count: int, block_s: float) -> Block:

@@ -63,13 +63,13 @@ class Critical:
     def busy_s(self) -> dict[tuple[str, Kind], float]:
         """Seconds of the path by (`compute` or `transfer`, what the next step waits for: the result, `data`
         or `order`; or a free `lane` or bus, `wire`)."""
-        busy: dict[tuple[str, Kind], float] = {}
+        found: dict[tuple[str, Kind], float] = {}
         for number, after in zip_longest(self.path, self.path[1:]):
             binding = self.last[after] if after is not None else None
             step = self.steps[number]
             key = ("compute" if isinstance(step, Placed) else "transfer", binding.kind if binding else "data")
-            busy[key] = busy.get(key, 0.0) + step.end - step.start
-        return busy
+            found[key] = found.get(key, 0.0) + step.end - step.start
+        return found
 
     def ready(self, number: int) -> float:
         """Return the ready time of a step in seconds: the latest end of its data and of the steps ordered before
