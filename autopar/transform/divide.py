@@ -1,7 +1,7 @@
 """Division of a joint graph into the graphs of forward and backward.
 
 The values that the backward reads from the forward are *saved*: outputs of one, inputs of the other. Each
-reader of a view of a weight has its own view (`rewrites.own`), so no copy of a weight is saved.
+reader of a view of a weight has its own view (`rewrites.with_own_views`), so no copy of a weight is saved.
 """
 
 from __future__ import annotations

@@ -66,20 +66,22 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
     cuts |= backward_cuts(graph, parts, axis)
     target = dict(graph.updates)
     updates = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)
-    apart = {new: target[new] for task in updates for new in task.outputs}
-    whole = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in apart))
+    in_parts = {new: target[new] for task in updates for new in task.outputs}
+    whole = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in in_parts))
     cut = _from_first(with_slices(cut_up(whole, (1,) * parts, cuts, axis, {}, "features")))
-    return _updating(replace(cut, split=f"{LABEL}{cut.split}"), apart, parts)
+    return _updating(replace(cut, split=f"{LABEL}{cut.split}"), in_parts, parts)
 
 
-def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
-    """Return the graph in which parts of new values update parts of states. `apart`: the state for each new
+def _updating(graph: Graph, in_parts: Mapping[str, str], parts: int) -> Graph:
+    """Return the graph in which parts of new values update parts of states. `in_parts`: the state for each new
     value that is made in parts."""
-    if not apart:
+    if not in_parts:
         return graph
-    pairs = tuple((f"{new}#{at}", f"{target}#{at}") for new, target in apart.items() for at in range(parts))
+    pairs = tuple(
+        (f"{new}#{at}", f"{target}#{at}") for new, target in in_parts.items() for at in range(parts)
+    )
     targets = {target for _, target in pairs}
-    carried = (name for name in graph.carried if name not in apart.values())
+    carried = (name for name in graph.carried if name not in in_parts.values())
     return replace(
         graph, updates=(*graph.updates, *pairs), carried=(*carried, *(n for n in graph.state if n in targets))
     ).check()

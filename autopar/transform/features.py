@@ -119,7 +119,7 @@ class _Growth:
     def column(self, task: Task) -> None:
         """Split a product by its outputs."""
         if task.name not in self.columns:
-            self.own(task)
+            self.claim(task)
             self.columns[task.name] = None
             self.cuts[task.name] = cut = _by_columns(self.graph, task)
             self.axis.update(dict.fromkeys(task.inputs[1:], 0))
@@ -132,12 +132,12 @@ class _Growth:
         if self.axis[split] != _last(self.graph, split):
             raise _Refused(f"{task.where} reads what would be cut along another axis than its features")
         if task.name not in self.rows:
-            self.own(task)
+            self.claim(task)
             self.rows[task.name] = None
             self.cuts[task.name] = Cut((self.axis[split], 1), (SUMMED,))
             self.axis[task.inputs[1]] = 1
 
-    def own(self, task: Task) -> None:
+    def claim(self, task: Task) -> None:
         """Refuse weights that other tasks use too."""
         if task.name in self.taken:
             raise _Refused(f"{task.where} belongs to another pair")

@@ -35,10 +35,10 @@ def recomputed(graph: Graph, budget: float) -> Graph:
     """
     if not 0 <= budget <= 1:
         raise ValueError(f"budget={budget!r} is a share of the saved bytes: give a number from 0 to 1")
-    choice = _Choice(graph)
+    choice = _Selection(graph)
     choice.cheap(budget * saved_bytes(graph))
     if budget == 0:
-        others = [_Choice(graph), _Choice(graph)]
+        others = [_Selection(graph), _Selection(graph)]
         others[0].cheap(0)
         for other in others:
             other.segments()
@@ -74,7 +74,7 @@ def _results(graph: Graph) -> set[str]:
     return {graph.value[name].storage for name in graph.results}
 
 
-class _Choice:
+class _Selection:
     """Choice of storages to keep saved (`kept`) and to recompute (`gone`).
 
     bytes: of `kept`.
@@ -98,14 +98,14 @@ class _Choice:
         late = self.late()
         rates: dict[str, float] = {}
         for name in self.kept:
-            again = self.again(name, costly=False) if name in late else None
+            again = self.recomputation(name, costly=False) if name in late else None
             if again is not None:
                 rates[name] = self.graph.value[name].bytes / (sum(map(self.touched, again)) or 1)
         for name in sorted(rates, key=rates.__getitem__, reverse=True):
             if self.bytes <= limit:
                 return
             # Values dropped meanwhile may have made the recomputation too long.
-            if self.again(name, costly=False) is not None:
+            if self.recomputation(name, costly=False) is not None:
                 self.drop(name)
 
     def segments(self) -> None:
@@ -125,7 +125,7 @@ class _Choice:
         regained = [0] * (len(bounds) + 1)
         late = self.late()
         for name in reversed(list(self.kept)):
-            if name in late and name not in stay and self.again(name, costly=True) is not None:
+            if name in late and name not in stay and self.recomputation(name, costly=True) is not None:
                 self.drop(name)
                 place = self.place[self.graph.producer[name]]
                 regained[bisect(bounds, place)] += self.graph.value[name].bytes
@@ -154,13 +154,13 @@ class _Choice:
         """Return True if a storage is there in the backward without recomputation."""
         return self.graph.value[name].kind != "made" or name in self.kept or name in self.results
 
-    def again(self, name: str, *, costly: bool) -> list[Task] | None:
+    def recomputation(self, name: str, *, costly: bool) -> list[Task] | None:
         """Return the tasks that recompute a storage; None if one may not be repeated or they are too many."""
         tasks: dict[str, Task] = {}
         pending = [name]
         while pending:
             name = pending.pop()
-            task = self.anew(self.graph.task[self.graph.producer[name]])
+            task = self.repeatable(self.graph.task[self.graph.producer[name]])
             if name not in task.outputs or not self.repeats(task, costly):
                 return None
             if task.name not in tasks:
@@ -181,7 +181,7 @@ class _Choice:
             not task.flops and task.target.startswith("aten.") and not task.target.startswith(_COSTLY)
         )
 
-    def anew(self, task: Task) -> Task:
+    def repeatable(self, task: Task) -> Task:
         """Return the repeated form of a task.
 
         A BatchNorm omits its running statistics, as the forward updated them; a dropout applies the forward's
@@ -230,7 +230,7 @@ class _Choice:
                 continue
             anchor = self.anchor(task)
             for first in self.needed(task, names):
-                again = self.anew(first)
+                again = self.repeatable(first)
                 fresh = {name: f"{name}#again" for name in again.outputs}
                 lost = {name for name in fresh if not self.ready(graph.value[name].storage)}
                 for old, new in fresh.items():
@@ -258,7 +258,7 @@ class _Choice:
                 task = self.graph.task[maker]
                 if task.phase == "forward" and not self.ready(self.graph.value[name].storage):
                     missing[maker] = task
-                    pending.append(self.anew(task))
+                    pending.append(self.repeatable(task))
         return sorted(missing.values(), key=lambda task: self.place[task.name])
 
     def late(self) -> set[str]:

@@ -1,5 +1,5 @@
 """Equivalent rewrites of a graph: local random draws and renamed values. In a joint graph,
-redundant views of weights are folded (`folded`) and the others repeated for each reader (`own`).
+redundant views of weights are folded (`folded`) and the others repeated for each reader (`with_own_views`).
 
 A differentiated `linear` transposes its weight, the transpose and the gradient. This is free on one device,
 but a view read by two devices would be made on one and sent to the other.
@@ -124,7 +124,7 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
     return graph.with_tasks(alive, outputs=outputs, updates=updates), names
 
 
-def own(graph: Graph) -> Graph:
+def with_own_views(graph: Graph) -> Graph:
     """Repeat each view of state, and each number made from state, for every reader, in the reader's part of
     the batch: recomputing is cheaper than sending."""
     fixed = set(graph.state) - graph.mutated

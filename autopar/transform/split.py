@@ -304,13 +304,13 @@ class _Split:
         """Join rows in `outer` blocks of one axis: separate the axes, join, and merge them again."""
         joined = f"{value.name}#blocks"
         for part in parts:
-            shape = _apart(self.values[part].shape, axis, outer)
+            shape = _with_blocks(self.values[part].shape, axis, outer)
             blocks = f"{part}#blocks"
             self.values[blocks] = dataclasses.replace(self.values[part], name=blocks, shape=shape)
             self.add(blocks, blocks, _RESHAPE, (Ref(part), shape), value.name, free=True)
-        order = _order_apart(value.order, axis)
+        order = _order_with_blocks(value.order, axis)
         self.values[joined] = dataclasses.replace(
-            value, name=joined, shape=_apart(value.shape, axis, outer), storage=joined, order=order
+            value, name=joined, shape=_with_blocks(value.shape, axis, outer), storage=joined, order=order
         )
         args = _joined([f"{part}#blocks" for part in parts], axis + 1, order)
         self.add(joined, f"{value.name}#join", JOIN, args, value.name, free=False)
@@ -360,11 +360,11 @@ class _Split:
 _RESHAPE = "aten.reshape.default"
 
 
-def _apart(shape: tuple[int, ...], axis: int, outer: int) -> tuple[int, ...]:
+def _with_blocks(shape: tuple[int, ...], axis: int, outer: int) -> tuple[int, ...]:
     return (*shape[:axis], outer, shape[axis] // outer, *shape[axis + 1 :])
 
 
-def _order_apart(order: tuple[int, ...], axis: int) -> tuple[int, ...]:
+def _order_with_blocks(order: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """Return `Value.order` of a value with two axes in place of one."""
     pairs = ((place, place + 1) if place == axis else (place + (place > axis),) for place in order)
     return tuple(chain.from_iterable(pairs))

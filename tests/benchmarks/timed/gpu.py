@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep(name, ROWS[name](gpu, chosen.rounds))
         return 0
     print(machine(), flush=True)
-    apart(chosen.only or list(ROWS), chosen.rounds, keep)
+    run_rows(chosen.only or list(ROWS), chosen.rounds, keep)
     return 0
 
 
@@ -165,7 +165,7 @@ def first() -> str:
     )
 
 
-def apart(names: Sequence[str], rounds: int, keep: Callable[[str, Mapping[str, Any]], None]) -> None:
+def run_rows(names: Sequence[str], rounds: int, keep: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Run each row in a process of its own and `keep` its data, or why it has none. A row that fails, crashes or hangs
     does not stop the others, and one for which no time is left does not begin."""
     until = time.monotonic() + BUDGET_S
