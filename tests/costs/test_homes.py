@@ -78,10 +78,15 @@ def test_a_model_larger_than_the_device_runs_where_its_weights_come_and_go() -> 
     assert peaks["cuda:0"] <= weights // 2 and plan.peaks["cuda:0"] <= weights // 2
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("devices", [["cpu", "emulated:0"], ["cpu", "emulated:0", "emulated:1"]])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("home", ["cpu", "emulated:0", {"0": "emulated:0", "*": "cpu"}])
+@pytest.mark.parametrize(
+    ("home", "devices"),
+    [
+        ("cpu", ["cpu", "emulated:0"]),
+        ("emulated:0", ["cpu", "emulated:0", "emulated:1"]),
+        ({"0": "emulated:0", "*": "cpu"}, ["cpu", "emulated:0"]),
+    ],
+)
 def test_runs_give_what_eager_gives(devices, training, home) -> None:
     model, x = layers(3), torch.randn(8, 64)
     plain = copy.deepcopy(model)

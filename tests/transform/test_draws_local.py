@@ -17,7 +17,7 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.pipeline.compare import interpret
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 DECLARED = Machine.declare("cpu", "h100-sxm", "h100-sxm")
 

@@ -24,7 +24,7 @@ from autopar.transform.rematerialize import recomputed, saved, saved_bytes
 from autopar.transform.row_sums import summed
 from autopar.transform.split import split
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 

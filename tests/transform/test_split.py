@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -20,16 +21,13 @@ from autopar.ir.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
 from autopar.transform.batch_axis import batch_of
 from autopar.transform.split import allot, even, shares, split
 
-pytestmark = pytest.mark.thin(3)
-
 
 def cut_tasks(graph: Graph) -> list[Task]:
     return [task for task in graph.tasks if task.part]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(3, 4), (1, 5, 1)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "sizes"), zip(MODELS, cycle([(3, 4), (1, 5, 1)])), ids=str)
 def test_a_split_model_gives_what_the_model_gives(name: str, sizes: tuple[int, ...]) -> None:
     model, make = MODELS[name]
     captured, parted = in_parts(model, make(sum(sizes)), sizes)

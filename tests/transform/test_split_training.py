@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -15,8 +16,6 @@ from torch import nn
 
 from autopar.ir.graph import JOIN, PART, SUM, Graph
 from autopar.transform.batch_axis import batch_of
-
-pytestmark = pytest.mark.thin(4)
 
 
 class Residual(nn.Module):
@@ -131,8 +130,7 @@ def source(graph: Graph, name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(3, 4, 1), (2, 6)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "sizes"), zip(MODELS, cycle([(3, 4, 1), (2, 6)])), ids=str)
 def test_a_joint_graph_in_parts_gives_what_it_gives_whole(name: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     make, given = MODELS[name]
