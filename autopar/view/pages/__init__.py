@@ -83,7 +83,7 @@ def _example(layout: Layout) -> Card | None:
     """Return the cluster whose reasons are shown initially: the longest with a choice on the critical path."""
     reason = layout.plan.reason
     single = [box for box in layout.boxes if len(box.card.clusters) == 1]
-    choosy = [box for box in single if len(getattr(reason.get(box.card.clusters[0]), "choices", ())) > 1]
+    choosy = [box for box in single if len(reason[box.card.clusters[0]].choices) > 1]
     box = min(choosy, key=lambda box: (not box.critical, -box.card.busy, box.card.start), default=None)
     return box.card if box else None
 

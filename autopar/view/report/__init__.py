@@ -61,7 +61,7 @@ def explain(
         *([_candidates(plan)] if plan.candidates else []),
         *([_single(plan)] if len({placed.device for placed in plan.placed}) == 1 else []),
         _path(plan),
-        *([_reasons(plan)] if plan.reasons else []),
+        *([_reasons(plan)] if plan.placed else []),
         *([helps(plan)] if plan.makespan else []),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -252,8 +252,7 @@ def _path(plan: Plan) -> str:
 def _reasons(plan: Plan) -> str:
     big = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))
     devices = [device.name for device in plan.costed.machine.devices][:_MOST_DEVICES]
-    known = [placed for placed in big if placed.cluster in plan.reason][:_MOST_REASONS]
-    each = [(placed, plan.reason[placed.cluster]) for placed in known]
+    each = [(placed, plan.reason[placed.cluster]) for placed in big[:_MOST_REASONS]]
     weighed = any(len(reason.choices) > 1 for _, reason in each)
     columns = tuple(f"on {device}" for device in devices) if weighed else ()
     rows = [("cluster", "device", "takes", "slack", "waited for", *columns, "why")]
@@ -264,8 +263,6 @@ def _reasons(plan: Plan) -> str:
         times = (seconds(placed.end - placed.start), seconds(plan.critical.slack[number]))
         why = (waited(plan, number), *(ends if weighed else ()), reason.text)
         rows.append((plan.words.cluster(placed.cluster), placed.device, *times, *why))
-    if len(rows) == 1:
-        return "no reasons were kept"
     head = f"why each cluster is where it is (the {len(rows) - 1} longest of {len(plan.placed)})"
     if weighed:
         head += "; on …: how much later it would itself end there, the rest of the plan as it is"

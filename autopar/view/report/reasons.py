@@ -34,9 +34,8 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
         span = f"{seconds(step.start)} → {seconds(step.end)}"
         lines = [f"{plan.words.cluster(cluster)} on {step.lane}: {span}, {late}"]
         lines.append(f"  waited for {waited(plan, number) or 'nothing'}")
-        reason = plan.reason.get(cluster)
-        if reason:
-            lines += [f"  {line}" for line in (*_choices(step.device, reason), reason.text)]
+        reason = plan.reason[cluster]
+        lines += [f"  {line}" for line in (*_choices(step.device, reason), reason.text)]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
