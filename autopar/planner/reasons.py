@@ -22,8 +22,8 @@ class Reasons(Mapping[str, Reason]):
     """The reason for the placement of each cluster of a plan, by the cluster's name, computed on first access.
 
     Each `Choice` leaves the rest of the plan as it is. Inputs that the plan has on a device arrive as planned, others
-    over idle links; the cluster takes the first sufficient gap of a lane. Dispatch is ignored. A device that lacks
-    memory gets no end.
+    one after the other over idle links; the cluster takes the first sufficient gap of a lane. Dispatch is ignored. A
+    device that lacks memory gets no end.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -64,21 +64,22 @@ class Reasons(Mapping[str, Reason]):
         instance, own, device = self.instance, self.own[r], self.instance.devices[d]
         makers = {instance.maker[v] for v in instance.reads[r]}
         order = (self.own[p].end for p in instance.before[r] if p not in makers)
-        arrives = max([0.0, *order, *(self._arrival(v, d) for v in instance.reads[r])])
+        arrives = max([0.0, *order, *(self.there[v].get(d, 0.0) for v in instance.reads[r])])
+        missing = (
+            (v, *next(iter(self.there[v].items()))) for v in instance.reads[r] if d not in self.there[v]
+        )
+        sent = 0.0
+        for end, took in sorted((end, instance.travel(v, source, d)) for v, source, end in missing):
+            sent = max(sent, end) + took
+        arrives = max(arrives, sent)
         if d == self.device[r]:
-            return Choice(device, min(arrives, own.start), own.start, own.end, "chosen")
+            return Choice(device, arrives, own.start, own.end, "chosen")
         if d not in instance.allowed[r] or arrives == math.inf:
             return Choice(device, 0.0, 0.0, None, self._barred(r, d))
         took = instance.seconds[r][d]
         start = min(lane.find(arrives, took - ROUNDING * self.plan.makespan) for lane in self.lanes[d])
         lacks = self._lacks(r, d, start, start + took)
         return Choice(device, arrives, start, None if lacks else start + took, lacks)
-
-    def _arrival(self, v: int, d: int) -> float:
-        """Return the earliest time at which a value can be on a device; inf without a route."""
-        known = self.there[v]
-        ends = (end + self.instance.travel(v, src, d) for src, end in known.items())
-        return known[d] if d in known else min(ends, default=math.inf)
 
     def _barred(self, r: int, d: int) -> str:
         """Return the reason why cluster `r` cannot be on device number `d`."""

@@ -86,6 +86,12 @@ def test_a_reason_names_the_cause():
     assert "Its inputs are here" in autopar.schedule(graph).reason["b"].text
 
 
+def test_inputs_that_are_not_there_come_one_after_the_other():
+    graph = two({"cpu": 1.5, "gpu": 1.0})
+    graph["values"].append({"id": "w", "producer": "a", "consumers": ["b"], "bytes": 10**6})
+    assert autopar.schedule(graph).reason["b"].choices[1].arrives == pytest.approx(1.0 + 2 * 1.001)
+
+
 def test_what_links_and_groups_leave_no_other_device_says_so():
     graph = two({"cpu": 2.0, "gpu": 1.0})
     graph["tasks"].append({"id": "c", "seconds": {"cpu": 1.0, "gpu": 0.1}, "colocate": "g"})
