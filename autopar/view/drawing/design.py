@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 INK = "#1B2230"
+PAPER = "#FFFFFF"
 QUIET = "#5A6475"
 BRACKET = "#8892A2"
 GRID = "#E6EAEF"

@@ -103,18 +103,17 @@ class Svg:
         self.label(Label(x, y, text, size, color, bold, anchor))
 
     def label(self, label: Label) -> None:
-        """Add a label; one with a halo has a white edge that keeps lines behind it apart."""
+        """Add a label."""
         if not label.text:
             return
         weight, anchor = "bold" if label.bold else None, None if label.anchor == "start" else label.anchor
         common = _attributes(
             "", x=label.x, y=label.y, font_size=label.size, font_weight=weight, text_anchor=anchor
         )
-        text = escape(label.text)
-        if label.halo:
-            edge = 'fill="#FFFFFF" stroke="#FFFFFF" stroke-width="5" stroke-linejoin="round"'
-            self.parts.append(f'<text{common} aria-hidden="true" {edge}>{text}</text>')
-        self.parts.append(f'<text{common} fill="{label.color}">{text}</text>')
+        if label.ground:
+            back = label.rect.grown(1.5)
+            self.rect(back.x, back.y, back.w, back.h, fill=label.ground)
+        self.parts.append(f'<text{common} fill="{label.color}">{escape(label.text)}</text>')
 
     def quantity(self, x: float, y: float, text: str) -> None:
         """Add a large number followed by its unit in grey: `4.90 ms`."""

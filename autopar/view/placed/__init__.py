@@ -11,7 +11,7 @@ from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...system.text import counted, percent, seconds, size
 from ..drawing import design
-from ..drawing.design import INK, LANE, QUIET, fill_of, strips
+from ..drawing.design import INK, QUIET, fill_of, strips
 from ..drawing.svg import MARGIN, SAMPLE, WIDTH, Figure, Sample, Svg, heading, phases, ticks, trace
 from ..report.reasons import alternative, baseline
 from ..report.statistics import device_busy, hidden
@@ -88,19 +88,12 @@ def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
     if plan.lower_bound:
         found.append((seconds(plan.lower_bound), f"lower bound (gap {percent(plan.gap)})"))
     single = baseline(plan)
-    if single:
-        found.append((seconds(single[1]), f"best single device ({single[0]})"))
+    if single and plan.makespan:
+        what = f"as fast as {single[0]} alone, {seconds(single[1])}"
+        found.append((f"{single[1] / plan.makespan:.2f} ×", what))
     if any(task.phase == "backward" and task.target == SUM for task in plan.costed.graph.tasks):
         found.append((percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
     found.append((size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
-    if single and single[1] and plan.makespan:
-        gain = single[1] / plan.makespan
-        faster = f"{gain:.2f}× faster than one device"
-        slower = f"{plan.makespan / single[1]:.2f}× of one device's time"
-        path = plan.critical
-        compute, transfer = (percent(each / plan.makespan) for each in (path.compute_s, path.transfer_s))
-        what = f"critical path: {compute} compute, {transfer} transfer"
-        found.append((faster if gain >= 1.005 else slower, what))
     return found
 
 
@@ -126,7 +119,7 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
     goes_on = any(kind == "bus" for kind, _ in layout.pieces)
     samples = [
         (True, "critical path", across("critical", stroke_width=4)),
-        (goes_on, "it goes on by the bus", across("bus", stroke=INK, stroke_linecap="round")),
+        (goes_on, "waits for the bus", across("bus", stroke=INK, stroke_linecap="round")),
         (bool(arrows), "transfer, slope = its time", transfer),
         (any(len(arrow.transfers) > 1 for arrow in arrows), "several transfers", band),
         (any(arrow.ready_y is not None for arrow in arrows), "ready, bus busy", down("wait")),
@@ -140,7 +133,6 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
 def _chart(svg: Svg, layout: Layout) -> None:
     _columns(svg, layout)
     _axis(svg, layout)
-    free = free_labels(layout)
     _margin(svg, layout)
     for gap, _, _ in layout.gaps:
         if gap.h >= 20:
@@ -157,13 +149,12 @@ def _chart(svg: Svg, layout: Layout) -> None:
     for arrow in layout.arrows:
         if not arrow.critical:
             svg.circle(arrow.x1, (arrow.y1 + arrow.y1_last) / 2, 3.4, "ring")
-    for label in free:
-        if label.leader:
-            svg.line(*label.leader, "leader")
-        if label.anchor == "middle":
-            r = label.rect
-            svg.rect(r.x - 4, r.y - 1, r.w + 8, r.h + 2, fill=LANE)
-        svg.label(label)
+    with svg.group(pointer_events="none"):
+        for box in layout.boxes:
+            for label in box_labels(layout, box):
+                svg.label(label)
+        for label in free_labels(layout):
+            svg.label(label)
 
 
 def _columns(svg: Svg, layout: Layout) -> None:
@@ -243,15 +234,6 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
             svg.pattern(shade, at + 0.7, y + 0.7, 9.3, h - 1.4)
             svg.line((edge, y), (edge, y + h), stroke=shade.hue, stroke_width=0.8)
         svg.rect(x, y, w, h, rx=corner, fill="none", stroke=shade.hue, stroke_width=1.3)
-        labels = box_labels(layout, box)
-        for label in labels:
-            svg.label(label)
-        if card.copies and box.h >= 40 and labels:
-            text = f"× {len(card.copies)}"
-            wide = design.width(text, 12, True) + 16
-            right = box.x + box.w - 9 - 10 * at_right
-            svg.rect(right - wide, labels[-1].y - 13, wide, 18, rx=9, fill=INK)
-            svg.text(right - wide / 2, labels[-1].y, text, 12, "#FFFFFF", bold=True, anchor="middle")
 
 
 def _band(svg: Svg, arrow: Arrow) -> None:

@@ -217,14 +217,6 @@ def _stacked(plan: Plan, groups: list[list[Card]]) -> Card:
     whole = _join([card for group in groups for card in group])
     path, first = copies[0].title.rsplit(".", 1)
     last = copies[-1].title.rpartition(".")[2]
-    title = f"{path.rpartition('.')[2]} {first} … {last}{_kind(plan, copies, whole.phase)}"
+    suffix = _SUFFIXES.get(whole.phase, f" {whole.phase}" if plan.words.training else "")
+    title = f"{path.rpartition('.')[2]} {first} … {last}{suffix}"
     return replace(whole, title=title, module=path, copies=copies, block=None)
-
-
-def _kind(plan: Plan, copies: tuple[Card, ...], phase: str) -> str:
-    """Return the suffix of a stack's title: the one cluster in all copies, else their phase."""
-    if all(len(copy.clusters) == 1 for copy in copies):
-        words = {plan.words.cluster(copy.clusters[0]).replace(f"{copy.title}.", "", 1) for copy in copies}
-        if len(words) == 1:
-            return f": {words.pop()}"
-    return _SUFFIXES.get(phase, f" {phase}" if plan.words.training else "")

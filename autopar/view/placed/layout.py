@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise, permutations
+from itertools import groupby, pairwise
 from typing import TypeAlias
 
 from ...ir.plan import Plan
@@ -22,10 +22,10 @@ LEFT = 200.0
 TOP = 92.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _MOST_ARROWS = 80
-_WIDEST_BAND = 1 / 16
-"""Share of the plan within which starting transfers are drawn as one band."""
-_MOST_TRIED = 6
-"""Limit on the number of devices for which all column orders are tried."""
+_BANDS = (1 / 200, 1 / 100, 1 / 50, 1 / 25, 1 / 16)
+"""Shares of the plan within which starting transfers are drawn as one band, if there are too many."""
+_LEGIBLE = 13.0
+"""Pixels below which a box has no name."""
 _TIGHT = 12.0
 """Pixels below which successive copies are one line."""
 
@@ -61,6 +61,11 @@ class Box(Rect):
     card: Card
     critical: bool
 
+    @property
+    def named(self) -> bool:
+        """True if it is high enough for a name."""
+        return self.h >= _LEGIBLE
+
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
@@ -92,7 +97,6 @@ class Layout:
     columns: of each device, from left to right.
     second: pixels per second below `top`.
     space: places taken by boxes, lines and labels.
-    unnamed: boxes without room for a label.
     undrawn: number of transfers without an arrow.
     """
 
@@ -106,13 +110,17 @@ class Layout:
     arrows: list[Arrow] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    unnamed: list[Box] = field(default_factory=list)
     undrawn: int = 0
     space: FreeSpace = field(default_factory=FreeSpace)
 
     def y(self, when: float) -> float:
         """Return the vertical position of a time, in pixels."""
         return self.top + when * self.second
+
+    @property
+    def unnamed(self) -> list[Box]:
+        """Boxes that are too low for a name."""
+        return [box for box in self.boxes if not box.named]
 
     @property
     def bottom(self) -> float:
@@ -163,12 +171,11 @@ def _boxes(layout: Layout) -> None:
 def _arrows(layout: Layout) -> None:
     plan = layout.plan
     hot = {id(plan.steps[number]) for number in plan.critical.path}
-    window, widest = 0.0, plan.makespan * _WIDEST_BAND
-    groups = [[step] for step in plan.steps if isinstance(step, Transfer)]
-    transfers = [step for (step,) in groups]
-    while len(groups) > _MOST_ARROWS and window < widest:
-        window = min(widest, max(window * 1.5, plan.makespan / 200))
-        groups = _bundles(transfers, window)
+    transfers = [step for step in plan.steps if isinstance(step, Transfer)]
+    groups = [[step] for step in transfers]
+    for share in _BANDS:
+        if len(groups) > _MOST_ARROWS:
+            groups = _bundles(transfers, plan.makespan * share)
     # Keep the groups with the most bytes, in the order of their starts.
     by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for step in groups[g]), g))
     kept = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
@@ -225,14 +232,11 @@ def _cause(layout: Layout, card: Card) -> str:
 
 
 def _take(layout: Layout) -> None:
-    layout.space.take_line((0.0, layout.bottom), (layout.right, layout.bottom))
+    layout.space.take(Rect(0.0, layout.bottom - 1, layout.right, 200.0))
     for arrow in layout.arrows:
-        several = len(arrow.transfers) > 1
-        layout.space.take_line((arrow.x1, arrow.y1), (arrow.x2, arrow.y2), under=several)
-        if several:
-            layout.space.take_line((arrow.x1, arrow.y1_last), (arrow.x2, arrow.y2_last), under=True)
-            middle = ((arrow.y1 + arrow.y1_last) / 2, (arrow.y2 + arrow.y2_last) / 2)
-            layout.space.take_line((arrow.x1, middle[0]), (arrow.x2, middle[1]))
+        first, last = (arrow.y1, arrow.y2), (arrow.y1_last, arrow.y2_last)
+        for start, end in {first, last, ((first[0] + last[0]) / 2, (first[1] + last[1]) / 2)}:
+            layout.space.take_line((arrow.x1, start), (arrow.x2, end))
         if arrow.ready_y is not None:
             layout.space.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
     for _, points in layout.pieces:
@@ -249,45 +253,39 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, _Colum
     touched = {lane.rsplit("/", 1)[0] for lane in cards}
     touched |= {device for t in plan.transfers for device in (t.src, t.dst)}
     order = _order(plan, touched)
-    many = len(touched) > 4
-    wide, gap = (176.0, 156.0) if many else (206.0, 176.0)
-    found: dict[str, _Column] = {}
     lanes = {name: [lane for lane in machine.device[name].compute_lanes if lane in cards] for name in order}
-    each = {name: (140.0, wide)[len(lanes[name])] if len(lanes[name]) < 2 else 142.0 for name in order}
-    widths = {name: each[name] * max(1, len(lanes[name])) if name in touched else 128.0 for name in order}
+    wide, gap = (176.0, 156.0) if len(touched) > 4 else (206.0, 176.0)
+    each = {name: (134.0, wide, 142.0)[min(2, len(lanes[name]))] for name in order}
     gaps = [gap if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
-    stretch = min(1.35, max(1.0, (WIDTH - MARGIN - LEFT) / (sum(widths.values()) + sum(gaps))))
-    x = LEFT
+    whole = sum(each[name] * max(1, len(lanes[name])) for name in order) + sum(gaps)
+    stretch = min(1.35, max(1.0, (WIDTH - MARGIN - LEFT) / whole))
+    x, found = LEFT, {}
     for name, after in zip(order, (*gaps, 0.0)):
         w = each[name] * stretch
         places = tuple((lane, x + index * w, w) for index, lane in enumerate(lanes[name]))
-        found[name] = _Column(name, x, widths[name] * stretch, places, look[name])
-        x += (widths[name] + after) * stretch
+        found[name] = _Column(name, x, w * max(1, len(places)), places, look[name])
+        x = found[name].right + after * stretch
     return found
 
 
 def _order(plan: Plan, touched: set[str]) -> list[str]:
-    """Order the devices so that transfers skip the fewest columns, then with the CPU in the middle."""
+    """Order the devices with the CPUs where transfers skip the fewest columns, rather in the middle."""
     machine = plan.costed.machine
     cpus = [device.name for device in machine.devices if device.traits.host]
     others = [device.name for device in machine.devices if not device.traits.host]
     middle = (len(others) + 1) // 2
     usual = [*others[:middle], *cpus, *others[middle:]]
-    busy, idle = [name for name in usual if name in touched], [name for name in usual if name not in touched]
+    busy = [name for name in usual if name in touched]
     traffic = Counter((t.src, t.dst) for t in plan.transfers)
-    if len(busy) <= _MOST_TRIED:
-        tries = [list(order) for order in permutations(busy)]
-    else:
-        rest = [name for name in busy if name not in cpus]
-        here = [name for name in busy if name in cpus]
-        tries = [busy, *([*rest[:cut], *here, *rest[cut:]] for cut in range(len(rest) + 1))]
+    rest, here = [name for name in busy if name not in cpus], [name for name in busy if name in cpus]
+    tries = [[*rest[:cut], *here, *rest[cut:]] for cut in range(len(rest) + 1)]
 
     def cost(order: list[str]) -> tuple[int, int]:
         at = {name: position for position, name in enumerate(order)}
         skipped = sum(count * max(0, abs(at[src] - at[dst]) - 1) for (src, dst), count in traffic.items())
         return skipped, sum(abs(at[name] - position) for position, name in enumerate(busy))
 
-    return [*min(tries, key=cost), *idle]
+    return [*min(tries, key=cost), *(name for name in usual if name not in touched)]
 
 
 def _edges(columns: dict[str, _Column], src: str, dst: str) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from ...ir.device import kind_of
 from ...ir.timeline import Memory, Timeline
 from ...system.text import free, percent, seconds, size
 from ..drawing import design
-from ..drawing.design import GRID, INK, QUIET, Shade, shades
+from ..drawing.design import GRID, INK, PAPER, QUIET, Shade, shades
 from ..drawing.free_space import Label, Point
 from ..drawing.svg import MARGIN, SAMPLE, Figure, Sample, Svg, heading, trace
 from ..report.reasons import change
@@ -250,7 +250,8 @@ def _peak(chart: Chart, memory: Memory, level: Callable[[float], float], points:
     text = f"peak {size(memory.peak)}"
     places = [(dx, dy) for dx in (-10.0, 10.0, -70.0, 70.0, -140.0) for dy in (-7.0, 4.0, 17.0, 30.0)]
     labels = [
-        Label(x + dx, y + dy, text, 11.5, anchor="end" if dx < 0 else "start", halo=True) for dx, dy in places
+        Label(x + dx, y + dy, text, 11.5, anchor="end" if dx < 0 else "start", ground=PAPER)
+        for dx, dy in places
     ]
     inside = [[label] for label in labels if LEFT + 4 < label.rect.x < RIGHT - label.rect.w]
     for label in chart.space.first(inside, pad=2):

@@ -11,7 +11,7 @@ from ...ir.device import kind_of
 from ...ir.timeline import Span, Timeline
 from ...system.text import seconds, size
 from ..drawing import design
-from ..drawing.design import INK, QUIET, WAIT, Shade, fill_of, shades
+from ..drawing.design import INK, PAPER, QUIET, WAIT, Shade, fill_of, shades
 from ..drawing.free_space import FreeSpace, Label, Rect
 from ..drawing.svg import MARGIN, Svg, ticks
 from ..report.statistics import union
@@ -152,7 +152,7 @@ def _name(chart: Chart, bar: _Bar, shade: Shade, y: float) -> float:
         chart.label(next((label for label in inside if chart.space.unlined(label.rect)), inside[0]))
         return 0.0
     name = span.title if count == 1 else f"{count} {'copies' if span.kind == 'copy' else 'clusters'}"
-    label = Label(bar.right + 7, y, design.fit_words(name, 170, 11.5), 11.5, halo=True)
+    label = Label(bar.right + 7, y, design.fit_words(name, 170, 11.5), 11.5, ground=PAPER)
     right = label.rect.x + label.rect.w
     if right >= RIGHT - 3 or not chart.space.first([[label]], pad=3):
         return 0.0
@@ -166,7 +166,7 @@ def _wait_name(chart: Chart, bar: _Bar, y: float) -> None:
     span = bar.spans[0]
     text = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
     inside = Label((bar.waits + bar.x) / 2, y, text, 11.5, WAIT, anchor="middle")
-    beside = Label(bar.waits - 6, y, text, 11.5, WAIT, anchor="end", halo=True)
+    beside = Label(bar.waits - 6, y, text, 11.5, WAIT, anchor="end", ground=PAPER)
     if inside.rect.w + 8 <= bar.x - bar.waits:
         chart.label(inside)
     elif beside.rect.x > LEFT + 2 and chart.space.first([[beside]], pad=3):
