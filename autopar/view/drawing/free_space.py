@@ -89,8 +89,8 @@ class FreeSpace:
 
     def take_line(self, start: Point, end: Point) -> None:
         """Mark a line as occupied."""
-        around = Rect(*map(min, start, end), abs(end[0] - start[0]), abs(end[1] - start[1]))
-        for cell in _cells(around):
+        (x1, y1), (x2, y2) = start, end
+        for cell in _cells(Rect(min(x1, x2), min(y1, y2), abs(x2 - x1), abs(y2 - y1))):
             self._lines[cell].append((start, end))
 
     def free(self, rect: Rect) -> bool:

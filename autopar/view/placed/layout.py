@@ -232,11 +232,12 @@ def _cause(layout: Layout, card: Card) -> str:
 
 
 def _take(layout: Layout) -> None:
-    layout.space.take(Rect(0.0, layout.bottom - 1, layout.right, 200.0))
+    layout.space.take(Rect(LEFT, layout.bottom - 1, layout.right - LEFT, 200.0))
     for arrow in layout.arrows:
-        first, last = (arrow.y1, arrow.y2), (arrow.y1_last, arrow.y2_last)
-        for start, end in {first, last, ((first[0] + last[0]) / 2, (first[1] + last[1]) / 2)}:
-            layout.space.take_line((arrow.x1, start), (arrow.x2, end))
+        edges = (arrow.y1, arrow.y2), (arrow.y1_last, arrow.y2_last)
+        middle = (arrow.y1 + arrow.y1_last) / 2, (arrow.y2 + arrow.y2_last) / 2
+        for left, right in {*edges, middle}:
+            layout.space.take_line((arrow.x1, left), (arrow.x2, right))
         if arrow.ready_y is not None:
             layout.space.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
     for _, points in layout.pieces:
