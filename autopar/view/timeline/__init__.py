@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 from ...ir.device import kind_of
 from ...ir.timeline import Memory, Timeline
 from ...system.text import free, percent, seconds, size
 from ..drawing import design
 from ..drawing.design import GRID, INK, PAPER, QUIET, Shade, shades
-from ..drawing.free_space import Label, Point
+from ..drawing.free_space import Point
 from ..drawing.svg import MARGIN, SAMPLE, Figure, Sample, Svg, heading, trace
 from ..report.reasons import change
 from ..report.statistics import (
@@ -203,13 +202,13 @@ def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, 
         chart.text(LEFT - 10, level(most * share) + 4, text, 11, QUIET, anchor="end")
     if close:
         at = level(close)
-        chart.space.take_line((LEFT, at), (RIGHT, at))
         chart.line((LEFT, at), (RIGHT, at), "cap")
         chart.text(LEFT - 10, at + 4, f"cap {size(close)}", 11, INK, bold=True, anchor="end")
     chart.swatch(shade, MARGIN, y + 34, 22, 20)
     chart.text(MARGIN + 30, y + 43, design.fit(memory.device, 86, 12, True), 12, bold=True)
     chart.text(MARGIN + 30, y + 58, "memory", 11.5, QUIET)
-    _peak(chart, memory, level, points)
+    at_peak = chart.x(next(when for when, count in memory.steps if count == memory.peak))
+    chart.circle(at_peak, level(memory.peak), 4.5, fill=PAPER, stroke=shade.hue, stroke_width=2)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
     rows += [("free", free(1 - memory.peak / cap))] if cap else []
     rows += [("planned", size(planned.peak))] if planned else []
@@ -238,21 +237,3 @@ def corners(
         until = steps[index + 1][0] if index + 1 < len(steps) else max(right, x)
         points += [(x, level(count)), (until, level(count))]
     return points
-
-
-def _peak(chart: Chart, memory: Memory, level: Callable[[float], float], points: list[Point]) -> None:
-    """Draw a ring at the peak, with its size if there is room."""
-    when = next(when for when, count in memory.steps if count == memory.peak)
-    x, y = chart.x(when), level(memory.peak)
-    for start, end in pairwise(points):
-        chart.space.take_line(start, end)
-    chart.circle(x, y, 4.5, fill="#FFFFFF", stroke=chart.shades[memory.device].hue, stroke_width=2)
-    text = f"peak {size(memory.peak)}"
-    places = [(dx, dy) for dx in (-10.0, 10.0, -70.0, 70.0, -140.0) for dy in (-7.0, 4.0, 17.0, 30.0)]
-    labels = [
-        Label(x + dx, y + dy, text, 11.5, anchor="end" if dx < 0 else "start", ground=PAPER)
-        for dx, dy in places
-    ]
-    inside = [[label] for label in labels if LEFT + 4 < label.rect.x < RIGHT - label.rect.w]
-    for label in chart.space.first(inside, pad=2):
-        chart.label(label)

@@ -1,8 +1,8 @@
-"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times."""
+"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times where they
+fit inside."""
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,6 @@ from ...ir.timeline import Span, Timeline
 from ...system.text import seconds, size
 from ..drawing import design
 from ..drawing.design import INK, PAPER, QUIET, WAIT, Shade, fill_of, shades
-from ..drawing.free_space import FreeSpace, Label, Rect
 from ..drawing.svg import MARGIN, Svg, ticks
 from ..report.statistics import union
 
@@ -22,7 +21,7 @@ _MOST_JOINED = 64
 
 
 class Chart(Svg):
-    """The picture of a timeline: the shades of its devices, its time axis, and the places that are taken."""
+    """The picture of a timeline: the shades of its devices, and its time axis."""
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(WIDTH, 0, f"timeline of {timeline.title}")
@@ -32,9 +31,6 @@ class Chart(Svg):
         ends = [end for side in sides for end in (side.makespan, *(span.end for span in side.spans))]
         self.span = max(ends) * 1.02
         self.ticks, self.unit = ticks(self.span, RIGHT - LEFT, 96.0)
-        self.space = FreeSpace()
-        for side in sides:
-            self.space.take_line((self.x(side.makespan), 0.0), (self.x(side.makespan), 10_000.0))
 
     def x(self, when: float) -> float:
         """Return the horizontal position of a time, in pixels."""
@@ -112,19 +108,31 @@ def measured_bars(
     chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, h: float, hot: set[int], copies: bool
 ) -> None:
     """Draw the spans of a lane, `h` high from `y` down; those in `hot` (by `id`) are underlined in black."""
-    bars = _bars(chart, spans)
-    for bar in bars:
-        chart.space.take(Rect(bar.x, y, max(bar.w, 1.0), h))
-        if bar.waits is not None:
-            chart.space.take(Rect(bar.waits, y, bar.x - bar.waits, h))
-            chart.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
-        _bar(chart, bar, shade, y, h, hot)
     base = y + h / 2 + 4
-    named = sorted(_name(chart, bar, shade, base) for bar in bars)
-    for bar in bars:
-        _wait_name(chart, bar, base)
-    if not copies:
-        _idle(chart, spans, base - 4, named)
+    for bar in _bars(chart, spans):
+        span = bar.spans[0]
+        if bar.waits is not None:
+            chart.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
+            wait = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
+            _inside(chart, bar.waits, bar.x, base, [wait], WAIT)
+        _bar(chart, bar, shade, y, h, hot)
+        short = design.fit_words(span.title, bar.w - 8, 11.5, True)
+        if len(bar.spans) == 1 and (short == span.title or len(short) >= 7):
+            light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
+            color = INK if light or span.phase in ("reduction", "update") else PAPER
+            _inside(chart, bar.x, bar.right, base, [short], color, bold=True)
+    busy = [] if copies else union((span.start, span.end) for span in spans)
+    for (_, start), (end, _) in pairwise(busy):
+        idle = seconds(end - start)
+        _inside(chart, chart.x(start), chart.x(end), base, [f"idle {idle}", idle], QUIET)
+
+
+def _inside(
+    chart: Chart, left: float, right: float, y: float, texts: list[str], color: str, bold: bool = False
+) -> None:
+    """Write the first of `texts` that fits between two positions in their middle; none if none fits."""
+    fitting = (text for text in texts if design.width(text, 11.5, bold) + 8 <= right - left)
+    chart.text((left + right) / 2, y, next(fitting, ""), 11.5, color, bold=bold, anchor="middle")
 
 
 def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -> None:
@@ -137,56 +145,3 @@ def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -
         solid(svg, shade, bar.x + edge, y, max(bar.w - 2 * edge, 0.8), h, phase)
         if any(id(span) in hot for span in bar.spans):
             svg.rect(bar.x, y + h, max(bar.w, 0.8), 3.5, fill=INK)
-
-
-def _name(chart: Chart, bar: _Bar, shade: Shade, y: float) -> float:
-    """Draw the name inside its bar, else to the right if that is free; return its right edge there or 0."""
-    span, count = bar.spans[0], len(bar.spans)
-    text = design.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
-    if text == span.title or len(text) >= 7:
-        light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
-        color = INK if light or span.phase in ("reduction", "update") else "#FFFFFF"
-        half = design.width(text, 11.5, True) / 2
-        places = (bar.x + bar.w / 2, bar.x + 5 + half, bar.right - 5 - half)
-        inside = [Label(at, y, text, 11.5, color, True, "middle") for at in places]
-        chart.label(next((label for label in inside if chart.space.unlined(label.rect)), inside[0]))
-        return 0.0
-    name = span.title if count == 1 else f"{count} {'copies' if span.kind == 'copy' else 'clusters'}"
-    label = Label(bar.right + 7, y, design.fit_words(name, 170, 11.5), 11.5, ground=PAPER)
-    right = label.rect.x + label.rect.w
-    if right >= RIGHT - 3 or not chart.space.first([[label]], pad=3):
-        return 0.0
-    chart.label(label)
-    return right
-
-
-def _wait_name(chart: Chart, bar: _Bar, y: float) -> None:
-    if bar.waits is None:
-        return
-    span = bar.spans[0]
-    text = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
-    inside = Label((bar.waits + bar.x) / 2, y, text, 11.5, WAIT, anchor="middle")
-    beside = Label(bar.waits - 6, y, text, 11.5, WAIT, anchor="end", ground=PAPER)
-    if inside.rect.w + 8 <= bar.x - bar.waits:
-        chart.label(inside)
-    elif beside.rect.x > LEFT + 2 and chart.space.first([[beside]], pad=3):
-        chart.label(beside)
-
-
-def _idle(chart: Chart, spans: tuple[Span, ...], y: float, named: list[float]) -> None:
-    """Draw brackets over idle times, after names, with their length."""
-    busy = union((span.start, span.end) for span in spans)
-    for (_, start), (end, _) in pairwise(busy):
-        left, right = chart.x(start) + 5, chart.x(end) - 5
-        before = named[: bisect.bisect_left(named, right)]
-        left = max(left, before[-1] + 8) if before else left
-        middle = (left + right) / 2
-        texts = (f"idle {seconds(end - start)}", seconds(end - start))
-        labels = [Label(middle, y + 4, text, 11.5, QUIET, anchor="middle") for text in texts]
-        wide = [[label] for label in labels if label.rect.w + 30 <= right - left]
-        for label in chart.space.first(wide, pad=3):
-            r = label.rect
-            chart.label(label)
-            for near, far, edge in ((left, r.x - 6, left), (r.x + r.w + 6, right, right)):
-                chart.line((near, y), (far, y), "bracket")
-                chart.line((edge, y - 5), (edge, y + 5), "bracket")
