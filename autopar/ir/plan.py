@@ -241,13 +241,13 @@ class Plan:
         """Return the report, or reasons for the placement of clusters by name or glob: waits, end on each
         device.
 
-        The report has the critical path with its waits, and the one change of hardware or cap that would
-        shorten the plan most, found in up to some seconds. Raises PlanError for a name that no cluster has.
+        The report has the critical path with its waits, and the kinds of devices and the links that would shorten
+        the plan most if they were twice as fast. Raises PlanError for a name that no cluster has.
         """
         return str(pictures.render("explain", self, *clusters))
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draw as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        """Draw as `.html`, `.svg`, `.png` or `.dot`."""
         pictures.render("draw", self, path)
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -142,7 +142,7 @@ def test_the_change_that_helps_most_is_found_and_wires_that_do_not_matter_are_no
     found = {change.what: change.seconds for change in changes(plan)}
     assert plan.makespan == pytest.approx(10.0)
     assert found == {"cpu twice as fast": pytest.approx(5.0)}
-    assert "The one change that would help most: cpu twice as fast" in explain(plan)
+    assert "What would help most: cpu twice as fast" in explain(plan)
 
 
 def test_a_wire_that_all_waits_for_is_the_change():
@@ -171,7 +171,7 @@ def test_when_nothing_helps_it_says_so():
         "links": [link("cpu", "gpu", latency_s=1.0, bytes_per_s=1e9)],
     }
     assert [change.what for change in changes(autopar.schedule(still))] == ["cpu → gpu without latency"]
-    assert explain(autopar.schedule(still)).count("The one change that would help most") == 1
+    assert explain(autopar.schedule(still)).count("What would help most") == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -191,16 +191,12 @@ def test_the_path_tells_why_each_step_is_on_it():
     graph["tasks"].append({"id": "c", "seconds": {"cpu": 2.0}})
     plan = autopar.schedule(graph)
     found = plan.critical
-    assert sum(found.busy_s.values()) == pytest.approx(plan.makespan)
-    assert found.busy_s["compute", "data"] + found.busy_s.get(("transfer", "data"), 0) > 0
     for before, after in pairwise(found.path):
         assert found.ready(after) <= found.steps[after].start + 1e-12
         assert found.last[after].step == before
     alone = autopar.schedule(
         {**graph, "values": [], "tasks": [{"id": n, "seconds": {"cpu": 1.0}} for n in "ab"]}
     )
-    assert alone.critical.busy_s == {("compute", "lane"): 1.0, ("compute", "data"): 1.0}
-    assert "50 % only for keeping a lane busy" in explain(alone)
     assert "lane cpu/0, busy with" in explain(alone)
 
 

@@ -15,7 +15,6 @@ from .reasons import (
     baseline,
     best_of_each,
     change,
-    choices,
     faster,
     helps,
     path_shares,
@@ -27,7 +26,6 @@ from .statistics import device_busy, hidden, phases
 _MOST_REASONS = 12
 _PHASE_COLUMNS = ("from", "to", "under way", "adds", "of all")
 _MOST_STRETCHES = 12
-_MOST_DEVICES = 8
 _WIDEST = 110
 
 
@@ -243,27 +241,21 @@ def _path(plan: Plan) -> str:
     for part in sorted(longest, key=lambda part: (part.start, part.end)):
         why = waited(plan, part.steps[0]) if part.steps else ""
         rows.append((seconds(part.start), seconds(part.end), part.where, part.what, why))
-    lines = [*path_shares(plan), table(rows, right=(0, 1), widest=64)]
+    lines = [path_shares(plan), table(rows, right=(0, 1), widest=64)]
     if len(longest) < len(parts):
         lines.append(f"… the {len(longest)} longest of {len(parts)} stretches")
     return "\n".join(lines)
 
 
 def _reasons(plan: Plan) -> str:
-    big = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))
-    devices = [device.name for device in plan.costed.machine.devices][:_MOST_DEVICES]
-    each = [(placed, plan.reason[placed.cluster]) for placed in big[:_MOST_REASONS]]
-    weighed = any(len(reason.choices) > 1 for _, reason in each)
-    columns = tuple(f"on {device}" for device in devices) if weighed else ()
-    rows = [("cluster", "device", "takes", "slack", "waited for", *columns, "why")]
-    for placed, reason in each:
-        late = {choice.device: text for choice, text in choices(placed.device, reason)}
-        ends = ["here" if device == placed.device else late.get(device, "-") for device in devices]
+    longest = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))[
+        :_MOST_REASONS
+    ]
+    rows = [("cluster", "device", "takes", "slack", "waited for", "why there")]
+    for placed in longest:
         number = plan.critical.number[placed.cluster]
-        times = (seconds(placed.end - placed.start), seconds(plan.critical.slack[number]))
-        why = (waited(plan, number), *(ends if weighed else ()), reason.text)
-        rows.append((plan.words.cluster(placed.cluster), placed.device, *times, *why))
-    head = f"why each cluster is where it is (the {len(rows) - 1} longest of {len(plan.placed)})"
-    if weighed:
-        head += "; on …: how much later it would itself end there, the rest of the plan as it is"
-    return head + "\n" + table(rows, right=(2, 3, *range(5, 5 + len(columns))), widest=_WIDEST)
+        times = seconds(placed.end - placed.start), seconds(plan.critical.slack[number])
+        name, why = plan.words.cluster(placed.cluster), plan.reason[placed.cluster].text
+        rows.append((name, placed.device, *times, waited(plan, number), why))
+    head = f"why each cluster is where it is (the {len(longest)} longest of {len(plan.placed)})"
+    return f"{head}\n{table(rows, right=(2, 3), widest=_WIDEST)}"

@@ -72,18 +72,15 @@ def _against(choice: Choice, own: float | None) -> str:
 
 
 def helps(plan: Plan) -> str:
-    """Return the change of hardware that would shorten the plan most, the runners-up, and the predictions."""
-    found = changes(plan)
-    if not found:
-        return "No single device or link, if it were twice as fast, would shorten the makespan."
-    rows = [("change", "makespan", "against now")]
-    for change in found[:_MOST_CHANGES]:
-        rows.append((change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.makespan)}"))
-    best = found[0]
-    return (
-        f"The one change that would help most: {best.what}, from {seconds(plan.makespan)} to "
-        f"{seconds(best.seconds)} (the same plan, each alone)\n{table(rows, right=(1, 2), widest=64)}"
-    )
+    """Return the changes of hardware that would shorten the plan most, each alone, with the predictions."""
+    rows = [
+        (change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.makespan)}")
+        for change in changes(plan)[:_MOST_CHANGES]
+    ]
+    if not rows:
+        return "No kind of device and no link, if it were twice as fast, would shorten the makespan."
+    text = f"What would help most: {rows[0][0]} (the same plan, each change alone)\n"
+    return text + table([("change", "makespan", "against now"), *rows], right=(1, 2), widest=64)
 
 
 def waited(plan: Plan, number: int) -> str:
@@ -108,19 +105,12 @@ def waited(plan: Plan, number: int) -> str:
     return f"{held}, busy with {named}, {seconds(late)}"
 
 
-def path_shares(plan: Plan) -> list[str]:
-    """Return the shares of compute, transfers and waits in the critical path, one sentence per line."""
+def path_shares(plan: Plan) -> str:
+    """Return the shares of compute, transfers and waits in the critical path as a sentence."""
     found, total = plan.critical, plan.makespan or 1.0
     waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
     compute, transfer, waiting = (percent(s / total) for s in (found.compute_s, found.transfer_s, waits))
-    line = f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; "
-    line += "nothing on it can be late without the end being late"
-    held = {"lane": "compute lane", "bus": "transfer wire", "copy queue": "transfer lane"}
-    busy = {f"{kind} {cause}": s for (kind, cause), s in found.busy_s.items()}
-    shares = {what: busy.get(key, 0.0) / total for what, key in held.items()}
-    kept = {what: share for what, share in shares.items() if share > 0.005}
-    parts = [f"{percent(share)} only for keeping a {what} busy" for what, share in kept.items()]
-    return [line, f"{', '.join(parts)} that the next step needed"] if parts else [line]
+    return f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; a step on it delays the end"
 
 
 @dataclass(frozen=True, slots=True)
