@@ -103,17 +103,16 @@ class Svg:
         self.label(Label(x, y, text, size, color, bold, anchor))
 
     def label(self, label: Label) -> None:
-        """Add a label."""
-        if not label.text:
-            return
-        weight, anchor = "bold" if label.bold else None, None if label.anchor == "start" else label.anchor
-        common = _attributes(
-            "", x=label.x, y=label.y, font_size=label.size, font_weight=weight, text_anchor=anchor
-        )
-        if label.ground:
+        """Add a label, over its ground."""
+        if label.text and label.ground:
             back = label.rect.grown(1.5)
             self.rect(back.x, back.y, back.w, back.h, fill=label.ground)
-        self.parts.append(f'<text{common} fill="{label.color}">{escape(label.text)}</text>')
+        if label.text:
+            weight, anchor = "bold" if label.bold else None, None if label.anchor == "start" else label.anchor
+            place = _attributes(
+                "", x=label.x, y=label.y, font_size=label.size, font_weight=weight, text_anchor=anchor
+            )
+            self.parts.append(f'<text{place} fill="{label.color}">{escape(label.text)}</text>')
 
     def quantity(self, x: float, y: float, text: str) -> None:
         """Add a large number followed by its unit in grey: `4.90 ms`."""

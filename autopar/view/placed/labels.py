@@ -131,11 +131,12 @@ def _wait_places(arrow: Arrow) -> Iterator[list[Label]]:
 def _gap_places(place: Rect, idle: float, cause: str) -> Iterator[list[Label]]:
     """Yield `idle 2.2 ms` over its cause, in the middle of the gap if it is free; then the first line alone."""
     x, room = place.x + place.w / 2, place.w - 14
-    last, time, what = cause == "done", seconds(idle), cause.removeprefix("waits for ")
-    heads = [f"idle to the end {time}"] * last + [f"idle {time}", time]
+    time, ending = seconds(idle), "" if cause else " to the end"
+    heads = (f"idle{ending} {time}", f"idle {time}", time)
     head = next((text for text in heads if design.width(text, 12) <= room), "")
-    fitting = (text for text in (cause, what) if design.width(text, 12) <= room)
-    below = "" if last else next(fitting, design.fit_words(what.rpartition(" of ")[0] or what, room, 12))
+    whole = [f"waits for {cause}", cause] if cause else []
+    fitting = (text for text in whole if design.width(text, 12) <= room)
+    below = next(fitting, design.fit_words(cause.rpartition(" from ")[0] or cause, room, 12))
     lines = [(-3.0, head), (12.0, below)] if below and place.h >= 44 else [(4.0, head)]
     for shown, share in product((lines, lines[:1]), (0.5, 0.25, 0.75)):
         if place.h >= 24:

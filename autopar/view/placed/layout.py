@@ -12,10 +12,11 @@ from itertools import groupby, pairwise
 from typing import TypeAlias
 
 from ...ir.plan import Plan
-from ...ir.timeline import Placed, Step, Transfer
+from ...ir.timeline import Transfer
 from ..drawing.design import Shade, shades
 from ..drawing.free_space import FreeSpace, Point, Rect
 from ..drawing.svg import MARGIN, WIDTH
+from ..report.reasons import Section, sections, waited
 from .fold import Card, fold
 
 LEFT = 200.0
@@ -27,7 +28,7 @@ _BANDS = (1 / 200, 1 / 100, 1 / 50, 1 / 25, 1 / 16)
 _LEGIBLE = 13.0
 """Pixels below which a box has no name."""
 _TIGHT = 12.0
-"""Pixels below which successive copies are one line."""
+"""Pixels below which successive copies on the critical path are one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ Piece: TypeAlias = tuple[str, tuple[Point, ...]]
 
 
 Gap: TypeAlias = tuple[Rect, float, str]
-"""The place of an idle time of a lane, its seconds, and what ended it."""
+"""The place of an idle time of a lane, its seconds, and what ended it; empty at the end of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,30 +206,17 @@ def _bundles(transfers: list[Transfer], window: float) -> list[list[Transfer]]:
 
 
 def _gaps(layout: Layout) -> None:
+    plan = layout.plan
     for column in layout.columns.values():
         for lane, x, w in column.lanes:
             clock = 0.0
-            ends = [(card.start, card.end, _cause(layout, card)) for card in layout.cards[lane]]
-            for start, end, cause in (*ends, (layout.plan.makespan, 0.0, "done")):
+            ends = [(card.start, card.end, card.clusters[0]) for card in layout.cards[lane]]
+            for start, end, first in (*ends, (plan.makespan, 0.0, "")):
                 if start > clock:
                     y = layout.y(clock)
+                    cause = waited(plan, plan.critical.number[first]) if first else ""
                     layout.gaps.append((Rect(x, y, w, layout.y(start) - y), start - clock, cause))
                 clock = max(clock, end)
-
-
-def _cause(layout: Layout, card: Card) -> str:
-    """Return the binding predecessor of a card's first cluster as text."""
-    plan = layout.plan
-    wait = plan.critical.last[plan.critical.number[card.clusters[0]]]
-    if wait is None:
-        return "waits for its start"
-    before = plan.steps[wait.step]
-    if isinstance(before, Transfer):
-        return f"waits for {plan.words.value(before.value)} of {before.src}"
-    if wait.kind == "lane" or card.start - before.end > 0.01 * plan.makespan:
-        return "waits for its turn"
-    where = f" of {before.device}" if before.device != card.device else ""
-    return f"waits for {plan.words.cluster(before.cluster)}{where}"
 
 
 def _take(layout: Layout) -> None:
@@ -299,7 +287,15 @@ def _critical_line(layout: Layout) -> list[Piece]:
     """Return the pieces of the critical path in order."""
     columns = layout.columns
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
-    stretches = _stretches(layout.plan, _TIGHT / layout.second if layout.second else 0.0)
+    parts: list[tuple[Section, Section]] = []
+    for part in sections(layout.plan):
+        last = parts[-1][1] if parts and part.kind == "copy" else None
+        if last and part.where == last.where and (part.start - last.start) * layout.second < _TIGHT:
+            parts[-1] = (parts[-1][0], part)
+        elif part.steps:
+            parts.append((part, part))
+    steps = layout.plan.steps
+    stretches = [(steps[one.steps[0]], steps[other.steps[-1]]) for one, other in parts]
     pieces: list[Piece] = []
     here: tuple[Point, str] | None = None
     for (first, last), (after, _) in zip(stretches, [*stretches[1:], (None, None)]):
@@ -321,25 +317,6 @@ def _critical_line(layout: Layout) -> list[Piece]:
         pieces.append((kind, ((enter, start), (leave, end))))
         here = (leave, end), target
     return _joined(pieces)
-
-
-def _stretches(plan: Plan, tight: float) -> list[tuple[Step, Step]]:
-    """Return first and last step of each stretch: clusters of one lane, or copies of one direction below `tight`
-    seconds."""
-    done: list[tuple[Step, Step]] = []
-    for step in map(plan.steps.__getitem__, plan.critical.path):
-        if done and _continues(done[-1][1], step, tight):
-            done[-1] = (done[-1][0], step)
-        else:
-            done.append((step, step))
-    return done
-
-
-def _continues(before: Step, step: Step, tight: float) -> bool:
-    if isinstance(before, Placed) or isinstance(step, Placed):
-        return before.lane == step.lane
-    same_way = (step.src, step.dst) == (before.src, before.dst)
-    return same_way and max(step.start, before.end) - before.start < tight
 
 
 def _path(*points: Point) -> tuple[Point, ...]:

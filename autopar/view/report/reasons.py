@@ -114,7 +114,7 @@ def path_shares(plan: Plan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class Section:
     """A section of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains. `steps`:
     numbers of its steps."""
 
@@ -126,7 +126,7 @@ class _Section:
     steps: tuple[int, ...] = ()
 
 
-def sections(plan: Plan) -> list[_Section]:
+def sections(plan: Plan) -> list[Section]:
     """Return the critical path in sections: consecutive clusters of one lane are one, gaps above 0.1 % are waits."""
     groups: list[list[int]] = []
     clock, starts = 0.0, list[float]()
@@ -139,19 +139,19 @@ def sections(plan: Plan) -> list[_Section]:
             groups.append([number])
             starts.append(clock if late else step.start)
         clock = max(clock, step.end)
-    parts: list[_Section] = []
+    parts: list[Section] = []
     for numbers, start in zip(groups, starts):
         first, last = plan.steps[numbers[0]], plan.steps[numbers[-1]]
         if start < first.start:
             what = "waits; no cluster or transfer explains it"
-            parts.append(_Section("wait", start, first.start, first.lane, what))
+            parts.append(Section("wait", start, first.start, first.lane, what))
         if isinstance(first, Transfer):
             kind, where, what = "copy", f"{first.src} → {first.dst}", plan.words.value(first.value)
         else:
             kind, where, what = "compute", first.lane, plan.words.cluster(first.cluster)
             if isinstance(last, Placed) and len(numbers) > 1:
                 what += f" … {plan.words.cluster(last.cluster)} ({len(numbers)} clusters)"
-        parts.append(_Section(kind, first.start, last.end, where, what, tuple(numbers)))
+        parts.append(Section(kind, first.start, last.end, where, what, tuple(numbers)))
     return parts
 
 
