@@ -289,8 +289,8 @@ def _critical_line(layout: Layout) -> list[Piece]:
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
     parts: list[tuple[Section, Section]] = []
     for part in sections(layout.plan):
-        last = parts[-1][1] if parts and part.kind == "copy" else None
-        if last and part.where == last.where and (part.start - last.start) * layout.second < _TIGHT:
+        before = parts[-1][1] if parts and part.kind == "copy" else None
+        if before and part.where == before.where and (part.start - before.start) * layout.second < _TIGHT:
             parts[-1] = (parts[-1][0], part)
         elif part.steps:
             parts.append((part, part))
@@ -310,10 +310,10 @@ def _critical_line(layout: Layout) -> list[Piece]:
             enter = leave = left if abs(goal - left) < abs(goal - right) else right
             kind, source, target = "run", first.device, first.device
         if here:
-            (x, before), device = here
+            (x, y), device = here
             by_bus = device != source
-            corner = (x, start) if by_bus and kind == "copy" else (enter, before)
-            pieces.append(("bus" if by_bus else "run", _path((x, before), corner, (enter, start))))
+            corner = (x, start) if by_bus and kind == "copy" else (enter, y)
+            pieces.append(("bus" if by_bus else "run", _path((x, y), corner, (enter, start))))
         pieces.append((kind, ((enter, start), (leave, end))))
         here = (leave, end), target
     return _joined(pieces)
