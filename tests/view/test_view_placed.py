@@ -200,7 +200,7 @@ def test_a_box_crossed_by_arrows_keeps_its_name_where_there_is_room():
 
 
 def test_a_name_that_leaves_no_room_beside_it_has_its_time_under_it():
-    name = "decode all the images of this batch"
+    name = "decode the images of this batch"
     jobs = [view_plans.Job("d", "cpu/0", 3e-3, module=name)]
     layout = lay_out(view_plans.build("long", jobs, view_plans.machine(1)))
     assert [label.text for label in box_labels(layout, layout.boxes[0])] == [name, "3.00 ms · linear"]
