@@ -6,11 +6,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from ..ir.plan import Choice, Plan, Reason
 from ..system.text import seconds, size
-from .model.instance import Instance
-from .model.slots import Slots
+from .model.instance import Hop, Instance
+from .model.slots import Slots, find_all
 
 NEGLIGIBLE = 1e-9
 """Difference in seconds that is too small for a reason."""
@@ -18,12 +19,16 @@ ROUNDING = 1e-12
 """Share of the makespan by which an inserted step may exceed its gap."""
 
 
+_Span: TypeAlias = tuple[float, float]
+
+
 class Reasons(Mapping[str, Reason]):
     """The reason for the placement of each cluster of a plan, by the cluster's name, computed on first access.
 
-    Each `Choice` leaves the rest of the plan as it is. Inputs that the plan has on a device arrive as planned, others
-    one after the other over idle links; the cluster takes the first sufficient gap of a lane. Dispatch is ignored. A
-    device that lacks memory gets no end.
+    Each `Choice` leaves the rest of the plan as it is. Inputs that the plan has on a device arrive as planned; others
+    are sent one after the other, each in the first sufficient gap of its queue and bus, without the transfers that
+    only the present place needs. The cluster takes the first sufficient gap of a lane. Dispatch is ignored. A device
+    that lacks memory gets no end.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -37,10 +42,13 @@ class Reasons(Mapping[str, Reason]):
         for r, step in enumerate(self.own):
             for v in instance.makes[r]:
                 self.there[v][self.device[r]] = step.end
+        self.sent: list[tuple[int, Hop, _Span]] = []
         for t in plan.transfers:
-            known, dst = self.there[value[t.value]], index[t.dst]
-            known[dst] = min(t.end, known.get(dst, math.inf))
-        busy: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            v, hop = value[t.value], instance.hops[index[t.src], index[t.dst]]
+            self.there[v][hop.dst] = min(t.end, self.there[v].get(hop.dst, math.inf))
+            self.sent.append((v, hop, (t.start, t.end)))
+        self.rounding = ROUNDING * plan.makespan
+        busy: dict[str, list[_Span]] = defaultdict(list)
         for step in plan.placed:
             busy[step.lane].append((step.start, step.end))
         self.lanes = [[Slots(busy[name]) for name in names] for names in instance.lane_names]
@@ -64,22 +72,47 @@ class Reasons(Mapping[str, Reason]):
         instance, own, device = self.instance, self.own[r], self.instance.devices[d]
         makers = {instance.maker[v] for v in instance.reads[r]}
         order = (self.own[p].end for p in instance.before[r] if p not in makers)
-        arrives = max([0.0, *order, *(self.there[v].get(d, 0.0) for v in instance.reads[r])])
-        missing = (
-            (v, *next(iter(self.there[v].items()))) for v in instance.reads[r] if d not in self.there[v]
-        )
-        sent = 0.0
-        for end, took in sorted((end, instance.travel(v, source, d)) for v, source, end in missing):
-            sent = max(sent, end) + took
-        arrives = max(arrives, sent)
+        arrives = max([self._brought(r, d), *order])
         if d == self.device[r]:
             return Choice(device, arrives, own.start, own.end, "chosen")
         if d not in instance.allowed[r] or arrives == math.inf:
             return Choice(device, 0.0, 0.0, None, self._barred(r, d))
         took = instance.seconds[r][d]
-        start = min(lane.find(arrives, took - ROUNDING * self.plan.makespan) for lane in self.lanes[d])
+        start = min(lane.find(arrives, took - self.rounding) for lane in self.lanes[d])
         lacks = self._lacks(r, d, start, start + took)
         return Choice(device, arrives, start, None if lacks else start + took, lacks)
+
+    def _brought(self, r: int, d: int) -> float:
+        """Return when all inputs of a cluster could be on a device; inf without a route."""
+        instance, reads = self.instance, self.instance.reads[r]
+        arrives = max((self.there[v].get(d, 0.0) for v in reads), default=0.0)
+        missing = [v for v in reads if d not in self.there[v]]
+        buses, sent = self._buses(r) if missing else {}, 0.0
+        for end, v, source in sorted(
+            next((end, v, src) for src, end in self.there[v].items()) for v in missing
+        ):
+            hops, sent = instance.route[source][d], max(sent, end)
+            if hops is None:
+                return math.inf
+            for hop in hops:
+                took = hop.seconds(instance.bytes[v])
+                queues = [buses[key] for key in _keys(hop) if key in buses]
+                sent = find_all(queues, took - self.rounding, sent) + took
+        return max(arrives, sent)
+
+    def _buses(self, r: int) -> dict[tuple[str, int], Slots]:
+        """Return the queues and buses without the transfers that only cluster `r` needs where it is."""
+        instance, d = self.instance, self.device[r]
+        others = {
+            v for v in instance.reads[r] if any(o != r and self.device[o] == d for o in instance.readers[v])
+        }
+        others |= {v for v in instance.reads[r] if d in instance.deliver[v] or instance.carry[v]}
+        taken: dict[tuple[str, int], list[_Span]] = defaultdict(list)
+        for v, hop, span in self.sent:
+            if hop.dst != d or v in others or v not in instance.reads[r]:
+                for key in _keys(hop):
+                    taken[key].append(span)
+        return {key: Slots(spans) for key, spans in taken.items()}
 
     def _barred(self, r: int, d: int) -> str:
         """Return the reason why cluster `r` cannot be on device number `d`."""
@@ -171,3 +204,8 @@ class Reasons(Mapping[str, Reason]):
         if self.plan.critical.slack[self.plan.critical.number[own.cluster]] >= gain:
             return f"{sooner}, but nothing waits for it."
         return f"{sooner}; the policy {self.plan.policy} has it on {own.device}."
+
+
+def _keys(hop: Hop) -> list[tuple[str, int]]:
+    """Return the queue and the bus that a hop waits for."""
+    return [(kind, number) for kind, number in (("queue", hop.lane), ("wire", hop.wire)) if number >= 0]

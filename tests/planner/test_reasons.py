@@ -9,7 +9,7 @@ import pytest
 from taskfiles import link, randomly
 
 import autopar
-from autopar.planner.model.slots import Slots
+from autopar.planner.model.slots import Slots, find_all
 from autopar.planner.what_if import changes
 from autopar.view import explain, explain_clusters
 
@@ -44,6 +44,12 @@ def test_a_gap_is_the_first_that_is_long_enough(seed):
             t for t in range(ready, 99) if all(end <= t or start >= t + length for start, end in busy)
         )
         assert slots.find(ready, length) == first
+
+
+def test_several_resources_are_free_together():
+    one, other, third = Slots([(0, 2)]), Slots([(3, 5)]), Slots([(0, 9)])
+    assert find_all([one, other], 2, 0) == 5
+    assert find_all([one, other, third], 1, 0) == 9
 
 
 # ── elsewhere ──────────────────────────────────────────────────────────────────────────────────────
@@ -86,7 +92,24 @@ def test_a_reason_names_the_cause():
     assert "Its inputs are here" in autopar.schedule(graph).reason["b"].text
 
 
-def test_inputs_that_are_not_there_come_one_after_the_other():
+def test_what_a_run_alone_fetches_is_not_in_its_own_way():
+    graph = two({"gpu": 1.0, "gpu2": 1.0})
+    graph["devices"].append({"name": "gpu2"})
+    graph["links"] += [link("cpu", "gpu2", wire="bus"), link("gpu2", "cpu", wire="bus")]
+    choices = autopar.schedule(graph).reason["b"].choices
+    assert choices[1].end == pytest.approx(choices[2].end) == pytest.approx(3.001)
+
+
+def test_what_others_fetch_too_and_what_comes_before_on_the_wire_is_waited_for():
+    graph = two({"gpu": 0.5, "gpu2": 0.5})
+    graph["devices"].append({"name": "gpu2"})
+    graph["links"] += [link("cpu", "gpu2", wire="bus"), link("gpu2", "cpu", wire="bus")]
+    graph["tasks"].append({"id": "c", "seconds": {"gpu": 1.0}})
+    graph["values"][0]["consumers"] = ["b", "c"]
+    plan = autopar.schedule(graph)
+    assert plan.place["b"].device == "gpu"
+    assert plan.reason["b"].choices[2].arrives == pytest.approx(1.0 + 2 * 1.001)
+    # Two values of one cluster come one after the other.
     graph = two({"cpu": 1.5, "gpu": 1.0})
     graph["values"].append({"id": "w", "producer": "a", "consumers": ["b"], "bytes": 10**6})
     assert autopar.schedule(graph).reason["b"].choices[1].arrives == pytest.approx(1.0 + 2 * 1.001)

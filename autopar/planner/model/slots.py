@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 REMEMBERED = 64
 """Gaps kept; older ones are dropped, so that a reservation takes constant time."""
@@ -75,3 +75,12 @@ def find_both(first: Slots, first_s: float, second: Slots, second_s: float, read
         start = first.find(later, first_s)
         if start == later:
             return start
+
+
+def find_all(queues: Sequence[Slots], length: float, ready: float) -> float:
+    """Return the earliest start ≥ `ready` with `length` free seconds on all queues."""
+    while True:
+        start = max((queue.find(ready, length) for queue in queues), default=ready)
+        if start == ready:
+            return start
+        ready = start

@@ -24,7 +24,6 @@ from .reasons import (
 from .statistics import device_busy, hidden, phases
 
 _MOST_REASONS = 12
-_PHASE_COLUMNS = ("from", "to", "under way", "adds", "of all")
 _MOST_STRETCHES = 12
 _WIDEST = 110
 
@@ -175,30 +174,21 @@ def _phases(plan: Plan, timeline: Timeline | None) -> str:
     """Return the phases of a training step as predicted and, if the call was measured in time, as measured."""
     sides = {"predicted": plan.timeline(), **({"measured": timeline} if timeline else {})}
     found = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
-    heads = [f"{what} measured" if side == "measured" else what for side in sides for what in _PHASE_COLUMNS]
-    rows = [("phase", *heads)]
+    rows = [("phase", *(f"{what} {side}" for side in sides for what in ("under way", "adds", "of all")))]
     for name in PHASES:
         row = [name]
         for side, each in sides.items():
             phase = found[side].get(name)
-            if phase:
-                row += [seconds(when) for when in (phase.start, phase.end, phase.span, phase.adds)]
-                row.append(percent(phase.adds / (each.makespan or 1.0)))
-            else:
-                row += ["-"] * len(_PHASE_COLUMNS)
+            share = percent(phase.adds / (each.makespan or 1.0)) if phase else "-"
+            row += [seconds(phase.span), seconds(phase.adds), share] if phase else ["-"] * 3
         if any(name in held for held in found.values()):
             rows.append(tuple(row))
-    lines = [
-        "how the time divides; under way: its clusters or copies, adds: while none of a phase above are",
-        table(rows, right=range(1, len(rows[0]))),
-    ]
+    head = "how the time divides; under way: its clusters or copies, adds: while none of a phase above are"
+    text = f"{head}\n{table(rows, right=range(1, len(rows[0])))}"
     if any("reduction" in held for held in found.values()):
-        shares = [f"{percent(hidden(plan, each))} as {side}" for side, each in sides.items()]
-        lines.append(
-            f"hidden behind the backward: {', '.join(shares)}: the share of the reduction (gradients copied to their "
-            "sums, and summed) during which some device works on the backward"
-        )
-    return "\n".join(lines)
+        shares = ", ".join(f"{percent(hidden(plan, each))} as {side}" for side, each in sides.items())
+        text += f"\nhidden behind the backward: {shares} of the time in which gradients are copied and summed"
+    return text
 
 
 def _candidates(plan: Plan) -> str:
