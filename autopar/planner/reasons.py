@@ -125,7 +125,10 @@ class Reasons(Mapping[str, Reason]):
             return f"no links bring all its values to and from {device}"
         if unable[0] == r:
             return f"it cannot run on {device}, or a pin keeps it off"
-        return f"{instance.names[unable[0]]}, with which it shares a device, cannot run on {device}"
+        return f"{self._called(unable[0])}, with which it shares a device, cannot run on {device}"
+
+    def _called(self, r: int) -> str:
+        return self.plan.words.cluster(self.instance.names[r])
 
     def _lacks(self, r: int, d: int, start: float, end: float) -> str:
         """Return a clause on the memory that a device lacks for a cluster, besides what it holds anyway; "" if none."""
@@ -192,7 +195,7 @@ class Reasons(Mapping[str, Reason]):
         instance, own, gain = self.instance, self.own[r], self.own[r].end - rival.end
         readers: list[tuple[float, str]] = []
         for v in instance.makes[r]:
-            wanted = [(instance.names[reader], self.device[reader]) for reader in instance.readers[v]]
+            wanted = [(self._called(reader), self.device[reader]) for reader in instance.readers[v]]
             wanted += [(f"{instance.devices[e]}, where it must come,", e) for e in instance.deliver[v]]
             for reader, e in wanted:
                 late = rival.end + instance.travel(v, d, e) - self.there[v].get(e, math.inf)

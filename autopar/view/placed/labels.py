@@ -29,7 +29,7 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     if not box.named:
         return []
     card, bold, two = box.card, box.critical, box.h >= 40
-    shown = 13.0 if box.h >= 18 else 11.5
+    shown = 13.0 if box.h >= 18 else 11.0
     strip_left, strip_right = strips(card.phase)
     left, right = box.x + _STRIP * strip_left + _PAD, box.x + box.w - _STRIP * strip_right - _PAD
     time, second = seconds(card.busy), _second_line(layout, box) if two else ""
@@ -159,7 +159,7 @@ def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
         }[section.kind]
         labels: list[Label] = []
         if tall >= 42 and verdict:
-            bold = design.width(head, 12, True) <= x - 8
+            bold = not design.fit_words(head, x - 8, 12, True).endswith("…")
             labels = [
                 Label(x, middle - 11, design.fit_words(head, x - 8, 12, bold), 12, INK, bold, "end"),
                 Label(x, middle + 4, time, 12, QUIET, anchor="end"),

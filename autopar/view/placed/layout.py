@@ -25,7 +25,7 @@ _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _MOST_ARROWS = 80
 _BANDS = (1 / 200, 1 / 100, 1 / 50, 1 / 25, 1 / 16)
 """Shares of the plan within which starting transfers are drawn as one band, if there are too many."""
-_LEGIBLE = 13.0
+_LEGIBLE = 11.0
 """Pixels below which a box has no name."""
 _TIGHT = 12.0
 """Pixels below which successive copies on the critical path are one line."""
