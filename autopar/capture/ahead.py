@@ -148,7 +148,7 @@ def _region(
         return stop
 
     try:
-        call, _ = compiled(model, backend, True, None)
+        call = compiled(model, backend, True, None)
         with numbers_on_meta() if _meta(root, args, kwargs) else nullcontext():
             call(*args, **kwargs)
     except _Stopped as stopped:

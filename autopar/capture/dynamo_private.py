@@ -6,11 +6,10 @@ import contextlib
 import functools
 import itertools
 import logging
-import re
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -22,7 +21,6 @@ from ..system.process import uncollected
 from .dynamo_settings import CAPTURES, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
-from .steady import checked, managers
 from .torch_private import compiling, open_floats, overridden, quiet, retried
 from .trace_state import restored_state
 
@@ -31,7 +29,7 @@ try:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import eval_frame as _eval_frame
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-    from torch._dynamo.guards import GuardBuilder, GuardManagerType, install_guard
+    from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.source import AttrSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
@@ -44,30 +42,11 @@ try:
     from torch.export.exported_program import _override_composite_implicit_decomp
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
-    from torch.utils.hooks import RemovableHandle
 except ImportError as error:
     raise CaptureError(versions.lacking(torch.__version__, error)) from error
 
 __all__ = ["TorchDynamoException"]  # torch's own, for others to import from here
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a call."""
-Check: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], bool]
-"""A predicate on the arguments of a call."""
-Guard: TypeAlias = Callable[[Arguments, Mapping[str, Any], Collection[str]], Check | None]
-"""`guard(arguments, pinned, watched)` returns a check that is true for arguments if the code that serves
-`arguments` serves them too; None if unknown. The check runs Dynamo's own guards, with two exceptions.
-`pinned` objects, by source, must be these very objects, and nothing below a source in `watched` is guarded.
-Hooks of the compiled module and of those in it are checked only after some hook has been registered."""
-Store: TypeAlias = tuple[str, Any, str, Any]
-"""A side effect that sets an attribute to a constant: source of the object, the object, the attribute's name, value."""
-
-_HOOKS = tuple(
-    f"_{way}_{kind}" for way in ("forward", "forward_pre") for kind in ("hooks", "hooks_with_kwargs")
-) + ("_backward_hooks", "_backward_pre_hooks")
-_OWN_HOOKS = re.compile(rf"""L\['function'\](\._modules\[('[^']*'|"[^"]*")\])*\.({"|".join(_HOOKS)})""")
-"""Sources of the hooks that `_hooked` looks for, not those of a module in a plain list or of an argument."""
-_CONSTANTS = (type(None), bool, int, float, str)
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()
 
@@ -154,25 +133,18 @@ def _calls_graph(code: CodeType) -> bool:
     return any(name.startswith("__compiled_fn") for name in code.co_names)
 
 
-def effects() -> list[Store] | None:
-    """Return the attributes that the call under capture in this thread sets to constants; None if it has
-    other side effects in Python, such as a growing list."""
-    found = InstructionTranslator.current_tx().output.side_effects
-    stores: list[Store] = []
-    for item in found.id_to_variable.values():
-        source = getattr(item, "source", None)
-        made = isinstance(item.mutation_type, (AttributeMutationNew, ValueMutationNew))
-        if source is None or made or not found.is_modified(item):
-            continue
-        stored, owner = found.store_attr_mutations.get(item), getattr(item, "value", None)
-        # The items of a collection may have changed too.
-        if not stored or owner is None or isinstance(owner, Collection):
-            return None
-        for name, value in stored.items():
-            if not (value.is_python_constant() and isinstance(value.as_python_constant(), _CONSTANTS)):
-                return None
-            stores.append((_named(source), owner, name, value.as_python_constant()))
-    return None if found.tensor_hooks else stores
+def has_side_effects() -> bool:
+    """Return True if the call under capture in this thread changes objects that outlive it, such as an attribute or
+    a growing list, or registers a hook of a tensor."""
+    effects = InstructionTranslator.current_tx().output.side_effects
+    new = AttributeMutationNew, ValueMutationNew
+    changed = (
+        getattr(item, "source", None) is not None
+        and not isinstance(item.mutation_type, new)
+        and effects.is_modified(item)
+        for item in effects.id_to_variable.values()
+    )
+    return bool(effects.tensor_hooks) or any(changed)
 
 
 _LACKS: Callable[..., None] = getattr(GuardBuilder, "DICT_NOT_CONTAINS", None) or functools.partial(
@@ -259,8 +231,8 @@ def compiled(
     fullgraph: bool,
     dynamic: bool | None,
     skipped: Callable[[str, str], None] = lambda why, place: None,
-) -> tuple[Callable[..., Any], Guard]:
-    """Compile a module or function by `torch.compile`, captured under `SETTINGS`; return it and its guard.
+) -> Callable[..., Any]:
+    """Compile a module or function by `torch.compile`, captured under `SETTINGS`.
 
     Dynamo caches by code object. All models of a class share the code of `forward`, so each model gets its
     own entry. `skipped` is called with the reason and place of each frame without a graph.
@@ -294,7 +266,7 @@ def compiled(
         settings = {**SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else SETTINGS
         name = getattr(function, "__name__", type(function).__name__)
         vars(context)["callback"] = entry = _Entry(callback, skipped, settings, call.__code__, name)
-    made, code = context(call), call.__code__
+    made = context(call)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if entry is not None and entry.resting:
@@ -308,64 +280,7 @@ def compiled(
                 entry.ended(raised)
         return found
 
-    def guard(arguments: Arguments, pinned: Mapping[str, Any], watched: Collection[str]) -> Check | None:
-        try:
-            return _check(function, code, arguments, pinned, watched)
-        except (AttributeError, LookupError, TypeError, RuntimeError):  # other internals of torch
-            return None
-
-    return called, guard
-
-
-def _check(
-    function: Callable[..., Any],
-    code: CodeType,
-    arguments: Arguments,
-    pinned: Mapping[str, Any],
-    watched: Collection[str],
-) -> Check | None:
-    call = {"function": function, "hooks": _hooks(), "args": arguments[0], "kwargs": arguments[1]}
-    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
-    whole = next((entry.guard_manager for entry in entries if entry.guard_manager.root.check(call)), None)
-    if whole is None:
-        return None
-    looked = not _hooked(function)
-
-    def kept(node: Any) -> bool:
-        source = node.get_source()
-        return source not in watched and not (looked and _OWN_HOOKS.fullmatch(source))
-
-    root = whole.root.clone_manager(kept)
-    nodes = {node.get_source(): node for node in managers(root)}
-    for source, item in pinned.items():
-        owner, _, key = source[:-2].rpartition("['")
-        node = nodes.get(source) or nodes[owner].dict_getitem_manager(
-            key, source, item, GuardManagerType.GUARD_MANAGER
-        )
-        node.add_id_match_guard(id(item), [f"{source} is the same"], None)
-    check, registered = checked(root, function, globals()), RemovableHandle.next_id
-
-    def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        nonlocal registered
-        if looked and registered != (now := RemovableHandle.next_id):
-            if _hooked(function):
-                return False
-            registered = now
-        return (
-            whole.cache_entry is not None
-            and _eval_frame._stance.stance == "default"
-            and check({"function": function, "hooks": _hooks(), "args": args, "kwargs": kwargs})
-        )
-
-    # Guards on pairs of tensors may have state that a clone does not reset.
-    same = all(whole.root.check(call) and holds(*arguments) for _ in range(2))
-    return holds if same and whole.root.check(call) else None
-
-
-def _hooked(function: Any) -> bool:
-    """Return True if a module, or one in it, has hooks."""
-    inner = function.modules() if isinstance(function, nn.Module) else ()
-    return any(getattr(module, name, None) for module in inner for name in _HOOKS)
+    return called
 
 
 def _logging() -> set[Any]:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
 from typing import Any, TypeAlias
 
 from torch import fx, nn
@@ -61,15 +60,11 @@ class Backend(Recorded):
         self.pool = Replicas()
         self.served: list[Any] = []
         self.latest: tuple[Any, Planned] | None = None
-        self.direct: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The graphs that have, or had, a shortcut."""
-        self.entry: CodeType | None = None
-        """Code object through which the user's calls enter; its locals are `model`, `args`, `kwargs`, `expected`."""
+        self.runs_as_written = False
+        """True if a graph of which only the user's code is right is refused, so that Dynamo runs the code."""
         self.preparing = False
         """True while a call is planned but not run: `Done` is raised in place of its first graph."""
         self.calls = 0
-        self.returned: list[tuple[Any, list[Any]]] | None = None
-        """If set, the graph and the results of each call that a shortcut may serve."""
         self.unplaced: dict[str, int] = {}
         """Number of calls that ran as written, by reason."""
         self.breaks: dict[str, None] = {}
@@ -95,7 +90,7 @@ class Backend(Recorded):
         Raises Untraceable for a graph of which only the function itself is right, which Dynamo then runs as written: it
         waits for other processes, or the class of a tensor redefines operators.
         """
-        refused = as_code(module, examples) if self.entry is not None else None
+        refused = as_code(module, examples) if self.runs_as_written else None
         if refused is not None:
             # Never as a graph: there, torch 2.11 gives an autograd.Function that waits a wrong derivative.
             if str(refused) not in self.breaks:
@@ -198,9 +193,9 @@ class Backend(Recorded):
 
     def replaced_by(self, latest: Any) -> None:
         """Drop the programs of graphs for fixed sizes that `latest` has replaced, since Dynamo tries the
-        latest graph first; but not those that a shortcut leads to."""
+        latest graph first."""
         for served in self.served:
-            if served.programs and served not in self.direct and latest.region.widens(served.region):
+            if served.programs and latest.region.widens(served.region):
                 served.forget(*served.programs)
 
     def close(self) -> None:

@@ -27,8 +27,7 @@ from ..runtime.record import Recording
 from ..runtime.tuned import wait_for
 from .backend import Backend
 from .classes import sharing
-from .direct import way
-from .model_check import judge
+from .model_check import CALL, Call, judge
 from .served import Served
 
 log = logging.getLogger("autopar")
@@ -52,49 +51,56 @@ class _Placement:
         self.model, self.how = model, (machine, options, given, fullgraph, dynamic)
         root = model if isinstance(model, nn.Module) else None
         self.backend = Backend(Served, machine, options, root, given, positional(model))
-        self.backend.entry = _Placement.call.__code__
-        self.run, guard = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
-        self.direct = way(model, guard, self.backend)
+        self.backend.runs_as_written = True
+        self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output, placed if a graph can be captured."""
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             # A model around this one is being captured, and is placed as a whole.
             return self.model(*args, **kwargs)
-        model = self.model
-        expected: list[Any] = []
-        backend = self.backend
-        if any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
-            raise CaptureError(
-                "torch.fx.symbolic_trace cannot trace a compiled model; give it the plain one, fast.module"
-            )
+        model, backend, values = self.model, self.backend, (*args, *kwargs.values())
+        for value in values:
+            if isinstance(value, fx.Proxy):
+                raise CaptureError(
+                    "torch.fx.symbolic_trace cannot trace a compiled model; give it the plain one, fast.module"
+                )
         active = transformed()
-        why = f"{active} is active" if active else redefined((*args, *kwargs.values()))
+        why = f"{active} is active" if active else redefined(values)
         if why:
             self.unplaced(why)
             return model(*args, **kwargs)
-        before = backend.calls
-        for tries in reversed(range(TRIES)):
-            try:
-                output = self.run(*args, **kwargs)
-                if expected:
-                    judge(model, expected, output, backend.machine)
-                break
-            except DifferenceError:
-                if not expected:
-                    raise
-                *_, snapshot, doubt = expected
-                with snapshot.restored():
-                    expected.clear()
-                    # Another thread may have changed the model during the check: only a fault differs each time.
-                    if not tries:
-                        # Programs that failed their first check must be checked again.
-                        backend.forget()
-                        raise
-                    doubt()
+        call = Call(model, args, kwargs, [])
+        before, outer = backend.calls, CALL.set(call)
+        try:
+            output = self._compared(call)
+        finally:
+            CALL.reset(outer)
         if backend.calls == before:
             self.unplaced("torch.compile captured no graph")
         return output
+
+    def _compared(self, call: Call) -> Any:
+        """Return the placed model's output, compared with the model's own in first calls. Raises DifferenceError."""
+        for tries in reversed(range(TRIES)):
+            try:
+                output = self.run(*call.args, **call.kwargs)
+                if call.expected:
+                    judge(call.model, call.expected, output, self.backend.machine)
+                return output
+            except DifferenceError:
+                if not call.expected:
+                    raise
+                *_, snapshot, doubt = call.expected
+                with snapshot.restored():
+                    call.expected.clear()
+                    # Another thread may have changed the model during the check: only a fault differs each time.
+                    if not tries:
+                        # Programs that failed their first check must be checked again.
+                        self.backend.forget()
+                        raise
+                    doubt()
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def unplaced(self, why: str) -> None:
         """Count a call that ran as written, by its reason; warn the first time."""
@@ -124,10 +130,7 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program for these arguments and return the outputs of the model."""
-        placement = self._placement
-        if is_dynamo_compiling():
-            return placement.call(*args, **kwargs)
-        return placement.direct(placement.call, args, kwargs)
+        return self._placement.call(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture, plan and lower for these arguments without running."""
@@ -142,15 +145,12 @@ class Compiled:
     @property
     def settled(self) -> bool:
         """True if the kernels of all calls so far are chosen and none is on trial against eager."""
-        chosen = all(executor.settled for executor in self._placement.backend.tuned())
-        return chosen and not self._placement.direct.on_trial
+        return all(executor.settled for executor in self._placement.backend.tuned())
 
     @property
     def serving(self) -> str:
         """Kernel libraries of the programs, each once, with threads and lanes, separated by ";", such as "onnxruntime,
-        2 lanes"; "eager" for PyTorch's kernels; "the model itself" if the plain model is faster."""
-        if self._placement.direct.plain:
-            return "the model itself"
+        2 lanes"; "eager" for PyTorch's kernels."""
         return "; ".join({executor.serving: None for executor in self._placement.backend.tuned()}) or "eager"
 
     @property
@@ -181,7 +181,7 @@ class Compiled:
         """
         from ..view import explain
 
-        backend, direct = self._placement.backend, self._placement.direct
+        backend = self._placement.backend
         try:
             _, ready = backend.ready()
         except AutoparError as reason:
@@ -190,8 +190,7 @@ class Compiled:
             ready.measure()
         timeline = backend.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
-        notes = [*backend.notes(), *direct.notes()]
-        return explain(ready.plan, measured, ready.single_s, notes)
+        return explain(ready.plan, measured, ready.single_s, backend.notes())
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the placed graph as `.html`, `.svg`, `.png` or `.dot`."""

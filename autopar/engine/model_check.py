@@ -7,9 +7,8 @@ rows to zero).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from types import CodeType
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ LOOSE = 100.0
 """Factor on a graph's own tolerance, since a model that torch captures may round differently."""
 
 
-class _Asked(NamedTuple):
+class Call(NamedTuple):
     """A call by the user: the model, its arguments, and the list that takes the model's output."""
 
     model: Callable[..., Any]
@@ -34,18 +33,11 @@ class _Asked(NamedTuple):
     expected: list[Any]
 
 
-def asked(entry: CodeType) -> _Asked | None:
-    """Return the call that this thread is in, found by the code object through which it entered; None outside
-    calls."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not entry:
-        frame = frame.f_back
-    return (
-        _Asked(*(frame.f_locals[name] for name in ("model", "args", "kwargs", "expected"))) if frame else None
-    )
+CALL: ContextVar[Call | None] = ContextVar("call", default=None)
+"""The innermost call of a compiled model that this thread is in."""
 
 
-def answer(call: _Asked, snapshot: Snapshot, doubt: Callable[[], None]) -> None:
+def answer(call: Call, snapshot: Snapshot, doubt: Callable[[], None]) -> None:
     """Run the plain model for the call, then restore all that `snapshot` holds; leave the leaves of its output, the
     tolerance of the graph's least precise dtype, a place for the graph's outputs (placed, in eager), the snapshot, and
     `doubt`, which has the next call compared again.
@@ -62,7 +54,7 @@ def answer(call: _Asked, snapshot: Snapshot, doubt: Callable[[], None]) -> None:
         call.expected[:] = leaves, max((LIMIT[dtype] for dtype in dtypes), default=0.0), [], snapshot, doubt
 
 
-def compared(call: _Asked | None, output: Any, outputs: Sequence[Any]) -> None:
+def compared(call: Call | None, output: Any, outputs: Sequence[Any]) -> None:
     """Note the `outputs` of the graph in eager, with which those of the placed graph agree."""
     placed, eager = (
         [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]

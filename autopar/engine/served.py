@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from ..capture import Captured, Untraceable
 from ..capture import autocast as casting
 from ..capture.captured import settle
 from ..capture.convert import captured_at
-from ..capture.dynamo_private import broken, effects, outermost
+from ..capture.dynamo_private import broken, has_side_effects, outermost
 from ..capture.eager_form import in_eager, unprinted
 from ..capture.floats import open_or_fixed
 from ..capture.refusals import explain
@@ -39,7 +39,7 @@ from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..training.dropin import Training, plan_training
 from .backend import Backend, Planned
-from .model_check import answer, asked, compared
+from .model_check import CALL, answer, compared
 from .twins import owners, twin_of
 
 log = logging.getLogger("autopar")
@@ -58,10 +58,8 @@ class Served:
         self.name = type(backend.root).__name__ if backend.root is not None else "graph"
         self.written = ""
         self._part = not outermost() or bool(broken(module)[0])
-        self.stores = None if self._part else effects()
-        """Attributes that a call sets; None if it has other side effects, or is part of the model's call."""
         # If a call leaves no side effects in Python, the check may also call the model itself.
-        self.whole = self.stores == []
+        self.whole = not self._part and not has_side_effects()
         self.twins: list[Served] = []
         self.twin: dict[int, Served] = {}
         """Twins by the `id` of the first state tensor of a call (`twin_of`)."""
@@ -93,7 +91,6 @@ class Served:
         # Their check drew other random numbers than eager, perhaps for another thread: the next is checked.
         self._disturbed: set[Hashable] = set()
         self._shorts = self.programs.shorts
-        self.shortcuts: list[weakref.ref[Any]] = []
         self.owners = owners(region, self.backend.root) if region is not None else []
 
     @property
@@ -121,19 +118,8 @@ class Served:
             found = self._by(short, args)
             if found is not None:
                 backend.latest = self, short.prepared
-                # Another thread may end its search for a shortcut meanwhile.
-                if (returned := backend.returned) is not None:
-                    returned.append((self, found))
                 return found
         return self._answer(args)
-
-    def serialised(
-        self, call: Callable[[Any], list[Any] | None], given: Any, args: Sequence[Any]
-    ) -> list[Any] | None:
-        """Return what `call` returns for `given`, in a call that changes state and has the arguments `args`; None if
-        some of these share memory with that state."""
-        with self.backend.lock:
-            return None if self.region.lent(args) else call(given)
 
     def _answer(self, args: tuple[Any, ...]) -> Any:
         backend = self.backend
@@ -169,18 +155,17 @@ class Served:
             return self._checked(key, prepared, args)
         short = self.programs.shorten(key, prepared, args) if backend.recording is None else None
         found = None if short is None else self._by(short, args)
-        # A shortcut may lead to a program that needs nothing else.
-        alone = found is not None or isinstance(prepared, Training)
         if found is None:
             with backend.lock if prepared.captured.stateful else nullcontext():
                 found = self.run(prepared, args)
-        if alone and (returned := backend.returned) is not None:
-            returned.append((self, found))
         return found
 
     def _by(self, short: Short, args: tuple[Any, ...]) -> list[Any] | None:
         """Return the results of a call by a short path; None if it must take the long way."""
-        return self.serialised(short, args, args) if short.stateful else short(args)
+        if not short.stateful:
+            return short(args)
+        with self.backend.lock:
+            return None if self.region.lent(args) else short(args)
 
     def _plain(self, args: Sequence[Any]) -> Any:
         if self.backend.preparing:
@@ -230,8 +215,7 @@ class Served:
 
     def _renew(self) -> None:
         """Drop what leads to programs: it would keep the memory of dropped ones, and start their threads again."""
-        for kept in (self._shorts, *(each.entries for found in self.shortcuts if (each := found()))):
-            kept.clear()
+        self._shorts.clear()
         self.programs.drop_resized()
 
     def forget(self, *keys: Hashable) -> None:
@@ -337,7 +321,7 @@ class Served:
     def _checked(self, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
             with alone_with(self.backend.lock):
-                call = asked(self.backend.entry) if self.whole and self.backend.entry else None
+                call = CALL.get() if self.whole else None
                 captured = prepared.captured
                 if key not in self.programs:
                     # The program serves other sizes than its own: capture the graph of these for eager.

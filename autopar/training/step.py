@@ -81,7 +81,7 @@ class TrainStep(Recorded):
         self._signatures = signatures(loss, optimizer, machine, options)
         agreed = step_facts(loss.function, clip_norm, scaler, autocast)
         self.group = averaging(process_group, loss, optimizer, agreed)
-        self._loss, _ = compiled(loss, self._signatures, True, None)
+        self._loss = compiled(loss, self._signatures, True, None)
         self._lock, self._adding = threading.RLock(), False
         self._numbers: set[int] = set()
         """Numbers of arguments that the loss is known to take."""

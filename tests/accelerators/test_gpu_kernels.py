@@ -199,15 +199,3 @@ def test_a_cap_without_room_for_kernels_leaves_them_out() -> None:
         fast.wait()
         assert fast.serving == serving
         fast.close()
-
-
-def test_the_plain_model_competes_where_it_takes_no_more_than_its_placed_form() -> None:
-    model = rig.MLP().to(FIRST)
-    for devices, options, contested in (
-        ([FIRST], {}, True),
-        ([FIRST], {"split": 2}, False),
-        (["cpu", FIRST], {}, False),
-        (["cpu"], {}, False),
-    ):
-        fast = autopar.compile(model, devices, kernels="auto", **options)
-        assert fast._placement.direct.contested == contested, (devices, options)

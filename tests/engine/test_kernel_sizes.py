@@ -162,8 +162,6 @@ def test_each_of_some_sizes_has_its_trial(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tuned, "time", SimpleNamespace(perf_counter=passed, monotonic=time.monotonic))
     model = Attention().eval()
     fast = ready(model)
-    # Else the plain model may win the calls of a size before its kernels have proved themselves.
-    fast._placement.direct.contested = False
     for sizes in (SIZES[1], SIZES[2], SIZES[3]):
         for _ in range(60):
             alike(fast, model, sizes)
