@@ -13,7 +13,7 @@ from ...system.text import counted, percent, seconds, size
 from ..drawing import design
 from ..drawing.design import INK, QUIET, fill_of, strips
 from ..drawing.svg import MARGIN, SAMPLE, WIDTH, Figure, Sample, Svg, heading, phases, ticks, trace
-from ..report.reasons import alternative, baseline
+from ..report.reasons import baseline, on_one_device
 from ..report.statistics import device_busy, hidden
 from .labels import box_labels, brackets, free_labels
 from .layout import LEFT, Arrow, Box, Layout, lay_out
@@ -64,17 +64,11 @@ def _left_out(layout: Layout) -> str:
 
 def _under(plan: Plan) -> str:
     """Return the subtitle: sizes, policy and split; for a single-device plan the reason."""
-    graph, machine = plan.costed.graph, plan.costed.machine
+    graph = plan.costed.graph
     text = counted(len(graph.tasks), "task")
-    text += f" in {counted(len(plan.placed), 'cluster')}" if machine.queued else ""
-    text += f", placed by {plan.policy}" + (f", batch in {graph.split}. " if graph.split else ". ")
-    if len({placed.device for placed in plan.placed}) != 1 or len(machine.devices) == 1:
-        return f"{text}Time runs downward."
-    other = alternative(plan)
-    if other is None or not other.makespan or other.makespan <= plan.makespan:
-        return f"{text}All on one device."
-    more = seconds(other.makespan - plan.makespan)
-    return f"{text}All on one device: the best plan over several takes {more} more."
+    text += f" in {counted(len(plan.placed), 'cluster')}" if plan.costed.machine.queued else ""
+    text += f", placed by {plan.policy}" + (f", batch in {graph.split}" if graph.split else "")
+    return f"{text}. {on_one_device(plan) or 'Time runs downward.'}"
 
 
 def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:

@@ -243,9 +243,8 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, _Colum
     touched |= {device for t in plan.transfers for device in (t.src, t.dst)}
     order = _order(plan, touched)
     lanes = {name: [lane for lane in machine.device[name].compute_lanes if lane in cards] for name in order}
-    wide, gap = (176.0, 156.0) if len(touched) > 4 else (206.0, 176.0)
-    each = {name: (134.0, wide, 142.0)[min(2, len(lanes[name]))] for name in order}
-    gaps = [gap if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
+    each = {name: (134.0, 200.0, 142.0)[min(2, len(lanes[name]))] for name in order}
+    gaps = [170.0 if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
     whole = sum(each[name] * max(1, len(lanes[name])) for name in order) + sum(gaps)
     stretch = min(1.35, max(1.0, (WIDTH - MARGIN - LEFT) / whole))
     x, found = LEFT, {}

@@ -11,12 +11,12 @@ from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...system.text import counted, free, percent, seconds, size, table
 from .reasons import (
-    alternative,
     baseline,
     best_of_each,
     change,
     faster,
     helps,
+    on_one_device,
     path_shares,
     sections,
     waited,
@@ -56,7 +56,7 @@ def explain(
         _devices(plan, timed),
         *([_phases(plan, timed)] if plan.words.training else []),
         *([_candidates(plan)] if plan.candidates else []),
-        *([_single(plan)] if len({placed.device for placed in plan.placed}) == 1 else []),
+        *filter(None, [on_one_device(plan)]),
         _path(plan),
         *([_reasons(plan)] if plan.placed else []),
         *([helps(plan)] if plan.makespan else []),
@@ -202,26 +202,6 @@ def _candidates(plan: Plan) -> str:
     if not any(row[1] for row in rows[1:]):
         return table([(name, *rest) for name, _, *rest in rows], right=(1, 2), widest=72)
     return table(rows, right=(2, 3), widest=72)
-
-
-def _single(plan: Plan) -> str:
-    device = plan.placed[0].device
-    if len(plan.costed.machine.devices) == 1:
-        return f"Everything is on {device}, the only device there is."
-    other = alternative(plan)
-    if other is None:
-        return f"Everything is on {device}; no other candidate was feasible, or could be shorter."
-    lost = (other.makespan or 0.0) - plan.makespan
-    if lost < 0 and other.note:
-        taken = seconds(other.makespan or 0.0)
-        return f"Everything is on {device}: {other.name} is predicted to take {taken}, but {other.note}."
-    if lost <= 1e-6 * plan.makespan:
-        return f"Everything is on {device}: no plan over several devices was found that takes less."
-    return (
-        f"Everything is on {device}: the best plan over several devices ({other.name}) would take "
-        f"{seconds(other.makespan or 0.0)}, {seconds(lost)} more ({lost / plan.makespan * 100:+.1f} %), "
-        "so splitting does not pay."
-    )
 
 
 def _path(plan: Plan) -> str:

@@ -161,6 +161,24 @@ def module_of(plan: Plan, cluster: str) -> str:
     return common_module([path for path in paths if path])
 
 
+def on_one_device(plan: Plan) -> str:
+    """Return the reason why everything is on one device; "" if it is not."""
+    if len({placed.device for placed in plan.placed}) != 1:
+        return ""
+    text, other = f"Everything is on {plan.placed[0].device}", alternative(plan)
+    if len(plan.costed.machine.devices) == 1:
+        return f"{text}, the only device there is."
+    if other is None or other.makespan is None:
+        return f"{text}; no other candidate was feasible, or could be shorter."
+    lost = other.makespan - plan.makespan
+    if lost < 0 and other.note:
+        return f"{text}: {other.name} is predicted to take {seconds(other.makespan)}, but {other.note}."
+    if lost <= 1e-6 * plan.makespan:
+        return f"{text}: no plan over several devices was found that takes less."
+    more = f"{seconds(lost)} more ({lost / plan.makespan * 100:+.1f} %)"
+    return f"{text}: the best plan over several ({other.name}) would take {seconds(other.makespan)}, {more}."
+
+
 def alternative(plan: Plan) -> Candidate | None:
     """Return the best candidate on several devices; None if none is feasible."""
     others = [c for c in plan.candidates if c.makespan is not None and not c.policy.startswith("single")]

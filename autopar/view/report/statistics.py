@@ -1,4 +1,4 @@
-"""Statistics shared by pictures and the report: utilization, overlap, phases of a training step, critical path."""
+"""Statistics shared by pictures and the report: utilization, overlap, and phases of a training step."""
 
 from __future__ import annotations
 
@@ -152,31 +152,3 @@ def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> 
 
 def _free(graph: Graph, name: str) -> bool:
     return name in graph.task and graph.task[name].free
-
-
-def critical_spans(timeline: Timeline) -> list[Span]:
-    """Return the spans of the critical path, by start.
-
-    A measured timeline has no dependencies. Its path is traced back from the last end: before each span comes
-    the one with the latest end, on any lane, that it can have waited for.
-    """
-    if timeline.path:
-        return [timeline.spans[number] for number in timeline.path]
-    order = sorted(timeline.spans, key=lambda span: (span.end, span.start))
-    spans = [span for span in order if not span.cluster and span.end > span.start]
-    ends = [span.end for span in spans]
-    slop = timeline.makespan * 2e-3
-    found, index = [], len(spans) - 1
-    while index >= 0:
-        span = spans[index]
-        found.append(span)
-        index = bisect.bisect_right(ends, span.start + slop, 0, index) - 1
-        tied = range(index, bisect.bisect_left(ends, ends[index] - slop) - 1, -1) if index >= 0 else ()
-        index = next((number for number in tied if _related(spans[number], span)), index)
-    return found[::-1]
-
-
-def _related(before: Span, after: Span) -> bool:
-    """Return True if the second could have waited for the first: on one lane, or for data that reaches its device."""
-    source = before.dst if before.kind == "copy" else before.device
-    return before.lane == after.lane or source == (after.src if after.kind == "copy" else after.device)

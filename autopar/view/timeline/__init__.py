@@ -15,7 +15,6 @@ from ..drawing.svg import MARGIN, SAMPLE, Figure, Sample, Svg, heading, trace
 from ..report.reasons import change
 from ..report.statistics import (
     busy_shares,
-    critical_spans,
     device_busy,
     length,
     overlaps,
@@ -100,7 +99,7 @@ def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
     samples += [
         ("measured" if timeline.predicted else "at work", partial(each, solid)),
         ("ready, bus busy", lambda x, y: svg.rect(x, y - 6, SAMPLE, 12, "wait box")),
-        ("on the critical path", lambda x, y: svg.rect(x, y - 2, SAMPLE, 4, fill=INK)),
+        ("on the plan's critical path", lambda x, y: svg.rect(x, y - 2, SAMPLE, 4, fill=INK)),
     ]
     if any(span.phase not in ("", "forward") for span in timeline.spans):
         samples += map(phase, ("forward", "backward", "update"))
@@ -112,7 +111,8 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
     predicted = timeline.predicted
     real, planned = top_spans(timeline), top_spans(predicted) if predicted else {}
     busy, overlap = busy_shares(timeline), overlaps(timeline)
-    hot = {id(span) for span in critical_spans(timeline)}
+    plan = predicted or timeline
+    hot = {(plan.spans[number].lane, plan.spans[number].name) for number in plan.path}
     chart.text(RIGHT + 30, _TOP - 8, "busy", 12, bold=True)
     chart.text(RIGHT + 142, _TOP - 8, "overlap", 12, bold=True)
     y = _TOP + 10

@@ -105,9 +105,15 @@ def planned_bars(chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, 
 
 
 def measured_bars(
-    chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, h: float, hot: set[int], copies: bool
+    chart: Chart,
+    spans: tuple[Span, ...],
+    shade: Shade,
+    y: float,
+    h: float,
+    hot: set[tuple[str, str]],
+    copies: bool,
 ) -> None:
-    """Draw the spans of a lane, `h` high from `y` down; those in `hot` (by `id`) are underlined in black."""
+    """Draw the spans of a lane, `h` high from `y` down; those in `hot`, by lane and name, are underlined in black."""
     base = y + h / 2 + 4
     for bar in _bars(chart, spans):
         span = bar.spans[0]
@@ -135,7 +141,7 @@ def _inside(
     chart.text((left + right) / 2, y, next(fitting, ""), 11.5, color, bold=bold, anchor="middle")
 
 
-def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -> None:
+def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[tuple[str, str]]) -> None:
     first, last, count = bar.spans[0], bar.spans[-1], len(bar.spans)
     names = first.title if count == 1 else f"{count} spans, {first.title} … {last.title}"
     more = f", {size(first.bytes)}" if first.kind == "copy" and count == 1 else ""
@@ -143,5 +149,5 @@ def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -
         edge = 0.6 if bar.w > 3 else 0.0
         phase = first.phase if count == 1 else ""
         solid(svg, shade, bar.x + edge, y, max(bar.w - 2 * edge, 0.8), h, phase)
-        if any(id(span) in hot for span in bar.spans):
+        if any((span.lane, span.name) in hot for span in bar.spans):
             svg.rect(bar.x, y + h, max(bar.w, 0.8), 3.5, fill=INK)
