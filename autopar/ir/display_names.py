@@ -51,8 +51,8 @@ class Words:
         shares = self._shares((t for t in tasks if not t.free), lambda task: self.phase_of_task[task.name])
         if shares:
             return max(shares, key=lambda phase: shares[phase])
-        made = [self.phase_of_value[value] for value in cluster.makes if value in self.phase_of_value]
-        return made[0] if made else tasks[0].phase
+        phases = [self.phase_of_value[value] for value in cluster.makes if value in self.phase_of_value]
+        return phases[0] if phases else tasks[0].phase
 
     @cached_property
     def phase_of_task(self) -> dict[str, str]:
@@ -63,37 +63,37 @@ class Words:
         """
         waited: set[str] = set()
         awaited: set[str] = set()
-        found: dict[str, str] = {task.name: task.phase for task in self.graph.tasks}
+        phases: dict[str, str] = {task.name: task.phase for task in self.graph.tasks}
         for task in reversed(self.graph.tasks):
             if (task.part and task.phase == "backward" and task.target != _PACKS) or not waited.isdisjoint(
                 task.outputs
             ):
                 waited.update(task.inputs)
             elif task.target == SUM and task.phase == "backward":
-                found[task.name] = "reduction"
+                phases[task.name] = "reduction"
                 awaited.update(task.inputs)
             elif task.target == _PACKS and not awaited.isdisjoint(task.outputs):
-                found[task.name] = "reduction"
-        return found
+                phases[task.name] = "reduction"
+        return phases
 
     @cached_property
     def phase_of_value(self) -> dict[str, str]:
         """The phase of each value's transfers: reduction for gradients to and from their sum, update for
         results of an update; for values that exist before the call, the first phase that reads them."""
         rank = {name: index for index, name in enumerate(PHASES)}
-        found: dict[str, str] = {}
+        phases: dict[str, str] = {}
         for task in self.graph.tasks:
             phase = self.phase_of_task[task.name]
-            if task.free and task.inputs and found.get(task.inputs[0]) == "reduction":
+            if task.free and task.inputs and phases.get(task.inputs[0]) == "reduction":
                 phase = "reduction"
-            found.update(dict.fromkeys(task.outputs, phase))
+            phases.update(dict.fromkeys(task.outputs, phase))
             for name in task.inputs:
                 if name not in self.graph.producer:
-                    found[name] = min(found.get(name, phase), phase, key=lambda each: rank[each])
+                    phases[name] = min(phases.get(name, phase), phase, key=lambda each: rank[each])
         for task in self.graph.tasks:
             if self.phase_of_task[task.name] == "reduction":
-                found.update(dict.fromkeys(task.inputs, "reduction"))
-        return found
+                phases.update(dict.fromkeys(task.inputs, "reduction"))
+        return phases
 
     def _cluster(self, name: str) -> str:
         tasks = [self.graph.task[task] for task in self.costed.cluster[name].tasks]
@@ -138,9 +138,9 @@ class Words:
         if task.target == SUM:
             return f"sum {self.value(task.outputs[0]).removesuffix(' sum')}"
         if task.phase == "backward" and len(task.outputs) == 1:
-            made = self.value(task.outputs[0]).partition(", part ")[0]
-            if made in self._gradients:
-                return made + _suffix([task])
+            gradient = self.value(task.outputs[0]).partition(", part ")[0]
+            if gradient in self._gradients:
+                return gradient + _suffix([task])
         return ""
 
     def _seconds(self, task: Task) -> float:
@@ -149,10 +149,10 @@ class Words:
 
     def _shares(self, tasks: Iterable[Task], key: Callable[[Task], str]) -> dict[str, float]:
         """Return the sums of the seconds of tasks with the same `key`."""
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for task in tasks:
-            found[key(task)] = found.get(key(task), 0.0) + self._seconds(task)
-        return found
+            sums[key(task)] = sums.get(key(task), 0.0) + self._seconds(task)
+        return sums
 
     def _most(self, tasks: list[Task]) -> str:
         """Return the phase in which tasks spend most time."""
@@ -196,27 +196,27 @@ class Words:
     @cached_property
     def _new(self) -> dict[str, list[str]]:
         """The states or inputs that each new value replaces, several for a flat value."""
-        found: dict[str, list[str]] = {}
+        targets: dict[str, list[str]] = {}
         for new, target in self.graph.updates:
-            found.setdefault(new, []).append(target)
-        return found
+            targets.setdefault(new, []).append(target)
+        return targets
 
     @cached_property
     def _gradients(self) -> dict[str, str]:
         """The gradient that each value is, or becomes by views alone; parts have the name of their whole."""
         paths = {self.graph.value[name].path for name in self.graph.state}
-        found = {
+        names = {
             name: _base(name)
             for name in self.graph.producer
             if _base(name).endswith(".grad") and _base(name).removesuffix(".grad") in paths
         }
-        found.update({text: text for text in found.values()})
+        names.update({text: text for text in names.values()})
         for task in reversed(self.graph.tasks):
             if task.phase == "backward" and len(task.outputs) == 1 and len(task.inputs) == 1:
-                made, read = _base(task.outputs[0]), _base(task.inputs[0])
-                if task.free and made in found and task.target != PART:
-                    found.setdefault(read, found[made])
-        return found
+                output, read = _base(task.outputs[0]), _base(task.inputs[0])
+                if task.free and output in names and task.target != PART:
+                    names.setdefault(read, names[output])
+        return names
 
 
 def _base(name: str) -> str:

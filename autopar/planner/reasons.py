@@ -36,10 +36,10 @@ class Reasons(Mapping[str, Reason]):
         self.instance = instance = Instance(plan.costed)
         index, value = instance.costed.index, instance.value
         self.number = {name: r for r, name in enumerate(instance.names)}
-        self.own = [plan.place[name] for name in instance.names]
-        self.device = [index[step.device] for step in self.own]
+        self.steps = [plan.place[name] for name in instance.names]
+        self.device = [index[step.device] for step in self.steps]
         self.there: list[dict[int, float]] = [{home: 0.0} if home >= 0 else {} for home in instance.home]
-        for r, step in enumerate(self.own):
+        for r, step in enumerate(self.steps):
             for v in instance.makes[r]:
                 self.there[v][self.device[r]] = step.end
         self.sent: list[tuple[int, Hop, _Span]] = []
@@ -69,12 +69,12 @@ class Reasons(Mapping[str, Reason]):
 
     def _choice(self, r: int, d: int) -> Choice:
         """Estimate cluster `r` on device number `d`; on its own device, the times of the plan."""
-        instance, own, device = self.instance, self.own[r], self.instance.devices[d]
+        instance, step, device = self.instance, self.steps[r], self.instance.devices[d]
         makers = {instance.maker[v] for v in instance.reads[r]}
-        order = (self.own[p].end for p in instance.before[r] if p not in makers)
+        order = (self.steps[p].end for p in instance.before[r] if p not in makers)
         arrives = max([self._brought(r, d), *order])
         if d == self.device[r]:
-            return Choice(device, arrives, own.start, own.end, "chosen")
+            return Choice(device, arrives, step.start, step.end, "chosen")
         if d not in instance.allowed[r] or arrives == math.inf:
             return Choice(device, 0.0, 0.0, None, self._barred(r, d))
         took = instance.seconds[r][d]
@@ -153,33 +153,33 @@ class Reasons(Mapping[str, Reason]):
 
     def _text(self, r: int, choices: tuple[Choice, ...]) -> str:
         """Return the cause of the placement of cluster `r` as a sentence, against the best other device."""
-        own = choices[self.device[r]]
-        others = [choice for choice in choices if choice is not own]
+        here = choices[self.device[r]]
+        others = [choice for choice in choices if choice is not here]
         if not others:
-            return f"{own.device} is the only device there is."
+            return f"{here.device} is the only device there is."
         rivals = [
             (choice.end, d)
             for d, choice in enumerate(choices)
-            if choice is not own and choice.end is not None
+            if choice is not here and choice.end is not None
         ]
         if not rivals:
             why = min((choice.why for choice in others), key=lambda why: not why.startswith("no room"))
-            return f"It can only run on {own.device}: {why}."
+            return f"It can only run on {here.device}: {why}."
         d = min(rivals)[1]
-        text = self._cause(own, choices[d]) or self._despite(r, d, choices[d])
+        text = self._cause(here, choices[d]) or self._despite(r, d, choices[d])
         grouped = len(self.instance.together(r)) > 1
-        return f"{text} It shares {own.device} with the rest of its group." if grouped else text
+        return f"{text} It shares {here.device} with the rest of its group." if grouped else text
 
-    def _cause(self, own: Choice, rival: Choice) -> str:
+    def _cause(self, here: Choice, rival: Choice) -> str:
         """Return the main cause why a cluster would end no sooner on a rival device; "" if it would."""
-        assert own.end is not None and rival.end is not None
-        if rival.end < own.end - NEGLIGIBLE:
+        assert here.end is not None and rival.end is not None
+        if rival.end < here.end - NEGLIGIBLE:
             return ""
         causes = (
-            (rival.end - rival.free - (own.end - own.free), "It runs {} faster here than on {}."),
-            (rival.arrives - own.arrives, "Its inputs are here {} before they could be on {}."),
+            (rival.end - rival.free - (here.end - here.free), "It runs {} faster here than on {}."),
+            (rival.arrives - here.arrives, "Its inputs are here {} before they could be on {}."),
             (
-                rival.free - rival.arrives - (own.free - own.arrives),
+                rival.free - rival.arrives - (here.free - here.arrives),
                 "It starts {} sooner here: {} is busy then.",
             ),
         )
@@ -192,7 +192,7 @@ class Reasons(Mapping[str, Reason]):
         """Return the reason why a cluster is not where it would end sooner: a reader that gets its outputs later, on
         idle links, or nothing waits for it, or the policy."""
         assert rival.end is not None
-        instance, own, gain = self.instance, self.own[r], self.own[r].end - rival.end
+        instance, step, gain = self.instance, self.steps[r], self.steps[r].end - rival.end
         readers: list[tuple[float, str]] = []
         for v in instance.makes[r]:
             wanted = [(self._called(reader), self.device[reader]) for reader in instance.readers[v]]
@@ -204,9 +204,9 @@ class Reasons(Mapping[str, Reason]):
         sooner = f"On {rival.device} it would itself end {seconds(gain)} sooner"
         if late > NEGLIGIBLE:
             return f"{sooner}, but {reader} would have its result {seconds(late)} later."
-        if self.plan.critical.slack[self.plan.critical.number[own.cluster]] >= gain:
+        if self.plan.critical.slack[self.plan.critical.number[step.cluster]] >= gain:
             return f"{sooner}, but nothing waits for it."
-        return f"{sooner}; the policy {self.plan.policy} has it on {own.device}."
+        return f"{sooner}; the policy {self.plan.policy} has it on {step.device}."
 
 
 def _keys(hop: Hop) -> list[tuple[str, int]]:

@@ -92,15 +92,15 @@ def strips(phase: str) -> tuple[bool, bool]:
 def shades(devices: Iterable[tuple[str, bool]]) -> dict[str, Shade]:
     """Return a shade for each (name, whether it is a CPU): CPUs amber and dotted, accelerators blue, green, rose, sky,
     then the same hues with other patterns."""
-    found, index = {}, 0
+    by_name, index = {}, 0
     for name, cpu in devices:
         if cpu:
-            found[name] = _CPU
+            by_name[name] = _CPU
         else:
             pattern = _PATTERNS[(index + index // len(_HUES)) % len(_PATTERNS)]
-            found[name] = Shade(*_HUES[index % len(_HUES)], pattern)
+            by_name[name] = Shade(*_HUES[index % len(_HUES)], pattern)
             index += 1
-    return found
+    return by_name
 
 
 def width(text: str, size: float, bold: bool = False) -> float:

@@ -51,8 +51,8 @@ def number(value: float) -> str:
 
 
 def _attributes(style: str, **pairs: object) -> str:
-    own = {name.replace("_", "-"): value for name, value in pairs.items() if value is not None}
-    texts = {n: number(v) if isinstance(v, (int, float)) else escape(str(v)) for n, v in own.items()}
+    values = {name.replace("_", "-"): value for name, value in pairs.items() if value is not None}
+    texts = {n: number(v) if isinstance(v, (int, float)) else escape(str(v)) for n, v in values.items()}
     merged = {**STYLES[style], **texts} if style else texts
     return "".join(f' {name}="{text}"' for name, text in merged.items())
 

@@ -57,8 +57,8 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
         return seconds(sum(known)) + clock if known else ""
 
     def sent(card: Card) -> str:
-        made = {value for cluster in card.clusters for value in plan.costed.cluster[cluster].makes}
-        total = sum(t.bytes for t in plan.transfers if t.src == card.device and t.value in made)
+        outputs = {value for cluster in card.clusters for value in plan.costed.cluster[cluster].makes}
+        total = sum(t.bytes for t in plan.transfers if t.src == card.device and t.value in outputs)
         return size(total) if total else ""
 
     stacks = [(index, box) for index, box in enumerate(layout.boxes) if box.card.copies]

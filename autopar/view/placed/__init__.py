@@ -74,21 +74,21 @@ def _under(plan: Plan) -> str:
 def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
     """Return the key figures: predicted, measured, bound, single device, moved."""
     plan = layout.plan
-    found = [(seconds(plan.makespan), "predicted")]
+    figures = [(seconds(plan.makespan), "predicted")]
     if timeline:
         slow = plan.costed.machine.stretch
         what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
-        found.append((seconds(timeline.makespan), what))
+        figures.append((seconds(timeline.makespan), what))
     if plan.lower_bound:
-        found.append((seconds(plan.lower_bound), f"lower bound (gap {percent(plan.gap)})"))
+        figures.append((seconds(plan.lower_bound), f"lower bound (gap {percent(plan.gap)})"))
     single = baseline(plan)
     if single and plan.makespan:
         what = f"as fast as {single[0]} alone, {seconds(single[1])}"
-        found.append((f"{single[1] / plan.makespan:.2f} ×", what))
+        figures.append((f"{single[1] / plan.makespan:.2f} ×", what))
     if any(task.phase == "backward" and task.target == SUM for task in plan.costed.graph.tasks):
-        found.append((percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
-    found.append((size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
-    return found
+        figures.append((percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
+    figures.append((size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
+    return figures
 
 
 def _samples(svg: Svg, layout: Layout) -> list[Sample]:
@@ -172,10 +172,10 @@ def _use(layout: Layout, device: str, busy: float, room: float) -> list[str]:
     """Return the utilization and peak memory of a device, in lines of at most `room` pixels."""
     used, cap = layout.columns[device].lanes, layout.plan.costed.machine.device[device].memory_bytes
     peak = layout.plan.peaks.get(device, 0)
-    held = f"peak {size(peak)}"
-    full = f"{held} of {size(cap)}" if cap else held
+    short = f"peak {size(peak)}"
+    full = f"{short} of {size(cap)}" if cap else short
     lines = [f"busy {percent(busy)}" if used else "no clusters"]
-    return [*lines, full if design.width(full, 12) <= room else held] if used or peak else lines
+    return [*lines, full if design.width(full, 12) <= room else short] if used or peak else lines
 
 
 def _axis(svg: Svg, layout: Layout) -> None:
@@ -196,11 +196,11 @@ def _axis(svg: Svg, layout: Layout) -> None:
 
 def _margin(svg: Svg, layout: Layout) -> None:
     """Draw the critical path as text beside the axis."""
-    found = brackets(layout)
-    if found:
+    sections = brackets(layout)
+    if sections:
         svg.text(LEFT - 87, layout.top - 18, "critical path", 12, QUIET, anchor="end")
     x = LEFT - 78
-    for top, bottom, labels in found:
+    for top, bottom, labels in sections:
         svg.path(trace([(x, top + 1), (x + 5, top + 1), (x + 5, bottom - 1), (x, bottom - 1)]), "bracket")
         for label in labels:
             svg.label(label)

@@ -172,18 +172,20 @@ def _block(module: str) -> Block | None:
 def _stack(cards: list[Card]) -> list[Card]:
     """Fold each row of at least three equal successive blocks of this lane into one card."""
     rows: list[list[list[Card]]] = []
-    for _, held in groupby(cards, key=lambda card: (card.block, card.phase) if card.block else card.clusters):
-        group = list(held)
+    for _, members in groupby(
+        cards, key=lambda card: (card.block, card.phase) if card.block else card.clusters
+    ):
+        group = list(members)
         if rows and _follows(rows[-1][-1][0], group[0]):
             rows[-1].append(group)
         else:
             rows.append([group])
-    done: list[Card] = []
+    stacked: list[Card] = []
     for row in rows:
         plain = [card for group in row for card in group]
         dense = sum(card.busy for card in plain) >= _DENSE * (plain[-1].end - plain[0].start)
-        done += _stack_row(row) if len(row) >= 3 and dense else plain
-    return done
+        stacked += _stack_row(row) if len(row) >= 3 and dense else plain
+    return stacked
 
 
 def _follows(one: Card, other: Card) -> bool:

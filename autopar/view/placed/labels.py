@@ -147,7 +147,7 @@ def _gap_places(place: Rect, idle: float, cause: str) -> Iterator[list[Label]]:
 def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
     """Return (top, bottom, labels) of each section of the critical path, along the left margin, that is tall
     enough."""
-    found = []
+    result = []
     x = LEFT - 87
     for section in sections(layout.plan):
         top, bottom = layout.y(section.start), layout.y(section.end)
@@ -168,5 +168,5 @@ def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
         elif tall >= 12:
             labels = [Label(x, middle + 4, time, 11.5, color, anchor="end")]
         if tall >= 5:
-            found.append((top, bottom, layout.space.first([labels], pad=2.5)))
-    return found
+            result.append((top, bottom, layout.space.first([labels], pad=2.5)))
+    return result

@@ -150,7 +150,7 @@ def lay_out(plan: Plan) -> Layout:
 
 def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
     """Return a height at which most boxes hold a line of text, within bounds."""
-    lengths = sorted(card.end - card.start for held in cards.values() for card in held)
+    lengths = sorted(card.end - card.start for lane in cards.values() for card in lane)
     lengths = [length for length in lengths if length > 0]
     if not lengths or not span:
         return _LEAST
@@ -179,9 +179,9 @@ def _arrows(layout: Layout) -> None:
             groups = _bundles(transfers, plan.makespan * share)
     # Keep the groups with the most bytes, in the order of their starts.
     by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for step in groups[g]), g))
-    kept = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
-    layout.undrawn = len(transfers) - sum(map(len, kept))
-    for group in kept:
+    largest = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
+    layout.undrawn = len(transfers) - sum(map(len, largest))
+    for group in largest:
         first, last = group[0], group[-1]
         x1, x2 = _edges(layout.columns, first.src, first.dst)
         starts = layout.y(first.start), layout.y(last.start)
@@ -247,13 +247,13 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, _Colum
     gaps = [170.0 if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
     whole = sum(each[name] * max(1, len(lanes[name])) for name in order) + sum(gaps)
     stretch = min(1.35, max(1.0, (WIDTH - MARGIN - LEFT) / whole))
-    x, found = LEFT, {}
+    x, columns = LEFT, {}
     for name, after in zip(order, (*gaps, 0.0)):
         w = each[name] * stretch
         places = tuple((lane, x + index * w, w) for index, lane in enumerate(lanes[name]))
-        found[name] = _Column(name, x, w * max(1, len(places)), places, look[name])
-        x = found[name].right + after * stretch
-    return found
+        columns[name] = _Column(name, x, w * max(1, len(places)), places, look[name])
+        x = columns[name].right + after * stretch
+    return columns
 
 
 def _order(plan: Plan, touched: set[str]) -> list[str]:
@@ -324,12 +324,12 @@ def _path(*points: Point) -> tuple[Point, ...]:
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
     """Join adjacent `run` pieces into one line, so that corners meet; drop pieces of one point."""
-    done: list[Piece] = []
+    joined: list[Piece] = []
     for kind, points in pieces:
         if len(points) < 2:
             continue
-        if done and kind == done[-1][0] == "run" and done[-1][1][-1] == points[0]:
-            done[-1] = "run", _path(*done[-1][1], *points[1:])
+        if joined and kind == joined[-1][0] == "run" and joined[-1][1][-1] == points[0]:
+            joined[-1] = "run", _path(*joined[-1][1], *points[1:])
         else:
-            done.append((kind, points))
-    return done
+            joined.append((kind, points))
+    return joined

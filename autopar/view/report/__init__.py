@@ -106,11 +106,11 @@ def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> 
             advice = f"record it again, the clock is {slow:g} × now"
         return "measured", "refused", f"emulated work was {late} late: {advice}"
     expected, notes = plan.makespan * slow, []
-    own = timeline.predicted.makespan if timeline.predicted else expected
-    if abs(own - expected) > 0.005 * expected:
+    promised = timeline.predicted.makespan if timeline.predicted else expected
+    if abs(promised - expected) > 0.005 * expected:
         notes.append(
-            f"{change(timeline.makespan / own - 1)} against {seconds(own)}, predicted for the programs that ran: "
-            "forward and backward, weights copied only when they have changed"
+            f"{change(timeline.makespan / promised - 1)} against {seconds(promised)}, predicted for the programs that "
+            "ran: forward and backward, weights copied only when they have changed"
         )
     else:
         note = f"{change(timeline.makespan / expected - 1)} against predicted" if expected else ""
@@ -128,9 +128,9 @@ def _weights(plan: Plan) -> tuple[str, str, str]:
     living: dict[str, dict[str, int]] = {}
     for name in graph.state:
         value = graph.value[name]
-        own = living.setdefault(home[name], {})
-        own[value.storage] = max(own.get(value.storage, 0), value.bytes)
-    total = sum(sum(own.values()) for own in living.values())
+        storages = living.setdefault(home[name], {})
+        storages[value.storage] = max(storages.get(value.storage, 0), value.bytes)
+    total = sum(sum(storages.values()) for storages in living.values())
     copied = sorted({device for name, device in plan.resident if device != home[name]})
     more = [f"copies on {', '.join(copied)}"] if copied else []
     sliced = {value.slice.of for value in graph.values if value.slice}
@@ -144,14 +144,14 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
     names = [device.name for device in plan.costed.machine.devices]
     caps = [device.memory_bytes for device in plan.costed.machine.devices]
     busy, real = device_busy(plan.timeline()), device_busy(timeline) if timeline else {}
-    held = {memory.device: memory.peak for memory in timeline.memory} if timeline else {}
+    peaks = {memory.device: memory.peak for memory in timeline.memory} if timeline else {}
     gets, sends = Counter[str](), Counter[str]()
     for transfer in plan.transfers:
         gets[transfer.dst] += transfer.bytes
         sends[transfer.src] += transfer.bytes
 
     def left(name: str, cap: int | None) -> str:
-        used = max(plan.peaks.get(name, 0), held.get(name, 0))
+        used = max(plan.peaks.get(name, 0), peaks.get(name, 0))
         return "-" if cap is None else free(1 - used / cap) if cap else "0 %"
 
     columns: list[tuple[str, Sequence[object]]] = [
@@ -162,7 +162,7 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
         ("gets", [size(gets[name]) for name in names]),
         ("sends", [size(sends[name]) for name in names]),
         ("peak memory", [size(plan.peaks.get(name, 0)) for name in names]),
-        ("measured", [size(held[name]) if name in held else "-" for name in names]),
+        ("measured", [size(peaks[name]) if name in peaks else "-" for name in names]),
         ("cap", ["none" if cap is None else size(cap) for cap in caps]),
         ("free at peak", list(map(left, names, caps))),
     ]
@@ -173,19 +173,19 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
 def _phases(plan: Plan, timeline: Timeline | None) -> str:
     """Return the phases of a training step as predicted and, if the call was measured in time, as measured."""
     sides = {"predicted": plan.timeline(), **({"measured": timeline} if timeline else {})}
-    found = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
+    by_side = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
     rows = [("phase", *(f"{what} {side}" for side in sides for what in ("under way", "adds", "of all")))]
     for name in PHASES:
         row = [name]
         for side, each in sides.items():
-            phase = found[side].get(name)
+            phase = by_side[side].get(name)
             share = percent(phase.adds / (each.makespan or 1.0)) if phase else "-"
             row += [seconds(phase.span), seconds(phase.adds), share] if phase else ["-"] * 3
-        if any(name in held for held in found.values()):
+        if any(name in by_name for by_name in by_side.values()):
             rows.append(tuple(row))
     head = "how the time divides; under way: its clusters or copies, adds: while none of a phase above are"
     text = f"{head}\n{table(rows, right=range(1, len(rows[0])))}"
-    if any("reduction" in held for held in found.values()):
+    if any("reduction" in by_name for by_name in by_side.values()):
         shares = ", ".join(f"{percent(hidden(plan, each))} as {side}" for side, each in sides.items())
         text += f"\nhidden behind the backward: {shares} of the time in which gradients are copied and summed"
     return text

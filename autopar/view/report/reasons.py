@@ -26,11 +26,11 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
         complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
         chosen |= dict.fromkeys(shown[cluster] for cluster in meant(name, plan.place, complaint))
     plan = plan.printable
-    found = plan.critical
+    path = plan.critical
     blocks = []
-    for cluster in sorted(chosen, key=lambda cluster: found.number[cluster]):
-        step, number = plan.place[cluster], found.number[cluster]
-        late = "on the critical path" if number in found.on_path else f"slack {seconds(found.slack[number])}"
+    for cluster in sorted(chosen, key=lambda cluster: path.number[cluster]):
+        step, number = plan.place[cluster], path.number[cluster]
+        late = "on the critical path" if number in path.on_path else f"slack {seconds(path.slack[number])}"
         span = f"{seconds(step.start)} → {seconds(step.end)}"
         lines = [f"{plan.words.cluster(cluster)} on {step.lane}: {span}, {late}"]
         lines.append(f"  waited for {waited(plan, number) or 'nothing'}")
@@ -57,16 +57,16 @@ def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
     """Return the choices of a cluster, its own `device` first, then by end, each with how much later it would end
     there."""
     order = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
-    own = next((choice.end for choice in order if choice.device == device), None)
-    return [(choice, "chosen" if choice.device == device else _against(choice, own)) for choice in order]
+    own_end = next((choice.end for choice in order if choice.device == device), None)
+    return [(choice, "chosen" if choice.device == device else _against(choice, own_end)) for choice in order]
 
 
-def _against(choice: Choice, own: float | None) -> str:
+def _against(choice: Choice, own_end: float | None) -> str:
     """Return the end of a cluster on another device relative to its own: `+1.2 ms`, `−0.3 ms`."""
-    if choice.end is None or own is None:
+    if choice.end is None or own_end is None:
         return "-"
-    late = choice.end - own
-    if abs(late) <= 1e-9 * max(choice.end, own):
+    late = choice.end - own_end
+    if abs(late) <= 1e-9 * max(choice.end, own_end):
         return "0 s"
     return f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
 
@@ -97,19 +97,19 @@ def waited(plan: Plan, number: int) -> str:
     late = step.start - plan.critical.ready(number)
     if wait.kind in ("data", "order") or late <= 1e-9 * plan.makespan:
         return named
-    held = f"lane {step.lane}"
+    resource = f"lane {step.lane}"
     if wait.kind == "wire" and isinstance(step, Transfer):
         wire = plan.costed.machine.link[step.src, step.dst].wire or ""
         # A link with a bus of its own is named by its ends.
-        held = "the link" if " → " in wire else f"bus {wire}"
-    return f"{held}, busy with {named}, {seconds(late)}"
+        resource = "the link" if " → " in wire else f"bus {wire}"
+    return f"{resource}, busy with {named}, {seconds(late)}"
 
 
 def path_shares(plan: Plan) -> str:
     """Return the shares of compute, transfers and waits in the critical path as a sentence."""
-    found, total = plan.critical, plan.makespan or 1.0
-    waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
-    compute, transfer, waiting = (percent(s / total) for s in (found.compute_s, found.transfer_s, waits))
+    path, total = plan.critical, plan.makespan or 1.0
+    waits = max(0.0, plan.makespan - path.compute_s - path.transfer_s)
+    compute, transfer, waiting = (percent(s / total) for s in (path.compute_s, path.transfer_s, waits))
     return f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; a step on it delays the end"
 
 
@@ -207,10 +207,10 @@ def baseline(plan: Plan) -> tuple[str, float] | None:
 def best_of_each(plan: Plan) -> list[Candidate]:
     """Return the candidates, best first; of those with the same policy, split and note only the best."""
     order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0))
-    found: dict[tuple[str, str, str], Candidate] = {}
+    best: dict[tuple[str, str, str], Candidate] = {}
     for candidate in order:
-        found.setdefault((candidate.policy, candidate.split, candidate.note), candidate)
-    return list(found.values())
+        best.setdefault((candidate.policy, candidate.split, candidate.note), candidate)
+    return list(best.values())
 
 
 def chosen(plan: Plan) -> Candidate | None:

@@ -46,11 +46,11 @@ def shared(one: list[Interval], other: list[Interval]) -> float:
 
 def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
     """Return the outermost spans of each lane by start: clusters and copies, without the tasks in them."""
-    found: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
+    by_lane: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
     for span in sorted(timeline.spans, key=lambda span: (span.start, span.end)):
         if not span.cluster:
-            found[span.lane].append(span)
-    return {lane: tuple(spans) for lane, spans in found.items()}
+            by_lane[span.lane].append(span)
+    return {lane: tuple(spans) for lane, spans in by_lane.items()}
 
 
 def _busy(timeline: Timeline) -> dict[str, list[Interval]]:
@@ -66,12 +66,12 @@ def busy_shares(timeline: Timeline) -> dict[str, float]:
 
 def device_busy(timeline: Timeline) -> dict[str, float]:
     """Return the share of the makespan in which each device computes, over its used compute lanes."""
-    found: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
     for lane, share in busy_shares(timeline).items():
         device, queue = lane.rsplit("/", 1)
         if queue.isdigit():
-            found.setdefault(device, []).append(share)
-    return {device: sum(values) / (sum(map(bool, values)) or 1) for device, values in found.items()}
+            shares.setdefault(device, []).append(share)
+    return {device: sum(values) / (sum(map(bool, values)) or 1) for device, values in shares.items()}
 
 
 def overlaps(timeline: Timeline) -> dict[str, float | None]:
@@ -79,11 +79,11 @@ def overlaps(timeline: Timeline) -> dict[str, float | None]:
     busy."""
     busy = _busy(timeline)
     compute = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[1].isdigit()]
-    found: dict[str, float | None] = {}
-    for lane, own in busy.items():
+    shares: dict[str, float | None] = {}
+    for lane, here in busy.items():
         others = union(interval for other in compute if other != lane for interval in busy[other])
-        found[lane] = shared(own, others) / length(own) if own else None
-    return found
+        shares[lane] = shared(here, others) / length(here) if here else None
+    return shares
 
 
 def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
@@ -108,16 +108,16 @@ def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
     """Return the phases that take time, in order; none for a plan without a backward."""
     if not plan.words.training:
         return ()
-    made: list[_Phase] = []
+    result: list[_Phase] = []
     before: list[Interval] = []
-    for name, held in _phase_intervals(plan, timeline).items():
-        if held:
-            own = union(held)
-            span = length(own)
-            adds = span - shared(own, before)
-            made.append(_Phase(name, span, adds, own[0][0], own[-1][1]))
-            before = union((*before, *own))
-    return tuple(made)
+    for name, intervals in _phase_intervals(plan, timeline).items():
+        if intervals:
+            merged = union(intervals)
+            span = length(merged)
+            adds = span - shared(merged, before)
+            result.append(_Phase(name, span, adds, merged[0][0], merged[-1][1]))
+            before = union((*before, *merged))
+    return tuple(result)
 
 
 def hidden(plan: Plan, timeline: Timeline) -> float:
@@ -134,7 +134,7 @@ def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> 
     """Return the start and end of each activity by phase."""
     graph, cluster = plan.costed.graph, plan.costed.cluster
     of_task, of_value = plan.words.phase_of_task, plan.words.phase_of_value
-    found: dict[str, list[Interval]] = {name: [] for name in PHASES}
+    by_phase: dict[str, list[Interval]] = {name: [] for name in PHASES}
     # Use measured tasks if there are any: the two halves of a step have other clusters than the whole step.
     fine = any(span.cluster for span in timeline.spans)
     for span in timeline.spans:
@@ -146,8 +146,8 @@ def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> 
         elif name in cluster and not all(_free(graph, task) for task in cluster[name].tasks):
             phase = plan.words.phase(name)
         if phase and span.end > span.start:
-            found[phase].append((span.start, span.end))
-    return found
+            by_phase[phase].append((span.start, span.end))
+    return by_phase
 
 
 def _free(graph: Graph, name: str) -> bool:

@@ -61,23 +61,23 @@ def timeline_picture(timeline: Timeline) -> Chart:
 
 def _figures(timeline: Timeline) -> list[Figure]:
     predicted = timeline.predicted
-    found = [(seconds(timeline.makespan), "measured" if predicted else "whole call")]
+    figures = [(seconds(timeline.makespan), "measured" if predicted else "whole call")]
     if predicted:
-        found.insert(0, (seconds(predicted.makespan), "predicted"))
+        figures.insert(0, (seconds(predicted.makespan), "predicted"))
         if predicted.makespan:
             error = timeline.makespan / predicted.makespan - 1
-            found.append((change(error), "measured over predicted"))
+            figures.append((change(error), "measured over predicted"))
     busy = [share for device, share in device_busy(timeline).items() if not kind_of(device).host]
     if busy:
-        found.append((percent(sum(busy) / len(busy)), "accelerators busy, mean"))
+        figures.append((percent(sum(busy) / len(busy)), "accelerators busy, mean"))
     top = [span for span in timeline.spans if not span.cluster and span.end > span.start]
     copies = union((span.start, span.end) for span in top if span.kind == "copy")
     work = union((span.start, span.end) for span in top if span.kind == "compute")
     if copies:
         share = percent(shared(copies, work) / length(copies))
-        found.append((share, "of copy time under compute"))
+        figures.append((share, "of copy time under compute"))
     waits = sum(max(0.0, span.start - span.ready) for span in timeline.spans if span.ready is not None)
-    return [*found, (seconds(waits), "copies ready but queued")]
+    return [*figures, (seconds(waits), "copies ready but queued")]
 
 
 def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:

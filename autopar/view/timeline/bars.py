@@ -60,20 +60,20 @@ class _Bar:
 
 
 def _bars(chart: Chart, spans: tuple[Span, ...]) -> list[_Bar]:
-    done: list[_Bar] = []
+    bars: list[_Bar] = []
     for span in spans:
         x = chart.x(span.start)
         w = chart.x(span.end) - x
-        last = done[-1] if done else None
+        last = bars[-1] if bars else None
         thin = w < 1.2 and last is not None and (last.w < 1.2 or (last.w < 8 and len(last.spans) > 1))
         if last and thin and x - last.right < 0.5 and len(last.spans) < _MOST_JOINED:
-            done[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
+            bars[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
             continue
         waits = None
         if span.ready is not None:
             waits = max(chart.x(span.ready), last.right + 1 if last else LEFT)
-        done.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
-    return done
+        bars.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
+    return bars
 
 
 def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
