@@ -156,8 +156,7 @@ def _columns(svg: Svg, layout: Layout) -> None:
     for column in layout.columns.values():
         svg.swatch(column.shade, column.x + 2, 18, 28, 40)
         room = column.w - 38
-        fitting = (s for s in (17.0, 15.0, 13.0) if design.width(column.device, s, True) <= room)
-        tall = next(fitting, 12.0)
+        tall = 17.0 if design.width(column.device, 17, True) <= room else 13.0
         svg.text(column.x + 38, 30, design.fit(column.device, room, tall, True), tall, bold=True)
         for index, text in enumerate(_use(layout, column.device, busy.get(column.device, 0.0), room)):
             svg.text(column.x + 38, 45 + 14 * index, text, 12, QUIET)

@@ -94,14 +94,12 @@ def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A phase of a step, from the `start` of its first cluster or copy to the `end` of its last. `span`:
-    seconds in which any is active; `adds`: those of them in which no earlier phase is active."""
+    """A phase of a step. `span`: seconds in which any of its clusters or copies is active; `adds`: those of them in
+    which no earlier phase is active."""
 
     name: str
     span: float
     adds: float
-    start: float
-    end: float
 
 
 def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
@@ -115,7 +113,7 @@ def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
             merged = union(intervals)
             span = length(merged)
             adds = span - shared(merged, before)
-            result.append(_Phase(name, span, adds, merged[0][0], merged[-1][1]))
+            result.append(_Phase(name, span, adds))
             before = union((*before, *merged))
     return tuple(result)
 

@@ -140,14 +140,12 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
 
 
 def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None:
-    """Draw the name of a lane at the left, after its device's name if given, or below it for lack of room."""
-    room = LEFT - 12 - MARGIN - 32
-    beside = not device or design.width(device, 13, True) + 8 + design.width(lane, 12) <= room
+    """Draw the name of a lane at the left, below that of its device if given."""
     if device:
         svg.swatch(shade, MARGIN, middle - 12, 24, 22)
-        text = design.fit(device, room, 13, True)
-        svg.text(MARGIN + 32, middle + (5 if beside else -2), text, 13, bold=True)
-    svg.text(LEFT - 12, middle + (4 if beside else 14), lane, 12, INK if beside else QUIET, anchor="end")
+        text = design.fit(device, LEFT - 12 - MARGIN - 32, 13, True)
+        svg.text(MARGIN + 32, middle - 2, text, 13, bold=True)
+    svg.text(LEFT - 12, middle + (14 if device else 4), lane, 12, QUIET, anchor="end")
 
 
 def _share(svg: Svg, x: float, middle: float, share: float | None, color: str) -> None:
