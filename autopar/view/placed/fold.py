@@ -122,12 +122,13 @@ def _marked(cards: list[Card], phase: str) -> str:
 
 def _title(cards: list[Card], module: str) -> str:
     """Return the name of the blocks of joined cards, `layers 3 … 5` or `model.layers.3`, else their common module."""
-    first, last = cards[0].block, cards[-1].block
-    paths = {card.block[0] if card.block else "" for card in cards}
-    if not first or not last or len(paths) != 1 or _block(module):
+    blocks = [card.block for card in cards if card.block]
+    if len(blocks) < len(cards) or len({path for path, _ in blocks}) != 1 or _block(module):
         return module
-    path = first[0]
-    return f"{path}.{first[1]}" if first == last else f"{path.rpartition('.')[2]} {first[1]} … {last[1]}"
+    (path, first), (_, last) = blocks[0], blocks[-1]
+    numbers = sorted({number for _, number in blocks}, reverse=first > last)
+    several = f"{path.rpartition('.')[2]} {numbers[0]} … {numbers[-1]}"
+    return several if len(numbers) > 1 else f"{path}.{first}"
 
 
 def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:

@@ -1,10 +1,9 @@
 """The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times where they
-fit inside."""
+fit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from ...ir.device import kind_of
@@ -13,7 +12,6 @@ from ...system.text import seconds, size
 from ..drawing import design
 from ..drawing.design import INK, PAPER, QUIET, WAIT, Shade, fill_of, shades
 from ..drawing.svg import MARGIN, Svg, ticks
-from ..report.statistics import union
 
 WIDTH = 1600.0
 LEFT, RIGHT = 196.0, WIDTH - MARGIN - 238.0
@@ -30,6 +28,7 @@ class Chart(Svg):
         sides = [side for side in (timeline, timeline.predicted) if side]
         ends = [end for side in sides for end in (side.makespan, *(span.end for span in side.spans))]
         self.span = max(ends) * 1.02
+        self.ends = [self.x(side.makespan) for side in sides]
         self.ticks, self.unit = ticks(self.span, RIGHT - LEFT, 96.0)
 
     def x(self, when: float) -> float:
@@ -52,6 +51,11 @@ class _Bar:
     w: float
     spans: tuple[Span, ...]
     waits: float | None = None
+
+    @property
+    def begin(self) -> float:
+        """Left edge in pixels, its wait included."""
+        return self.x if self.waits is None else self.waits
 
     @property
     def right(self) -> float:
@@ -115,22 +119,34 @@ def measured_bars(
 ) -> None:
     """Draw the spans of a lane, `h` high from `y` down; those in `hot`, by lane and name, are underlined in black."""
     base = y + h / 2 + 4
-    for bar in _bars(chart, spans):
-        span = bar.spans[0]
+    bars = _bars(chart, spans)
+    for bar, after in zip(bars, [*bars[1:], None]):
+        span, several = bar.spans[0], len(bar.spans) > 1
         if bar.waits is not None:
             chart.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
             wait = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
             _inside(chart, bar.waits, bar.x, base, [wait], WAIT)
         _bar(chart, bar, shade, y, h, hot)
-        short = design.fit_words(span.title, bar.w - 8, 11.5, True)
-        if len(bar.spans) == 1 and (short == span.title or len(short) >= 7):
+        left = bar.right
+        until = min(after.begin if after else RIGHT, *(end for end in (*chart.ends, RIGHT) if end > left))
+        name = "" if several else _shortened(span.title, bar.w - 8, bold=True)
+        beside = "" if several or name else _shortened(span.title, min(170.0, until - left - 14))
+        if name:
             light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
             color = INK if light or span.phase in ("reduction", "update") else PAPER
-            _inside(chart, bar.x, bar.right, base, [short], color, bold=True)
-    busy = [] if copies else union((span.start, span.end) for span in spans)
-    for (_, start), (end, _) in pairwise(busy):
-        idle = seconds(end - start)
-        _inside(chart, chart.x(start), chart.x(end), base, [f"idle {idle}", idle], QUIET)
+            _inside(chart, bar.x, bar.right, base, [name], color, bold=True)
+        elif beside:
+            chart.text(left + 7, base, beside, 11.5)
+            left += 7 + design.width(beside, 11.5)
+        if after and not copies:
+            idle = seconds(after.spans[0].start - bar.spans[-1].end)
+            _inside(chart, left, until, base, [f"idle {idle}", idle], QUIET)
+
+
+def _shortened(title: str, room: float, bold: bool = False) -> str:
+    """Return a name, or at least seven characters of it, in `room` pixels; "" if it does not fit."""
+    short = design.fit_words(title, room, 11.5, bold)
+    return short if short == title or len(short) >= 7 else ""
 
 
 def _inside(
