@@ -35,7 +35,6 @@ STYLES: dict[str, dict[str, str]] = {
     "grid": {"stroke": GRID, "stroke-width": "1"},
     "idle": {"stroke": "#C5CBD5", "stroke-width": "1.2", "stroke-dasharray": "1.5 4"},
     "lane": {"fill": LANE},
-    "leader": {"fill": "none", "stroke": BRACKET, "stroke-width": "1"},
     "planned": {"fill": "none", "stroke": INK, "stroke-dasharray": "3 3", "stroke-opacity": "0.6"},
     "ring": {"fill": "#FFFFFF", "stroke": QUIET, "stroke-width": "1.6"},
     "transfer": {"stroke": QUIET, "stroke-width": "1.6"},
