@@ -106,17 +106,14 @@ def _steps(plan: Any) -> Iterator[str]:
 
 
 def _figures(plan: Any) -> Iterator[str]:
-    """Yield errors in resident state, memory, reasons, and the figures of the plan."""
+    """Yield errors in resident state, memory, and the figures of the plan."""
     devices = plan.costed.index
     yield from _unknown(
         ([state for state, _ in plan.resident], plan.costed.graph.state, "resident", "state"),
         ([device for _, device in plan.resident], devices, "resident", "device"),
         ([used.device for used in plan.memory], devices, "memory", "device"),
         ([device for device, _ in plan.singles], devices, "singles", "device"),
-        ([reason.cluster for reason in plan.reasons], plan.costed.cluster, "reasons", "cluster"),
-        ([choice.device for reason in plan.reasons for choice in reason.choices], devices,
-         "the choices of reasons", "device"),
-    )  # fmt: skip
+    )
     for used in plan.memory:
         yield from _no_numbers(f"memory of {used.device}", chain(*used.steps))
     figures = [plan.makespan, *(one for _, one in plan.singles)]
