@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from ..ir.graph import Graph
-from ..ir.slices import Slice
+from ..ir.graph import Graph, Slice
 
 
 @dataclass(frozen=True)

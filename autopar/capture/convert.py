@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ..ir.graph import Argument, Const, Graph, Ref, Task, Value, refs
 from ..ir.open_size import opened
-from ..transform.rewrites import folded, own, renamed
+from ..transform.rewrites import folded, renamed, with_own_views
 from .captured import Captured, memory_order
 from .operators import draws, flops, shared
 from .refusals import Untraceable
@@ -394,7 +394,7 @@ def _finished(captured: Captured) -> Captured:
         for target, name in gradients
         if graph.value[name].kind == "made" and not graph.readers[name]
     }
-    graph = renamed(own(graph), called)
+    graph = renamed(with_own_views(graph), called)
     count = len(captured.graph.outputs) - len(gradients)
     made = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
     return replace(captured, graph=graph, gradients=made)

@@ -20,7 +20,7 @@ from ..transform.batch_axis import batch_of
 from ..transform.buckets import bucketed
 from ..transform.feature_split import Price, feature_cuts
 from ..transform.rematerialize import recomputed
-from ..transform.rewrites import own
+from ..transform.rewrites import with_own_views
 from ..transform.row_sums import single_valued, summed
 from ..transform.split import allot, even, fitting, shares, split
 from .options import Options
@@ -283,7 +283,7 @@ def split_graph(
                 f'{list(cut.value[lone.inputs[0]].shape)} in one of {cut.split}; give batch_norm="full", fewer parts '
                 "(split=), or a larger batch (DataLoader(..., drop_last=True))"
             )
-        cut = own(bucketed(cut)) if cut.split else graph
+        cut = with_own_views(bucketed(cut)) if cut.split else graph
     else:
         cut = split(graph, sizes)
     if forced and len(sizes) > 1 and not cut.split:

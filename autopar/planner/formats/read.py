@@ -13,7 +13,7 @@ import networkx
 from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph
 from ...ir.machine import Machine
-from ...system import jsonfile
+from ...ir.serialize import read_json
 from . import graph_file
 from .fields import JsonObject
 from .graph_file import read_machine
@@ -47,7 +47,7 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         name = path.stem
-        data = jsonfile.load(path, WAY)
+        data = read_json(path, WAY)
     if isinstance(data, networkx.Graph):
         name = str(data.name or name)
         if isinstance(machine, int):
