@@ -24,10 +24,8 @@ try:
     from torch._dynamo import guards as _guards
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.variables.builder import VariableBuilder as _VariableBuilder
-    from torch._export.utils import _is_preservable_cia_op
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
-    from torch._subclasses import fake_impls as _fakes
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
     from torch.distributions import Distribution
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
@@ -35,7 +33,6 @@ try:
     from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
@@ -50,7 +47,7 @@ if not versions.supported(torch.__version__):
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "decompositions", "flop_registry",
+    "FakeTensorMode", "conv_flop_count", "decompositions", "flop_registry",
     "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
@@ -61,8 +58,6 @@ CONTEXT_FN = "_checkpoint_context_fn"
 
 INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
 """The functions by which a graph of Dynamo's enters inference mode and leaves it."""
-_KERNELS: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Any]] = {}
-"""By operator that `overridden` overrides: its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _TIMED = _guards.profile_guard_manager
 
@@ -286,53 +281,6 @@ def depends_on_values(made: Any) -> bool:
     return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
 
 
-@functools.cache
-def kept_whole(operator: Any) -> bool | None:
-    """Return True for a composite operator that `flattened` keeps, False for one that it decomposes, None for
-    others."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
-        return None
-    return bool(_is_preservable_cia_op(operator))
-
-
-@contextmanager
-def overridden(
-    override: Callable[[dict[Any, Any]], AbstractContextManager[None]], operators: dict[Any, Any]
-) -> Iterator[None]:
-    """Within the block, do what torch's `override(operators)` does, for the same operators each time.
-
-    torch makes some thousand kernels anew, which takes longer than tracing many a graph. Here they are
-    made once, and again only after other code has changed the kernels of an operator.
-    """
-    if _KERNELS.keys() != operators.keys() or any(each.py_kernels != _KERNELS[each][0] for each in operators):
-        before = {each: dict(each.py_kernels) for each in operators}
-        with override(operators):
-            _KERNELS.clear()
-            _KERNELS.update(
-                (each, (before[each], dict(each.py_kernels), _fakes.op_implementations_dict.get(each)))
-                for each in operators
-            )
-            yield
-        return
-    kernels = {**_KERNELS}
-    try:
-        for each, (_, within, fake) in kernels.items():
-            _set_kernels(each, within)
-            if fake is not None and each not in _fakes.op_implementations_dict:
-                _fakes.register_op_impl(each)(fake)
-        yield
-    finally:
-        for each, (before, _, _) in kernels.items():
-            _set_kernels(each, before)
-            _fakes._deregister_op_impl(each)
-
-
-def _set_kernels(operator: Any, kernels: dict[Any, Any]) -> None:
-    operator.py_kernels.clear()
-    operator.py_kernels.update(kernels)
-    operator._dispatch_cache.clear()
-
-
 def packs_saved() -> bool:
     """Return True if saved-tensor hooks are active in this thread."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
@@ -367,14 +315,6 @@ def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimiz
 def norm_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
     return torch._foreach_norm([tensor], 2.0)[0]
-
-
-@contextmanager
-def below_autograd() -> Iterator[None]:
-    """Within the block, disable autograd and ignore changes of grad mode, so that a dispatch mode sees
-    composite operators before torch decomposes them."""
-    with torch.no_grad(), compiling(), torch._C._AutoDispatchBelowAutograd():
-        yield
 
 
 @contextmanager
