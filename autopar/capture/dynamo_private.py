@@ -18,10 +18,10 @@ from ..errors import CaptureError
 from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
-from .dynamo_settings import CAPTURES, RECAPTURED, SETTINGS
+from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
-from .torch_private import compiling, open_floats, quiet, retried
+from .torch_private import compiling, quiet
 from .trace_state import restored_state
 
 try:
@@ -54,8 +54,8 @@ _count = itertools.count()
 class _Entry:
     """Dynamo's entry for a frame that has no code yet; captures it under `settings`.
 
-    `skipped(reason, place)` is called after a call for frames that Dynamo gave up without a graph. After a call of
-    `code` that fails or computes nothing, Dynamo would never capture `code` again; `resume` lets it.
+    `skipped(reason, place)` is called after a call for frames that Dynamo gave up without a graph: it never captures
+    these again. `opens`: numbers are open from the first capture of `code` on.
     """
 
     def __init__(
@@ -65,64 +65,67 @@ class _Entry:
         settings: dict[str, Any],
         code: CodeType,
         name: str,
+        opens: bool,
     ) -> None:
         self.entry, self.skipped, self.settings, self.code, self.name = entry, skipped, settings, code, name
         self._torchdynamo_orig_backend = entry
-        self.failures = self.resting = self.captures = 0
-        """Number of captures without a graph since the last graph, of calls until the next attempt, and of graphs."""
+        self.captures, self.opens = 0, opens
+        self.entered = False
+        """True if the current call has led to a capture."""
         self.given_up: list[tuple[str, str]] = []
         """The reasons of the current call's frames without a graph, each with its place."""
 
-    def resume(self) -> None:
-        """Let Dynamo capture `code` again, after a number of calls that doubles with each failure."""
-        self.resting -= 1
-        if self.resting <= 0:
-            self.resting = 0
+    def ended(self, raised: bool) -> None:
+        """Tell the reasons of a call with captures. If it has raised an error, take back what it led to, which may be
+        false of others."""
+        told, self.given_up, self.entered = self.given_up, [], False
+        if raised:
             again = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
             _eval_frame.set_code_exec_strategy(self.code, again)
-
-    def ended(self, raised: bool) -> None:
-        """Tell the reasons of a call. If it has raised an error, take back what it led to, which may be false of
-        others."""
-        told, self.given_up = self.given_up, []
-        for why, place in () if raised else told:
+            return
+        for why, place in told:
             self.skipped(why, place)
-        if raised:
-            self.resting //= 2
-            if not self.resting:
-                self.resume()
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        known, before = {}, 0
-
-        def capture() -> Any:
-            nonlocal known, before
-            known, before = dict(counters["graph_break"]), len(graph_break_reasons)
-            return self.entry(frame, *args, **kwargs)
-
-        settings = torch._dynamo.config.patch(**self.settings)
-        with settings, quiet, uncollected(), whole_layers(), open_floats, restored_state():
+        self.entered, settings = True, torch._dynamo.config.patch(**self.settings)
+        with settings, quiet, uncollected(), whole_layers(), restored_state():
             try:
-                found = retried(capture)
+                found, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:
                 raise CaptureError(f"{self.name}: {RECAPTURED}") from None
         if frame.f_code is self.code:
             if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
                 found = ConvertFrameReturn()
-            given_up = found.guarded_code is None
-            if not given_up:
+            if found.guarded_code is not None:
                 self.captures += 1
             elif self.captures >= CAPTURES:
                 self.given_up.append((RECAPTURED, self.name))
-            self.failures = self.failures + 1 if given_up else 0
-            self.resting = 1 << (self.failures - 1) if given_up else 0
         places = {first_line(each.reason): _place(each) for each in graph_break_reasons[before:]}
         own = f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
                 self.given_up.append((first_line(text), places.get(first_line(text)) or own))
         return found
+
+    def _captured(self, *frame: Any, **options: Any) -> tuple[Any, dict[str, int], int]:
+        """Return what Dynamo makes of a frame: with its numbers open if it can, else for these values of them; and the
+        graph breaks known before."""
+        known, before = dict(counters["graph_break"]), len(graph_break_reasons)
+        try:
+            found = self.entry(*frame, **options)
+        except FailOnRecompileLimitHit:
+            raise
+        except TorchDynamoException:
+            if not (self.captures or self.opens):
+                raise
+        else:
+            if found.guarded_code is not None or not (self.captures or self.opens):
+                return found, known, before
+        # Not all that torch can do with a number can it do with a symbol.
+        known, before = dict(counters["graph_break"]), len(graph_break_reasons)
+        with torch._dynamo.config.patch(**FIXED):
+            return self.entry(*frame, **options), known, before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.entry, name)
@@ -241,6 +244,9 @@ def compiled(
     def call(hooks: str, /, *args: Any, **kwargs: Any) -> Any:
         if hooks:  # Dynamo guards `hooks` because this reads it.
             pass
+        for each in (*args, *kwargs.values()):
+            # Read first within a checkpoint or an autograd.Function, a float would be unknown outside of it.
+            isinstance(each, float)
         return function(*args, **kwargs)
 
     # Dynamo remembers by file, line and name which sizes varied; a name of its own keeps each model apart.
@@ -265,18 +271,18 @@ def compiled(
         # Do not refuse a call because it logs; if graphs may break, the line is logged.
         settings = {**SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else SETTINGS
         name = getattr(function, "__name__", type(function).__name__)
-        vars(context)["callback"] = entry = _Entry(callback, skipped, settings, call.__code__, name)
+        vars(context)["callback"] = entry = _Entry(
+            callback, skipped, settings, call.__code__, name, dynamic is True
+        )
     made = context(call)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        if entry is not None and entry.resting:
-            entry.resume()
         raised = True
         try:
             found = made(_hooks(), *args, **kwargs)
             raised = False
         finally:
-            if entry is not None and entry.given_up:
+            if entry is not None and entry.entered:
                 entry.ended(raised)
         return found
 

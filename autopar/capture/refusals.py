@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from traceback import FrameSummary
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -18,7 +19,8 @@ from ..system.text import brief
 from .dynamo_private import TorchDynamoException
 from .operators import collective
 from .source_locations import first_line, foreign, line, located, short
-from .torch_private import depends_on_values
+from .symbols import OPEN
+from .torch_private import FloatTrueDiv, FloorToInt, decisions, depends_on_values, of_floats
 
 
 class Untraceable(CaptureError):
@@ -250,11 +252,27 @@ def redefined(values: Iterable[Any]) -> str:
     return ""
 
 
-def as_code(module: fx.GraphModule, examples: Sequence[Any]) -> Untraceable | None:
+def as_code(module: fx.GraphModule, examples: Sequence[Any]) -> CaptureError | None:
     """Return the error for a graph of Dynamo's, of a call with tensors like these, of which only the user's own code is
     right; None if the graph may serve."""
     why = redefined(examples)
+    if not why and misjudged(module):
+        return CaptureError(
+            "what runs depends on a number that torch computes otherwise than Python, by `//` of a float or by other "
+            "arithmetic with a float that varies; take the decision outside of the model, or by a tensor"
+        )
     return Untraceable(why) if why else waiting(module)
+
+
+def misjudged(module: fx.GraphModule) -> bool:
+    """Return True if torch may have decided otherwise than Python when it captured a graph: it rounds the quotient of
+    floats before it takes the whole part (for it, `1.0 // 0.2` is 5, and not 4), and computes in other orders."""
+    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    numbers = [value.node.expr for value in values if isinstance(value, OPEN)]
+    return any(of_floats(each) and each.has(FloorToInt) for each in numbers) or any(
+        each.has(sympy.Function) if of_floats(each) else each.has(FloorToInt) and each.has(FloatTrueDiv)
+        for each in decisions(module)
+    )
 
 
 def waiting(module: fx.GraphModule) -> Untraceable | None:

@@ -20,10 +20,10 @@ from torch import fx, nn
 
 from .captured import strides_of
 from .dynamo_private import source_of
-from .floats import Counts, arithmetic
+from .floats import Numbers
 from .refusals import Untraceable, as_code
 from .source_locations import located, name_modules, origins, path_of
-from .symbols import OPEN, is_open, symbols_in
+from .symbols import OPEN, is_open, symbols_in, symbols_of
 from .torch_private import enables_grad, memory, pytree
 from .tracing import live, through, trace
 
@@ -84,7 +84,7 @@ class Region:
     ) -> None:
         if refused := as_code(module, examples):
             raise refused
-        self.module, self.arithmetic = module, arithmetic(module)
+        self.module, self.numbers = module, Numbers(module)
         nodes = module.graph.find_nodes(op="placeholder")
         known = _known(root)
         self.paths = tuple((path, known[id(owner[key])][0]) for path, owner, key in slots(root))
@@ -137,9 +137,15 @@ class Region:
         # Read them before a conversion puts the sizes of a call into the graph.
         values = ((node, node.meta.get("val")) for node in traced.graph.nodes if node not in fixed)
         self.open = {node: value for node, value in values if is_open(value)}
-        self.counts = Counts(module, traced.inputs, self.open)
-        unread = {traced.inputs[at] for at in self.counts.unread}
-        read = [value for node, value in self.open.items() if node not in unread]
+        counts = {
+            node for fake, node in zip(fakes, traced.inputs) if isinstance(fake, OPEN) and not node.users
+        }
+        read = [value for node, value in self.open.items() if node not in counts]
+        symbols = set[Any]().union(*map(symbols_of, read))
+        self.unread = frozenset(
+            at for at, fake in enumerate(fakes) if isinstance(fake, OPEN) and not symbols_of(fake) & symbols
+        )
+        """Positions of numbers that no task reads, such as a model's count of its calls."""
         leaves = filter(is_open, chain.from_iterable(map(pytree.tree_leaves, read)))
         shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
         self.shapes = tuple({str(shape): shape for shape in shapes}.values())
@@ -154,7 +160,7 @@ class Region:
         """Determine the positions of sizes, inputs and state in the arguments of a call."""
         self.sizes_at = [at for at, place in enumerate(self.places) if place.kind == "size"]
         """Positions of the sizes and floats of a call."""
-        self._read = [number for number, at in enumerate(self.sizes_at) if at not in self.counts.unread]
+        self._read = [number for number, at in enumerate(self.sizes_at) if at not in self.unread]
         """Which of these select a program."""
         fakes = [self.places[self.sizes_at[number]].fake for number in self._read]
         self._floats = [at for at, fake in enumerate(fakes) if isinstance(fake, (float, torch.SymFloat))]
@@ -219,7 +225,7 @@ class Region:
 
     def key(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Return the key of a call's program from its sizes and floats alone."""
-        read = (*[sizes[number] for number in self._read],) if self.counts.unread else (*sizes,)
+        read = (*[sizes[number] for number in self._read],) if self.unread else (*sizes,)
         if not self._floats:
             return read
         # Zeros of both signs are equal, but not all results for them.

@@ -18,10 +18,9 @@ from ..ir.costed import CostedGraph
 from ..ir.graph import JOIN, PART, SUM, UPDATES, Argument, Task, Value, refs
 from ..ir.open_size import OPENED
 from .captured import Captured
-from .floats import calculator
 from .refusals import Untraceable
 from .region import Region
-from .symbols import OPEN, extents_of, is_open
+from .symbols import OPEN, computed, extents_of, is_open
 from .torch_private import in_python
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
@@ -38,25 +37,20 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
     `given`: the call's arguments. This adds no guards; converting a symbol to a number would fix the size for all
     calls. The function raises Untraceable for a size that depends on the values in a tensor.
     """
-    known: dict[Any, Any] = {
+    symbols: dict[Any, Any] = {
         symbol: extents_of(given[position])[place] for position, place, symbol in region.symbols
     }
-    symbols, storages = known.copy(), dict[int, Any]()
-    number = calculator(region.module, given)
+    known, storages = {**computed(region.numbers.of, given), **symbols}, dict[int, Any]()
 
     def plain(size: Any) -> Any:
         expression = size.node.expr
         if expression in known:
             return known[expression]
-        if expression in region.arithmetic:
-            found = number(region.arithmetic[expression])
-        else:
-            if not expression.free_symbols <= symbols.keys():
-                expression = size.node.shape_env.replace(expression)
-            if not expression.free_symbols <= symbols.keys():
-                raise Untraceable(f"the size {expression} depends on the values in a tensor")
-            found = in_python(expression, symbols)
-        known[size.node.expr] = _PLAIN[type(size)](found)
+        if not expression.free_symbols <= symbols.keys():
+            expression = size.node.shape_env.replace(expression)
+        if not expression.free_symbols <= symbols.keys():
+            raise Untraceable(f"the size {expression} depends on the values in a tensor")
+        known[size.node.expr] = _PLAIN[type(size)](in_python(expression, symbols))
         return known[size.node.expr]
 
     def at(value: Any) -> Any:

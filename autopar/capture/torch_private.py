@@ -17,13 +17,11 @@ from torch.autograd import forward_ad, grad_mode
 
 from ..errors import CaptureError
 from ..system import versions
-from .symbols import DIVISIONS, computed, divided
+from .symbols import computed
 
 try:
     from torch._decomp import decompositions
     from torch._dynamo import guards as _guards
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._dynamo.variables.builder import VariableBuilder as _VariableBuilder
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
@@ -33,8 +31,10 @@ try:
     from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
+    from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
     raise CaptureError(versions.lacking(torch.__version__, error)) from error
@@ -47,7 +47,7 @@ if not versions.supported(torch.__version__):
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensorMode", "conv_flop_count", "decompositions", "flop_registry",
+    "FakeTensorMode", "FloatTrueDiv", "FloorToInt", "conv_flop_count", "decompositions", "flop_registry",
     "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
@@ -124,63 +124,16 @@ quiet = _Shared(_quiet)
 time guards, which empties caches (30 ms a graph)."""
 
 
-class _Opened(threading.local):
-    """Thread-local number of the floats that Dynamo has left open."""
-
-    count = 0
-
-
-_opened = _Opened()
+def of_floats(expression: sympy.Expr) -> bool:
+    """Return True if an expression depends on a float that varies."""
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in expression.free_symbols)
 
 
-@contextmanager
-def _open_floats() -> Iterator[None]:
-    kind: Any = _VariableBuilder
-    wrapped = kind.wrap_symfloat
-
-    def wrap_symfloat(builder: Any, value: float) -> Any:
-        output = builder.tx.output
-        tracers, output.tracers = output.tracers, output.tracers[:1]
-        try:
-            made = wrapped(builder, value)
-        finally:
-            output.tracers = tracers
-        _opened.count += not made.is_python_constant()
-        return made
-
-    own = [(each, name) for each in (torch.SymInt, torch.SymFloat) for name in DIVISIONS]
-    before = [(kind, "wrap_symfloat", wrapped), *((each, name, getattr(each, name)) for each, name in own)]
-    kind.wrap_symfloat = wrap_symfloat
-    for each, name, method in before[1:]:
-        setattr(each, name, divided(method, name))
-    try:
-        yield
-    finally:
-        for each, name, method in before:
-            setattr(each, name, method)
-
-
-open_floats = _Shared(_open_floats)
-"""Within the block, Dynamo takes the number of a float that varies in the outermost graph, and `//` and `%` of a
-symbolic float are Python's (`symbols.divided`).
-
-Dynamo would take the number where the code reads it first. If that is in the body of a checkpoint or of an
-`autograd.Function`, the body gets a tensor, whose number depends on values, and code after the body cannot use it."""
-
-
-def retried(capture: Callable[[], Any]) -> Any:
-    """Return what Dynamo makes of a frame: with its floats open if it can, else, tried again, for these values."""
-    _opened.count = 0
-    try:
-        found = capture()
-        if found.guarded_code is not None or not _opened.count:
-            return found
-    except TorchDynamoException:
-        if not _opened.count:
-            raise
-    # Not all that Python can do with a float can Dynamo do with an open one, such as making a text of it.
-    with torch._dynamo.config.patch(specialize_float=True):
-        return capture()
+def decisions(module: fx.GraphModule) -> list[sympy.Expr]:
+    """Return the conditions on sizes and numbers that Dynamo found true when it captured a graph, and guards."""
+    modes = (getattr(node.meta.get("example_value"), "fake_mode", None) for node in module.graph.nodes)
+    mode = next(filter(None, modes), None)
+    return [] if mode is None or mode.shape_env is None else [guard.expr for guard in mode.shape_env.guards]
 
 
 def memory(item: Any) -> int | None:
