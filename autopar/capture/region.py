@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -137,19 +136,15 @@ class Region:
         # Read them before a conversion puts the sizes of a call into the graph.
         values = ((node, node.meta.get("val")) for node in traced.graph.nodes if node not in fixed)
         self.open = {node: value for node, value in values if is_open(value)}
-        counts = {
-            node for fake, node in zip(fakes, traced.inputs) if isinstance(fake, OPEN) and not node.users
+        unread = {
+            node: at
+            for at, node in enumerate(traced.inputs)
+            if isinstance(fakes[at], OPEN) and not node.users
         }
-        read = [value for node, value in self.open.items() if node not in counts]
+        read = (value for node, value in self.open.items() if node not in unread)
         symbols = set[Any]().union(*map(symbols_of, read))
-        self.unread = frozenset(
-            at for at, fake in enumerate(fakes) if isinstance(fake, OPEN) and not symbols_of(fake) & symbols
-        )
+        self.unread = frozenset(at for at in unread.values() if not symbols_of(fakes[at]) & symbols)
         """Positions of numbers that no task reads, such as a model's count of its calls."""
-        leaves = filter(is_open, chain.from_iterable(map(pytree.tree_leaves, read)))
-        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
-        self.shapes = tuple({str(shape): shape for shape in shapes}.values())
-        """The distinct shapes of values that depend on the sizes of a call, and such numbers."""
         self.forward = live(traced.graph, [*traced.outputs, *(node for _, node in traced.updates)], training)
         done, gradients = set(self.forward), [node for _, node in traced.gradients]
         self.backward = [node for node in live(traced.graph, [*done, *gradients]) if node not in done]
