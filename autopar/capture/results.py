@@ -18,7 +18,7 @@ from .captured import Captured
 from .refusals import Untraceable
 from .region import Region
 from .symbols import OPEN, computed, extents_of, is_open
-from .torch_private import in_python
+from .torch_private import in_python, memory
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 
@@ -37,7 +37,7 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
     symbols: dict[Any, Any] = {
         symbol: extents_of(given[position])[place] for position, place, symbol in region.symbols
     }
-    known, storages = {**computed(region.numbers.of, given), **symbols}, dict[int, Any]()
+    known, storages = {**computed(region.numbers.of, given), **symbols}, dict[Any, Any]()
 
     def plain(size: Any) -> Any:
         expression = size.node.expr
@@ -57,12 +57,10 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
             return plain(value)
         if not is_open(value):
             return value
-        memory = value.untyped_storage()._cdata
-        if memory not in storages:
-            # No symbol of the call tells the size of a viewed tensor: the storage grows with the views of it.
-            storages[memory] = torch.UntypedStorage(0, device="meta")
+        # No symbol of the call tells the size of a viewed tensor: the storage grows with the views of it.
+        storage = storages.setdefault(memory(value), torch.UntypedStorage(0, device="meta"))
         made = torch.empty(0, dtype=value.dtype, device="meta")
-        return made.set_(storages[memory], at(value.storage_offset()), at(value.shape), at(value.stride()))
+        return made.set_(storage, at(value.storage_offset()), at(value.shape), at(value.stride()))
 
     return at
 

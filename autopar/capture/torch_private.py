@@ -234,6 +234,15 @@ def depends_on_values(made: Any) -> bool:
     return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
 
 
+def by_parts(composite: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a composite operator, computed by its parts."""
+    return composite._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+anywhere = torch._C._is_any_autocast_enabled
+"""Returns True if autocast is on in this thread for any device type."""
+
+
 def packs_saved() -> bool:
     """Return True if saved-tensor hooks are active in this thread."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
