@@ -25,7 +25,7 @@ from .autocast import enabled
 from .dynamo_private import differentiated, flattened
 from .operators import BY_PARTS, draws
 from .refusals import Untraceable, assigned, ordered, unannounced
-from .source_locations import located
+from .source_locations import at_line
 from .torch_private import INFERENCE_MODE, autograd_keys, differentiates
 from .trace_state import restored_state
 
@@ -186,8 +186,7 @@ class _Nodes(fx.Interpreter):
         try:
             return super().run_node(node)
         except CaptureError as error:
-            _, where, code = located(node)
-            raise type(error)(f"{error}{f' (at {where}: `{code}`)' if where else ''}") from error
+            raise type(error)(f"{error}{at_line(node)}") from error
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target in INFERENCE_MODE and not self.differentiated:

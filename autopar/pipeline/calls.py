@@ -52,7 +52,7 @@ class Short:
             self._chosen = chosen([place[name] for name in inline.names])
         self._rebuild = captured.rebuild
         self._strides = captured.strides if any(strides is not None for strides in captured.strides) else ()
-        self._kind, self._counts = captured.home.type, region.numbers if region.unread else None
+        self._kind, self._counts = captured.home.type, region.numbers if region.numbers.places else None
 
     @staticmethod
     def fits(options: Options) -> bool:
