@@ -54,8 +54,9 @@ _count = itertools.count()
 class _Entry:
     """Dynamo's entry for a frame that has no code yet; captures it under `settings`.
 
-    `skipped(reason, place)` is called after a call for frames that Dynamo gave up without a graph: it never captures
-    these again. `opens`: numbers are open from the first capture of `code` on.
+    `skipped(reason, place)` is called after a call for frames that Dynamo gave up without a graph. After a call of
+    `code` that fails or computes nothing, Dynamo would never capture `code` again; `resume` lets it. `opens`: numbers
+    are open from the first capture on.
     """
 
     def __init__(
@@ -69,25 +70,33 @@ class _Entry:
     ) -> None:
         self.entry, self.skipped, self.settings, self.code, self.name = entry, skipped, settings, code, name
         self._torchdynamo_orig_backend = entry
-        self.captures, self.opens = 0, opens
-        self.entered = False
-        """True if the current call has led to a capture."""
+        self.opens = opens
+        self.failures = self.resting = self.captures = 0
+        """Number of captures without a graph since the last graph, of calls until the next attempt, and of graphs."""
         self.given_up: list[tuple[str, str]] = []
         """The reasons of the current call's frames without a graph, each with its place."""
 
-    def ended(self, raised: bool) -> None:
-        """Tell the reasons of a call with captures. If it has raised an error, take back what it led to, which may be
-        false of others."""
-        told, self.given_up, self.entered = self.given_up, [], False
-        if raised:
+    def resume(self) -> None:
+        """Let Dynamo capture `code` again, after a number of calls that doubles with each failure."""
+        self.resting -= 1
+        if self.resting <= 0:
+            self.resting = 0
             again = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
             _eval_frame.set_code_exec_strategy(self.code, again)
-            return
-        for why, place in told:
+
+    def ended(self, raised: bool) -> None:
+        """Tell the reasons of a call. If it has raised an error, take back what it led to, which may be false of
+        others."""
+        told, self.given_up = self.given_up, []
+        for why, place in () if raised else told:
             self.skipped(why, place)
+        if raised:
+            self.resting //= 2
+            if not self.resting:
+                self.resume()
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        self.entered, settings = True, torch._dynamo.config.patch(**self.settings)
+        settings = torch._dynamo.config.patch(**self.settings)
         with settings, quiet, uncollected(), whole_layers(), restored_state():
             try:
                 found, known, before = self._captured(frame, *args, **kwargs)
@@ -97,10 +106,13 @@ class _Entry:
             if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
                 found = ConvertFrameReturn()
-            if found.guarded_code is not None:
+            given_up = found.guarded_code is None
+            if not given_up:
                 self.captures += 1
             elif self.captures >= CAPTURES:
                 self.given_up.append((RECAPTURED, self.name))
+            self.failures = self.failures + 1 if given_up else 0
+            self.resting = 1 << (self.failures - 1) if given_up else 0
         places = {first_line(each.reason): _place(each) for each in graph_break_reasons[before:]}
         own = f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
         for text, count in counters["graph_break"].items():
@@ -112,16 +124,14 @@ class _Entry:
         """Return what Dynamo makes of a frame: with its numbers open if it can, else for these values of them; and the
         graph breaks known before."""
         known, before = dict(counters["graph_break"]), len(graph_break_reasons)
+        opens = self.opens or self.captures
         try:
             found = self.entry(*frame, **options)
-        except FailOnRecompileLimitHit:
-            raise
-        except TorchDynamoException:
-            if not (self.captures or self.opens):
-                raise
-        else:
-            if found.guarded_code is not None or not (self.captures or self.opens):
+            if found.guarded_code is not None or not opens:
                 return found, known, before
+        except TorchDynamoException as error:
+            if isinstance(error, FailOnRecompileLimitHit) or not opens:
+                raise
         # Not all that torch can do with a number can it do with a symbol.
         known, before = dict(counters["graph_break"]), len(graph_break_reasons)
         with torch._dynamo.config.patch(**FIXED):
@@ -277,12 +287,14 @@ def compiled(
     made = context(call)
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        if entry is not None and entry.resting:
+            entry.resume()
         raised = True
         try:
             found = made(_hooks(), *args, **kwargs)
             raised = False
         finally:
-            if entry is not None and entry.entered:
+            if entry is not None and entry.given_up:
                 entry.ended(raised)
         return found
 
