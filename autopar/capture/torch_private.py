@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import sympy
@@ -84,44 +84,33 @@ def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
         )
 
 
-class _Shared:
-    """A block of all threads: the first that enters it enters a `context()`, the last that leaves it leaves that."""
+class _Quiet:
+    """A block of any threads within which torch does not log failed captures (the call continues) unless asked to, and
+    does not time guards, which empties caches (30 ms a graph)."""
 
-    def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
-        self._context, self._lock, self._entered = context, threading.Lock(), 0
+    def __init__(self) -> None:
+        self._lock, self._entered, self._levels = threading.Lock(), 0, dict[logging.Logger, int]()
 
     def __enter__(self) -> None:
         with self._lock:
             self._entered += 1
             if self._entered == 1:
-                self._within = self._context()
-                self._within.__enter__()
+                names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
+                self._levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+                for logger in self._levels:
+                    logger.setLevel(logging.CRITICAL + 1)
+                _guards.profile_guard_manager = lambda *_: 0.0
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._entered -= 1
             if not self._entered:
-                self._within.__exit__(None, None, None)
+                _guards.profile_guard_manager = _TIMED
+                for logger, level in self._levels.items():
+                    logger.setLevel(level)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
-    levels = [(logger, logger.level) for logger in map(logging.getLogger, names)]
-    for logger, _ in levels:
-        logger.setLevel(logging.CRITICAL + 1)
-    _guards.profile_guard_manager = lambda *_: 0.0
-    try:
-        yield
-    finally:
-        _guards.profile_guard_manager = _TIMED
-        for logger, level in levels:
-            logger.setLevel(level)
-
-
-quiet = _Shared(_quiet)
-"""Within the block, suppress torch's logs of failed captures (the call continues) unless asked for, and do not
-time guards, which empties caches (30 ms a graph)."""
+quiet = _Quiet()
 
 
 def of_floats(expression: sympy.Expr) -> bool:
