@@ -21,7 +21,7 @@ from ..system.process import uncollected
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
-from .torch_private import compiling, quiet
+from .torch_private import compiling, overridden, quiet
 from .trace_state import restored_state
 
 try:
@@ -341,7 +341,7 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
         kept = _collect_all_valid_cia_ops_for_aten_namespace()
         _COMPOSITES.update(dict.fromkeys(kept, _special_op_to_preserve_cia))
         _COMPOSITES.update(BY_PARTS)
-    with torch.no_grad(), _override_composite_implicit_decomp(_COMPOSITES):
+    with torch.no_grad(), overridden(_override_composite_implicit_decomp, _COMPOSITES):
         return _exported(module, tensors, decompositions)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import sympy
@@ -23,6 +23,7 @@ try:
     from torch._decomp import decompositions
     from torch._dynamo import guards as _guards
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
+    from torch._subclasses import fake_impls as _fakes
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
     from torch.distributions import Distribution
@@ -58,6 +59,8 @@ CONTEXT_FN = "_checkpoint_context_fn"
 
 INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
 """The functions by which a graph of Dynamo's enters inference mode and leaves it."""
+_KERNELS: list[list[Any]] = []
+"""For each operator that `overridden` overrides, its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _TIMED = _guards.profile_guard_manager
 
@@ -221,6 +224,40 @@ def depends_on_values(made: Any) -> bool:
     """Return True if a number, or a size of a tensor, depends on the values in a tensor."""
     tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
     return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
+
+
+@contextmanager
+def overridden(
+    override: Callable[[dict[Any, Any]], AbstractContextManager[None]], operators: dict[Any, Any]
+) -> Iterator[None]:
+    """Within the block, do what torch's `override(operators)` does, for the same operators each time.
+
+    torch makes some thousand kernels anew, which takes as long as tracing a small graph. Here they are made once, and
+    again only after other code has changed the kernels of an operator.
+    """
+    before = [dict(each.py_kernels) for each in operators]
+    if _KERNELS[:1] != [before]:
+        with override(operators):
+            within = [dict(each.py_kernels) for each in operators]
+            _KERNELS[:] = before, within, [*map(_fakes.op_implementations_dict.get, operators)]
+            yield
+        return
+    try:
+        for each, kernels, fake in zip(operators, *_KERNELS[1:]):
+            _set_kernels(each, kernels)
+            if fake is not None and each not in _fakes.op_implementations_dict:
+                _fakes.register_op_impl(each)(fake)
+        yield
+    finally:
+        for each, kernels in zip(operators, before):
+            _set_kernels(each, kernels)
+            _fakes._deregister_op_impl(each)
+
+
+def _set_kernels(operator: Any, kernels: dict[Any, Any]) -> None:
+    operator.py_kernels.clear()
+    operator.py_kernels.update(kernels)
+    operator._dispatch_cache.clear()
 
 
 def by_parts(composite: Any, *args: Any, **kwargs: Any) -> Any:
