@@ -19,7 +19,7 @@ from .captured import Captured, memory_order
 from .operators import draws, flops, shared
 from .refusals import Untraceable
 from .region import Region
-from .results import extents, resolver, results, with_open
+from .results import resolver, results, with_open
 from .split_rules import cuts
 from .symbols import OPEN
 from .torch_private import memory
@@ -118,7 +118,6 @@ class _Conversion:
             gradients=gradients,
             open=None if self.fixed else symbols,
             sizes=tuple(map(at, symbols)),
-            extents=extents(region, at),
             reread=frozenset(reread),
             **results(region, at),
         )

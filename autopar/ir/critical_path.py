@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
 from .costed import CostedGraph
@@ -58,18 +57,6 @@ class Critical:
     def transfer_s(self) -> float:
         """Seconds of transfers on the path."""
         return self._seconds(Transfer)
-
-    @property
-    def busy_s(self) -> dict[tuple[str, Kind], float]:
-        """Seconds of the path by (`compute` or `transfer`, what the next step waits for: the result, `data`
-        or `order`; or a free `lane` or bus, `wire`)."""
-        found: dict[tuple[str, Kind], float] = {}
-        for number, after in zip_longest(self.path, self.path[1:]):
-            binding = self.last[after] if after is not None else None
-            step = self.steps[number]
-            key = ("compute" if isinstance(step, Placed) else "transfer", binding.kind if binding else "data")
-            found[key] = found.get(key, 0.0) + step.end - step.start
-        return found
 
     def ready(self, number: int) -> float:
         """Return the ready time of a step in seconds: the latest end of its data and of the steps ordered before

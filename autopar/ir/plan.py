@@ -1,10 +1,10 @@
-"""`Plan`: a schedule with its times, lower bound and reasons. Printed as a table, saved as JSON, drawn by `view`."""
+"""`Plan`: a schedule with its times and lower bound. Printed as a table, saved as JSON, drawn by `view`."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -48,26 +48,6 @@ class Reason:
     cluster: str
     text: str
     choices: tuple[Choice, ...] = ()
-
-
-class _Named(Mapping[str, Reason]):
-    """Reasons by cluster name, computed and cached on demand."""
-
-    def __init__(self, reasons: Sequence[Reason]) -> None:
-        names = getattr(reasons, "clusters", None) or (reason.cluster for reason in reasons)
-        self.reasons, self.position = reasons, {name: index for index, name in enumerate(names)}
-
-    def __getitem__(self, cluster: str) -> Reason:
-        return self.reasons[self.position[cluster]]
-
-    def __contains__(self, cluster: object) -> bool:
-        return cluster in self.position
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.position)
-
-    def __len__(self) -> int:
-        return len(self.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +95,6 @@ class Plan:
     lower_bound: float = 0.0
     singles: tuple[tuple[str, float | None], ...] = ()
     candidates: tuple[Candidate, ...] = ()
-    reasons: Sequence[Reason] = ()
     stopped: str = ""
 
     def __post_init__(self) -> None:
@@ -128,8 +107,9 @@ class Plan:
 
     @cached_property
     def reason(self) -> Mapping[str, Reason]:
-        """Reason of each cluster, by cluster name."""
-        return _Named(self.reasons)
+        """Reason of each cluster, by cluster name, computed from the plan on demand."""
+        reasons: Mapping[str, Reason] = pictures.render("reasons", self)
+        return reasons
 
     @cached_property
     def printable(self) -> Plan:
@@ -248,13 +228,13 @@ class Plan:
         """Return the report, or reasons for the placement of clusters by name or glob: waits, end on each
         device.
 
-        The report has the critical path with its waits, and the one change of hardware or cap that would
-        shorten the plan most, found in up to some seconds. Raises PlanError for a name that no cluster has.
+        The report has the critical path with its waits, and the kinds of devices and the links that would shorten
+        the plan most if they were twice as fast. Raises PlanError for a name that no cluster has.
         """
         return str(pictures.render("explain", self, *clusters))
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draw as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        """Draw as `.html`, `.svg`, `.png` or `.dot`."""
         pictures.render("draw", self, path)
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -70,8 +70,6 @@ def _names(plan: Any) -> Iterator[str]:
         ([device for _, device in plan.resident], lanes, "resident", "device"),
         ([used.device for used in plan.memory], lanes, "memory", "device"),
         ([device for device, _ in plan.singles], lanes, "singles", "device"),
-        ([reason.cluster for reason in plan.reasons], costed.cluster, "reasons", "cluster"),
-        ([one.device for reason in plan.reasons for one in reason.choices], lanes, "the choices of reasons", "device"),
     ]  # fmt: skip
     there = {*graph.inputs, *graph.state, *costed.producer}
     for cluster in clusters:

@@ -185,7 +185,6 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
         best = place(whole.costed, "single")
         if best.makespan > (beaten.makespan or 0.0):
             ran = [beaten if each.name == beaten.name else each for each in ran]
-            best = passed_over(best, beaten)
     return replace(best, candidates=tuple(ran))
 
 
@@ -265,20 +264,6 @@ def _not_worth(plan: Plan) -> str:
         if expected >= enough:
             return f"stand-ins share the cores of {host.name}, which needs {seconds(expected)} for all of it"
     return ""
-
-
-def passed_over(plan: Plan, beaten: Candidate) -> Plan:
-    """Return a single-device plan with reasons that quote the note of `beaten`: why it was not chosen
-    although it is predicted to be shorter."""
-    text = (
-        f"Everything is on {plan.placed[0].device}: {beaten.name} is predicted to take "
-        f"{seconds(beaten.makespan or 0.0)}, but {beaten.note}."
-    )
-    reasons = tuple(
-        replace(reason, text=text) if sum(choice.end is not None for choice in reason.choices) > 1 else reason
-        for reason in plan.reasons
-    )
-    return replace(plan, reasons=reasons)
 
 
 def split_graph(

@@ -26,11 +26,11 @@ from ..ir.open_size import OPENED
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Piece, Program, Record, Step, Wait
 from ..ops import resolve
+from .gates import Gates, events
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane, apart
 from .layout import laid_out
-from .worker import Gates, events
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured

@@ -91,7 +91,7 @@ def _networkx(graph: networkx.DiGraph, machine: Machine | None, processors: int 
 
     With a number of `processors`, these are equal lanes of one device, between which nothing is transferred.
 
-    A node has the attribute `seconds`, a number for every device or {device: seconds} (or {device: {lanes: seconds}}),
+    A node has the attribute `seconds`, a number for every device or {device: seconds},
     and optionally `state_bytes`, `workspace_bytes`, `colocate` and `pin`. An edge may have `bytes` (default 0) and
     `value`: edges of one node with the same `value` are one value, sent once to each device; without it each edge is
     its own value. Without a machine, the lists of devices and links are the attributes `devices` and `links` of the
