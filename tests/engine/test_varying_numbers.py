@@ -228,6 +228,19 @@ def test_floats_are_constants_if_no_size_is_open() -> None:
     assert compared(model, VALUES[:3], (3,), dynamic=False) == 3
 
 
+def test_arguments_that_nothing_reads_are_not_captured_for_themselves() -> None:
+    model = nn.Linear(4, 4)
+    model.forward = lambda x, *others, scale, **more: nn.functional.linear(x, model.weight) * scale
+    fast, x, grown = autopar.compile(model, ["cpu"]), torch.randn(3, 4), []
+    with torch.no_grad():
+        for value in VALUES[:5]:
+            grown.append(value)
+            right = model(x, [*grown], 2.0, scale=value, other={*grown})
+            assert torch.equal(fast(x, [*grown], 2.0, scale=value, other={*grown}), right)
+    assert captures(fast) <= 3
+    fast.close()
+
+
 def test_what_no_graph_can_hold_is_not_captured_for_each_value() -> None:
     class Sparse(nn.Module):
         """A layer with a sparse gradient."""
