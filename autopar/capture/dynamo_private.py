@@ -28,7 +28,7 @@ try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import eval_frame as _eval_frame
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+    from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
     from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.source import AttrSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -102,6 +102,8 @@ class _Entry:
                 found, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:
                 raise CaptureError(f"{self.name}: {RECAPTURED}") from None
+            except BackendCompilerFailed as error:
+                raise error.inner_exception from None
         if frame.f_code is self.code:
             if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.

@@ -202,8 +202,12 @@ def test_a_branch_by_the_rows_that_torch_computes_otherwise_runs_as_written() ->
         for rows in (2, 4, 5, 3, 2):
             x = torch.randn(rows, 4)
             assert torch.equal(fast(x, 0), model(x, 0))
-    assert "`//` of a float" in str(fast.explain())
-    fast.close()
+        assert "`//` of a float" in str(fast.explain())
+        fast.close()
+        whole = autopar.compile(model, ["cpu"], fullgraph=True)
+        whole(torch.randn(2, 4), 0)
+        with pytest.raises(autopar.CaptureError, match=r"`//` of a float"):
+            whole(torch.randn(3, 4), 0)
 
 
 def test_special_values_are_right() -> None:
