@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..capture import Captured, results
-from ..capture.captured import settle
+from ..capture.captured import restore_strides
 from ..capture.region import Region
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
@@ -71,7 +71,7 @@ class Short:
         """Return the results of the graph from the outputs of its program, except for counts. `args`: arguments of the
         call, some of which the graph may return."""
         if self._strides:
-            settle(outputs, self._strides, self._kind)
+            restore_strides(outputs, self._strides, self._kind)
         for index, at in self._same:
             outputs[index] = args[at]
         return self._rebuild(outputs)
@@ -160,7 +160,7 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         """Return the short path that this call and later ones of these sizes take; None if they can take none."""
         region, known = self._region, self.shorts.get(sizes)
         own = not self._compiled or sizes in self
-        if region is None or not (own or made.open) or region.moved:
+        if region is None or not (own or made.open) or region.rebound:
             return None
         if known is not None and known.prepared is made:
             return known

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..capture import Captured
-from ..capture.captured import settle
+from ..capture.captured import restore_strides
 from ..capture.results import resizable
 from ..costs.detect import slowed
 from ..errors import MemoryCapError
@@ -84,7 +84,7 @@ class Training:
         self._begin(captured)
 
     def _begin(self, captured: Captured) -> None:
-        self.captured = captured if copies(self.halves.joint) else captured.kernels_trusted()
+        self.captured = captured if copies(self.halves.joint) else captured.without_redundant_strides()
         self._places = [*map(captured.graph.outputs.index, self.halves.names)]
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
@@ -226,8 +226,8 @@ class Training:
         outputs = own([values[name] for name in self.halves.names], given, saved)
         # Read in each call: the first check records those that fake tensors do not know.
         strides = [self.captured.strides[place] for place in self._places]
-        if settle(outputs, strides, self.captured.home.type):
-            # `settle` makes a tensor with gaps between its elements as a view.
+        if restore_strides(outputs, strides, self.captured.home.type):
+            # `restore_strides` makes a tensor with gaps between its elements as a view.
             outputs = own(outputs, given, saved)
         return outputs, saved, held
 

@@ -99,7 +99,7 @@ class _Signatures:
             )
 
         def serve(*args: Any) -> Any:
-            if first.region.lent(args):
+            if first.region.aliases_mutated(args):
                 raise CaptureError(
                     f"{self.name}: a tensor is changed in place that shares its memory with another; pass a copy "
                     "(clone)"
@@ -264,7 +264,7 @@ class _Bound:
         for at, parameter in self._trained:
             if args[at] is not parameter:
                 return False
-        return not self.region.elsewhere(args) or self.region.move(args)
+        return not self.region.is_other_module(args) or self.region.rebind(args)
 
     def within(self, known: set[int]) -> bool:
         """Return True if the ids of all parameters of these programs are `known`."""
