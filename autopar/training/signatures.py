@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +26,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import ProgramCache
 from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, timed
+from ..pipeline.stages import timed
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
@@ -39,28 +40,48 @@ log = logging.getLogger("autopar")
 
 Take = Callable[[Signature, Sequence[Any]], Any]
 """Takes a step, given the arguments of its graph; returns the results of the graph."""
-Programs = Callable[[Signature], tuple[Prepared, ...]]
-"""Returns the programs of a signature that steps use."""
 BOUND = 16
 """Limit on the sets of parameters for which the programs of one graph are kept."""
 
 
-class _Signatures:
+class Signatures:
     """A `torch.compile` backend for the loss of one training step, with one shared pool of weight replicas.
 
+    by_itself: the reason why the optimizer must step by itself; "" if steps may be one program.
     latest: the signature of the last call.
+
+    Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient; warns
+    of parameters that the optimizer lacks.
     """
 
     def __init__(
-        self, loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
+        self,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        machine: Machine,
+        options: Options,
+        clip_norm: float | None,
+        by_itself: str,
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
+        self.clip_norm, self.by_itself = clip_norm, by_itself
         self.name = type(loss).__name__
         self._bound: list[_Bound] = []
         self.latest: Signature | None = None
         self.pool = Replicas()
         self._take: Take | None = None
-        self._used: Programs | None = None
+        self._resizes = False
+        self.require_known()
+        held = set(map(id, self.parameters()))
+        left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
+        if left:
+            log.warning(
+                "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
+                "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
+                self.name,
+                left[0],
+                len(left),
+            )
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a captured loss; return the callable that takes a step for each call, by a program for its sizes.
@@ -93,10 +114,7 @@ class _Signatures:
                     captured = timed("capture", captured_at, bound.region, args)
             except Untraceable as error:
                 raise valued(self.name, module, error) from error
-            weights, parameters, plans = bound.region.weights(args), self.parameters(), bound.plans
-            return Signature(
-                captured, eager, weights, parameters, self.machine, self.options, args, self.pool, plans
-            )
+            return Signature(self, captured, eager, bound.region.weights(args), args, bound.plans)
 
         def serve(*args: Any) -> Any:
             if first.region.lent(args):
@@ -108,8 +126,8 @@ class _Signatures:
             sizes = bound.region.sizes(args)
             programs = bound.programs_of(self.groups(), self.options)
             found = programs.used(sizes)
-            if found is None and self._used is not None:
-                found = programs.resized(sizes) or programs.resize(sizes, args, self._used)
+            if found is None and self._resizes:
+                found = programs.resized(sizes) or programs.resize(sizes, args, attrgetter("programs"))
             if found is None:
                 found = made(bound, args)
                 programs.add(sizes, found)
@@ -159,14 +177,14 @@ class _Signatures:
         return region
 
     @contextmanager
-    def taking(self, take: Take, programs: Programs | None) -> Iterator[None]:
-        """Within the block, let `take` serve calls of the compiled loss, by programs for their sizes, or for
-        other sizes if all `programs` of a step allow it."""
-        self._take, self._used = take, programs
+    def taking(self, take: Take, resizes: bool) -> Iterator[None]:
+        """Within the block, let `take` serve calls of the compiled loss, by programs for their sizes or, with
+        `resizes`, by those for other sizes."""
+        self._take, self._resizes = take, resizes
         try:
             yield
         finally:
-            self._take = self._used = None
+            self._take = None
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters of the optimizer."""
@@ -217,28 +235,6 @@ class _Signatures:
                         "model.parameters(), and the step, after the last change of the model, or make the criterion "
                         "an nn.Module that holds the parameter"
                     )
-
-
-def signatures(
-    loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
-) -> _Signatures:
-    """Return the backend for the loss of a training step; warn of parameters that the optimizer lacks.
-
-    Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient.
-    """
-    made = _Signatures(loss, optimizer, machine, options)
-    made.require_known()
-    held = set(map(id, made.parameters()))
-    left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
-    if left:
-        log.warning(
-            "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
-            "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
-            made.name,
-            left[0],
-            len(left),
-        )
-    return made
 
 
 class _Bound:

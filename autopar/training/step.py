@@ -29,7 +29,7 @@ from ..runtime.tuned import wait_for
 from .facts import step_facts
 from .group import averaging
 from .losses import Loss, in_rule, refused
-from .signatures import Programs, Take, signatures
+from .signatures import Signatures, Take
 from .updates import Signature
 
 
@@ -78,9 +78,14 @@ class TrainStep(Recorded):
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
-        self._signatures = signatures(loss, optimizer, machine, options)
         agreed = step_facts(loss.function, clip_norm, scaler, autocast)
         self.group = averaging(process_group, loss, optimizer, agreed)
+        by_itself = ""
+        if self.group is not None:
+            by_itself = f"gradients are averaged over {self.group}"
+        elif self._scaling:
+            by_itself = "the scaler decides whether to step"
+        self._signatures = Signatures(loss, optimizer, machine, options, clip_norm, by_itself)
         self._loss = compiled(loss, self._signatures, True, None)
         self._lock, self._adding = threading.RLock(), False
         self._numbers: set[int] = set()
@@ -97,22 +102,22 @@ class TrainStep(Recorded):
         def take(signature: Signature, args: Sequence[Any]) -> Any:
             if adds:
                 with signature.undone(args):
-                    return self._accumulated(signature, args, stale=False, anew=False)
+                    return self._accumulated(signature, args, anew=False)
             return self._stepped(signature, args)
 
         with self._lock:
             try:
-                return self._called(batch, take, self._programs if self.recording is None else None)
+                return self._called(batch, take, self.recording is None)
             except CaptureError as error:
                 if isinstance(error.__cause__, TorchDynamoException):
                     self.loss.raise_own(self._arguments(batch), self.autocast)
                 raise
 
-    def _called(self, batch: tuple[Any, ...], take: Take, programs: Programs | None) -> Any:
-        """Return the result of the loss function, whose graph is served by `take`."""
+    def _called(self, batch: tuple[Any, ...], take: Take, resizes: bool) -> Any:
+        """Return the result of the loss function, whose graph is served by `take` (`Signatures.taking`)."""
         batch, name, refused.text = self._arguments(batch), type(self.loss).__name__, ""
         try:
-            casts, served = casting.on(batch, self.autocast), self._signatures.taking(take, programs)
+            casts, served = casting.on(batch, self.autocast), self._signatures.taking(take, resizes)
             with torch.enable_grad(), casts, served:
                 return self._loss(*batch)
         except TorchDynamoException as error:
@@ -125,20 +130,20 @@ class TrainStep(Recorded):
         """Take a step in one program if possible; otherwise compute gradients, add those in `.grad`, and call
         torch's clipping, scaler and optimizer."""
         waits = any(parameter.grad is not None for parameter in self._signatures.parameters())
-        whole = self._whole(signature) if signature.checked and not waits else None
+        whole = signature.whole() if signature.checked and not waits else None
         if whole is not None:
-            return signature.taken(args, self.executed, whole, self.optimizer)
+            return signature.taken(args, self.executed, whole)
         with signature.undone(args):
-            result = self._by_itself(signature, args, stale=not waits)
+            result = self._by_itself(signature, args)
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _by_itself(self, signature: Signature, args: Sequence[Any], *, stale: bool) -> Any:
+    def _by_itself(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Take a step by the optimizer itself, with gradients averaged over the group; if it raises, restore each
         `.grad`."""
         before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
         try:
-            result = self._accumulated(signature, args, stale=stale, anew=True)
+            result = self._accumulated(signature, args, anew=True)
             if self.group is not None:
                 self.group.average()
             # An optimizer may multiply matrices; autocast is only for the forward.
@@ -152,7 +157,7 @@ class TrainStep(Recorded):
             raise
         return result
 
-    def _accumulated(self, signature: Signature, args: Sequence[Any], *, stale: bool, anew: bool) -> Any:
+    def _accumulated(self, signature: Signature, args: Sequence[Any], *, anew: bool) -> Any:
         """Return the result of a call; add its gradients to `.grad`, in place or as a new tensor (`anew`).
 
         Then call the parameters' post-accumulate hooks, as autograd does.
@@ -163,7 +168,7 @@ class TrainStep(Recorded):
             with torch.no_grad():
                 start.copy_(self.scaler.scale(torch.ones_like(start)))
         try:
-            result, gradients = signature.differentiated(args, self.executed, stale)
+            result, gradients = signature.differentiated(args, self.executed)
         except DifferenceError:
             self._signatures.drop(signature)
             raise
@@ -180,16 +185,6 @@ class TrainStep(Recorded):
                 for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
                     hook(parameter)
         return result
-
-    def _whole(self, signature: Signature) -> Prepared | None:
-        """Return the program of the whole step, if optimizer, scaler and process group allow one."""
-        alone = not self._scaling and self.group is None
-        return signature.whole(self.optimizer, self.clip_norm) if alone else None
-
-    def _programs(self, signature: Signature) -> tuple[Prepared, ...]:
-        """Return the programs of a signature that steps use."""
-        signature.shared = signature.gradients, self._whole(signature) or signature.overlapped
-        return signature.shared
 
     @property
     def _scaling(self) -> bool:
@@ -242,14 +237,12 @@ class TrainStep(Recorded):
         """Capture, plan and lower for these arguments without running."""
 
         def take(signature: Signature, _: Any) -> NoReturn:
-            if not signature.checked:
+            if not signature.checked or signature.whole() is None:
                 _ = signature.gradients
-            elif self._whole(signature) is None:
-                _ = signature.overlapped
             raise Done
 
         with self._lock, suppress(Done):
-            self._called(batch, take, None)
+            self._called(batch, take, False)
 
     def ready(self) -> Signature:
         """Return the last signature. Raises AutoparError if nothing has been planned."""
@@ -277,7 +270,7 @@ class TrainStep(Recorded):
         """Return the program of a step with the last signature."""
         ready = self.ready()
         with self._lock:
-            return self._whole(ready) or ready.overlapped
+            return ready.whole() or ready.gradients
 
     def explain(self) -> str:
         """Explain the plan and how the weights are updated; without a plan, why there is none. Never raises."""
@@ -295,11 +288,7 @@ class TrainStep(Recorded):
     def _updated(self) -> str:
         """Return one sentence on how the weights are updated, and why."""
         kind = type(self.optimizer).__name__
-        if self.group is not None:
-            return f"updates: {kind}.step() after the gradients are averaged over {self.group}"
-        if self._scaling:
-            return f"updates: {kind}.step() after the last backward, since the scaler decides whether to step"
-        if self._whole(self.ready()) is None:
+        if self.ready().whole() is None:
             return f"updates: {kind}.step() after the last backward, since {self.ready().refusal}"
         when = "as soon as its gradient is whole"
         if self.clip_norm is not None:

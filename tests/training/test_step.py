@@ -337,15 +337,3 @@ def test_tensors_that_the_criterion_closes_over_are_read_anew():
     pair.same(data[:3])
     weight[2] = 9.0
     pair.same(data[3:])
-
-
-def test_weights_that_an_optimizer_of_another_kind_has_stepped_are_brought_by_the_program():
-    options = {"policy": "auto", "split": None, "pins": {"0": "emulated:0"}}
-    pair = Pair(mlp, functools.partial(torch.optim.RMSprop, lr=1e-3), THREE, **options)
-    data = batches(6)
-    pair.same(data[:3])
-    pool = pair.step._signatures.pool
-    before = pool.transfers
-    pair.same(data[3:])
-    weights = set(pair.step.plan.costed.graph.changing)
-    assert pool.transfers == before and weights & {moved.value for moved in pair.step.plan.transfers}
