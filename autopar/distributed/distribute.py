@@ -26,7 +26,7 @@ from ..ir.hosts import Host, Hosts, compute_devices
 from ..ir.machine import Machine
 from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
-from ..training.messages import agree, gather, made_by_first, share_weights
+from ..training.messages import agree, everywhere, gather, made_by_first, share_weights
 from .agreement import agreed, described
 from .pipeline.job import Distributed
 from .pipeline.profile import BACKWARD, FORWARD, Times, added_bytes_per_s, profile, share
@@ -290,7 +290,7 @@ def _chain(
         ]
         return costs, added_bytes_per_s(device)
 
-    told = _of_all(figures, group)
+    told = gather(everywhere(figures, group, PlanError, " could not measure the model"), group)
     by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
     model = captured.model
@@ -308,21 +308,6 @@ def _chain(
         made.append(Unit(name, forward, backward, weights, rest, saved / rows, sent / rows))
     added = tuple(by_name[kind][1] for kind in kinds)
     return Chain(type(model).__name__, kinds, tuple(made), added_bytes_per_s=added).check()
-
-
-def _of_all(measure: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
-    """Return what each process measures. If one cannot, as without memory, every process raises an error."""
-    fault: Exception | None = None
-    sent: list[Any] = ["", None]
-    try:
-        sent[1] = measure()
-    except Exception as error:
-        fault, sent = error, [f"{type(error).__name__}: {error}", None]
-    told = gather(sent, group)
-    for rank, (text, _) in enumerate(told):
-        if text:
-            raise fault or PlanError(f"rank {rank} could not measure the model: {text}")
-    return [found for _, found in told]
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

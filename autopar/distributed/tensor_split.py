@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..capture import Captured
 from ..capture.ahead import ahead
 from ..errors import PlanError, RunError
 from ..ir.graph import Task
-from ..pipeline.compare import apart, difference, error, limit
+from ..pipeline.compare import apart, difference, error, limit, untouched
 from ..system.text import brief
 from ..training.messages import agree, gather, share_weights
 from ..transform.features import EMBEDDING, Stretch, stretches
@@ -200,11 +200,6 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def restored(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that restores the generators of the CPU and of a device."""
-    return torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
-
-
 def _mesh(model: nn.Module, group: DeviceMesh | dist.ProcessGroup | None) -> DeviceMesh:
     if not isinstance(model, nn.Module):
         raise PlanError(f"{model!r} is not a model; give an nn.Module")
@@ -358,7 +353,6 @@ class _Answers:
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], group: dist.ProcessGroup
     ) -> None:
         self.model, self.args, self.kwargs, self.group = model, args, kwargs, group
-        self.device = next(model.parameters()).device
         self.plain = self._ask()
 
     def differ(self) -> str:
@@ -383,7 +377,7 @@ class _Answers:
         return ""
 
     def _ask(self) -> dict[str, Any]:
-        with _in_mode(self.model, False), restored(self.device):
+        with _in_mode(self.model, False), untouched(self.model):
             with torch.no_grad():
                 served = self._called()
             with torch.enable_grad():

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,11 +29,8 @@ latency."""
 _PIECES = torch.ops.aten.unflatten_dense_tensors.default
 """The parts of a flat tensor in the shapes of others."""
 
-_Slot: TypeAlias = tuple[dict[str, Any], str]
-"""A tensor slot: the dict of its module and its key there, since the tensor may be replaced."""
 
-
-class _Group:
+class AveragingGroup:
     """The ranks over which a training step averages gradients, and the state that all share: rank 0's weights and
     buffers.
 
@@ -57,7 +54,8 @@ class _Group:
         self.loss, self.optimizer, self.options = loss, optimizer, options
         self._trained: list[torch.Tensor] = []
         self._buckets: list[list[torch.Tensor]] = []
-        self._buffers: list[_Slot] = []
+        self._buffers: list[tuple[dict[str, Any], str]] = []
+        """The dict of each buffer's module and its key there, since the buffer may be replaced."""
         self._seen: list[tuple[Any, int]] = []
         self._sizes: list[Any] = []
         self._facts: dict[str, str] = {}
@@ -201,13 +199,6 @@ class _Group:
 
     def __repr__(self) -> str:
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"
-
-
-def averaging(
-    process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer, options: Mapping[str, str]
-) -> _Group | None:
-    """Return the group over which a step averages gradients; None without a process group. A collective."""
-    return None if process_group is None else _Group(process_group, loss, optimizer, options)
 
 
 def _ranks(process_group: Any) -> dist.ProcessGroup:

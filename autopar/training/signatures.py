@@ -91,7 +91,7 @@ class Signatures:
         floats = numbered(module)
         examples = numbers(examples, floats)
         try:
-            first = self._begun(self._region(module, examples), examples)
+            first = self._bind(self._region(module, examples), examples)
         except Exception as error:
             if fixable(error, module):
                 raise
@@ -124,7 +124,7 @@ class Signatures:
                 )
             bound = own[0] if own[0].fits(args) else self._rebound(first.region, own, args)
             sizes = bound.region.sizes(args)
-            programs = bound.programs_of(self.groups(), self.options)
+            programs = bound.programs_for(self.groups())
             found = programs.used(sizes)
             if found is None and self._resizes:
                 found = programs.resized(sizes) or programs.resize(sizes, args, attrgetter("programs"))
@@ -137,11 +137,11 @@ class Signatures:
 
         return taking(serve, floats)
 
-    def _begun(self, region: Region, args: Sequence[Any]) -> _Bound:
-        """Return a region with the tensors of a call, without programs."""
-        made = _Bound(self.name, region, args)
-        self._bound.append(made)
-        return made
+    def _bind(self, region: Region, args: Sequence[Any]) -> _Bound:
+        """Return a region bound to the parameters of a call, without programs."""
+        bound = _Bound(self.name, region, args, self.options)
+        self._bound.append(bound)
+        return bound
 
     def _rebound(self, captured: Region, own: list[_Bound], args: Sequence[Any]) -> _Bound:
         """Return the `_Bound` for a call with other parameters than the last, and put it first in `own`.
@@ -151,13 +151,13 @@ class Signatures:
         found = next((bound for bound in own if bound.fits(args)), None)
         if found is None:
             self.require_known()
-            found = self._begun(captured.of(args, self.loss), args)
+            found = self._bind(captured.of(args, self.loss), args)
             known = {id(parameter) for parameter in self.loss.parameters()}
             for place, bound in enumerate(own[:]):
                 if place >= BOUND - 1 or not bound.within(known):
                     own.remove(bound)
                     self._bound.remove(bound)
-                    bound.close()
+                    bound.programs.close()
         else:
             own.remove(found)
         own.insert(0, found)
@@ -204,24 +204,22 @@ class Signatures:
 
     def tuned(self, latest: bool = False) -> list[TunedExecutor]:
         """Return the executors that compile kernels, with `latest` only those of the last call of each signature."""
-        return [
-            executor
-            for kept in self.kept
-            for signature in kept.values()
-            for executor in signature.executors
-            if isinstance(executor, TunedExecutor)
-            and (not latest or (signature.latest is not None and signature.latest.executor is executor))
-        ]
+        signatures = [signature for kept in self.kept for signature in kept.values()]
+        if latest:
+            executors = [each.latest.executor for each in signatures if each.latest is not None]
+        else:
+            executors = [executor for each in signatures for executor in each.executors]
+        return [executor for executor in executors if isinstance(executor, TunedExecutor)]
 
     @property
     def kept(self) -> list[ProgramCache[Signature]]:
-        """The programs of each captured graph of the loss and each form of the optimizer, by sizes."""
-        return [kept for bound in self._bound for kept in bound.programs.values()]
+        """The programs of each captured graph of the loss, by sizes."""
+        return [bound.programs for bound in self._bound]
 
     def close(self) -> None:
         """Stop the threads of all programs; the next call starts them again."""
-        for bound in self._bound:
-            bound.close()
+        for kept in self.kept:
+            kept.close()
 
     def require_known(self) -> None:
         """Raise CaptureError if the optimizer holds a parameter that neither the model nor its criterion has."""
@@ -241,13 +239,15 @@ class _Bound:
     """A captured loss bound to parameters, whose optimizer state its programs read and update.
 
     plans: placements for other sizes, which new programs follow.
-    programs: for each form of the optimizer, by sizes.
+    programs: by sizes, for the optimizer's groups of the last call.
     """
 
-    def __init__(self, name: str, region: Region, args: Sequence[Any]) -> None:
-        self.name, self.region = name, region
+    def __init__(self, name: str, region: Region, args: Sequence[Any], options: Options) -> None:
+        self.region = region
         self.plans: dict[Hashable, Plan] = {}
-        self.programs: dict[Hashable, ProgramCache[Signature]] = {}
+        self._new = partial(ProgramCache[Signature], f"the training step of {name}", region, options)
+        self.programs = self._new()
+        self._groups: Hashable = None
         self._trained = [
             (at, args[at])
             for at, place in enumerate(region.places)
@@ -266,16 +266,12 @@ class _Bound:
         """Return True if the ids of all parameters of these programs are `known`."""
         return all(id(parameter) in known for _, parameter in self._trained)
 
-    def programs_of(self, groups: Hashable, options: Options) -> ProgramCache[Signature]:
-        """Return the programs for a form of the optimizer, by sizes."""
-        if groups not in self.programs:
-            self.programs[groups] = ProgramCache(f"the training step of {self.name}", self.region, options)
-        return self.programs[groups]
-
-    def close(self) -> None:
-        """Stop the threads of its programs."""
-        for kept in self.programs.values():
-            kept.close()
+    def programs_for(self, groups: Hashable) -> ProgramCache[Signature]:
+        """Return the programs for these groups of the optimizer, by sizes; those for others are dropped."""
+        if groups != self._groups:
+            self.programs.close()
+            self.programs, self._groups = self._new(), groups
+        return self.programs
 
 
 def step_ahead(

@@ -27,7 +27,7 @@ from ..pipeline.stages import Prepared
 from ..runtime.record import Recorded
 from ..runtime.tuned import wait_for
 from .facts import step_facts
-from .group import averaging
+from .group import AveragingGroup
 from .losses import Loss, in_rule, refused
 from .signatures import Signatures, Take
 from .updates import Signature
@@ -79,9 +79,9 @@ class TrainStep(Recorded):
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
         agreed = step_facts(loss.function, clip_norm, scaler, autocast)
-        self.group = averaging(process_group, loss, optimizer, agreed)
-        by_itself = ""
-        if self.group is not None:
+        self.group, by_itself = None, ""
+        if process_group is not None:
+            self.group = AveragingGroup(process_group, loss, optimizer, agreed)
             by_itself = f"gradients are averaged over {self.group}"
         elif self._scaling:
             by_itself = "the scaler decides whether to step"

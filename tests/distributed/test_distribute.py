@@ -258,16 +258,16 @@ def _one_cannot(rank: int) -> list[str]:
             distribute.profile = profile
         try:
             autopar.distribute(model, example_inputs=(x,), loss=criterion if rank else loss)
-        except (autopar.PlanError, torch.OutOfMemoryError) as error:
+        except autopar.PlanError as error:
             said.append(str(error))
     return said
 
 
 def test_what_one_process_cannot_or_wants_otherwise_every_process_says():
-    (no_memory, other), (own, same) = ranks(2, _one_cannot, timeout_s=60)
+    (no_memory, other), second = ranks(2, _one_cannot, timeout_s=60)
+    assert second == [no_memory, other]
     assert "rank 1 could not measure the model: OutOfMemoryError: no memory is left" in no_memory
-    assert own == "no memory is left"
-    assert other == same and "a job for" in other and "serving" in other and "training" in other
+    assert "a job for" in other and "serving" in other and "training" in other
 
 
 def _saved(rank: int, path: str) -> bool:

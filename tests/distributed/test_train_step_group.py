@@ -330,7 +330,7 @@ def _averages(rank: int, seeds: int) -> Any:
         for each in bag.all:
             if each.dim() == 3:
                 each.data = each.data.transpose(0, 2).contiguous().transpose(0, 2)
-        shared = module.averaging(True, bag, torch.optim.SGD(bag.parameters()), {})
+        shared = module.AveragingGroup(True, bag, torch.optim.SGD(bag.parameters()), {})
         expected = []
         for parameter, some, anywhere in zip(bag.all, here[rank], here.any(0), strict=True):
             gradient = torch.randn_like(parameter) if some else torch.zeros_like(parameter)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span
-from ..tensor_split import restored
+from ...pipeline.compare import untouched
 
 INPUT = "input "
 """Prefix of the names of inputs, which are passed through torch's own keywords such as `target`."""
@@ -41,14 +41,14 @@ class _Entry(nn.Module):
     nobody has filled. That call must leave no trace: it runs `plain`, the stage as it was before it was placed, on
     zeros, with copies of buffers.
 
-    `apart`: return a copy of the output that the backward does not keep, because torch detaches outputs in place when
+    `copies`: return a copy of the output that the backward does not keep, because torch detaches outputs in place when
     it computes gradients of inputs and weights separately.
     `counts`: True while a micro-batch is computed.
     """
 
-    def __init__(self, stage: nn.Module, plain: nn.Module, apart: bool, device: torch.device) -> None:
+    def __init__(self, stage: nn.Module, plain: nn.Module, copies: bool) -> None:
         super().__init__()
-        self.stage, self.plain, self.apart, self.device = stage, plain, apart, device
+        self.stage, self.plain, self.copies = stage, plain, copies
         self.counts = False
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
@@ -58,27 +58,10 @@ class _Entry(nn.Module):
             with torch.no_grad():
                 for tensor in received:
                     tensor.zero_()
-        with nullcontext() if self.counts else _untouched(self.plain, self.device):
+        with nullcontext() if self.counts else untouched(self.plain):
             stage = self.stage if self.counts else self.plain
             found = stage(*map(_InOnePiece.apply, received), **named)
-        return pytree.tree_map(torch.clone, found) if self.apart else found
-
-
-@contextmanager
-def _untouched(stage: nn.Module, device: torch.device) -> Iterator[None]:
-    """Within the block, let a stage write to copies of its buffers; then restore these and the generators."""
-    own = {module: dict(module._buffers) for module in stage.modules()}
-    copies = {
-        id(buffer): buffer.clone() for each in own.values() for buffer in each.values() if buffer is not None
-    }
-    for module, buffers in own.items():
-        module._buffers.update({name: copies.get(id(buffer)) for name, buffer in buffers.items()})
-    try:
-        with restored(device):
-            yield
-    finally:
-        for module, buffers in own.items():
-            module._buffers.update(buffers)
+        return pytree.tree_map(torch.clone, found) if self.copies else found
 
 
 class _TimedStage(pipelining.PipelineStage):
@@ -143,7 +126,7 @@ def torch_stages(
     """
     found: list[pipelining.PipelineStage] = []
     for number, module in placed.items():
-        entry = _Entry(module, plain[number], plan.schedule == "zero-bubble", device)
+        entry = _Entry(module, plain[number], plan.schedule == "zero-bubble")
         stage = _TimedStage(entry, number, len(plan.stages), device, group=group)
         stage.entry, stage.summed, stage.spans, stage.answers = entry, summed, spans, answers
         found.append(stage)
