@@ -6,7 +6,6 @@ outputs. The halves may therefore need more than the joint plan, which frees eac
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from ..ir.display_names import LOSS
 from ..ir.graph import Graph, Value
 from ..ir.open_size import resized
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Program
+from ..ir.program import Program
 from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..pipeline.other_sizes import keeps_caps
@@ -317,27 +316,10 @@ def _half(costed: CostedGraph) -> _Half:
 
 
 def _proven(half: _Half) -> Iterator[Memory]:
-    """Yield the memory of a plan, with the peak proven for its program at the step where it occurs."""
-    plan, program = half.plan, half.program
-    moved = {(t.value, t.dst): (t.start, t.end) for t in plan.transfers}
-    peaks = {peak.device: peak for peak in half.peaks}
-    for memory in plan.memory:
-        peak = peaks.get(memory.device)
-        if peak is None or peak.bytes <= memory.peak:
-            yield memory
-            continue
-        begin = end = 0.0
-        if peak.at is not None:
-            step = program.lane[peak.at[0]].steps[peak.at[1]]
-            if isinstance(step, Compute):
-                placed = plan.place[plan.costed.cluster_of[step.task]]
-                begin, end = placed.start, placed.end
-            elif isinstance(step, Copy):
-                made = program.buffer[step.dst]
-                begin, end = moved[made.value, made.device]
-        times = [at for at, _ in memory.steps]
-        first, last = bisect_left(times, begin), bisect_right(times, end)
-        level = memory.steps[last - 1][1] if last else 0
-        yield replace(
-            memory, steps=(*memory.steps[:first], (begin, peak.bytes), (end, level), *memory.steps[last:])
-        )
+    """Yield the memory of a plan, with its largest step raised to the peak that is proven for its program."""
+    peaks = {peak.device: peak.bytes for peak in half.peaks}
+    for memory in half.plan.memory:
+        steps = [*memory.steps] or [(0.0, 0)]
+        at, (second, nbytes) = max(enumerate(steps), key=lambda step: step[1][1])
+        steps[at] = second, max(nbytes, peaks.get(memory.device, 0))
+        yield replace(memory, steps=tuple(steps))

@@ -76,6 +76,8 @@ class Signature:
         self._plans = plans
         self._origin: Signature | None = None
         """The signature made for other sizes whose programs this one uses."""
+        self._reused: tuple[Prepared, ...] = ()
+        """Those of its programs that compute steps of these sizes, too."""
         self._others = 0
         """Number of signatures for other sizes that use this one's programs."""
         self._trained = optimizers.trained(self.captured)
@@ -98,7 +100,8 @@ class Signature:
         if self.refusal or self._whole is not None:
             return None if self.refusal else self._whole
         if origin is not None:
-            if (known := origin.whole()) is None or not known.resizable:
+            known = origin.whole()
+            if known is None or known not in self._reused:
                 self.refusal = origin.refusal or "the program of the whole step is for other sizes"
                 return None
             self._whole = known.resized(self.captured)
@@ -135,7 +138,7 @@ class Signature:
         made = copy.copy(self)
         vars(made).pop("gradients", None)
         self._others += 1
-        made._origin, made._whole, made.latest = self, None, None
+        made._origin, made._reused, made._whole, made.latest = self, self.programs, None, None
         made.captured, made.raw = source, with_sizes(self.raw, source)
         if self.options.check == "first":
             made.checked = self._others > CHECKED
@@ -161,20 +164,21 @@ class Signature:
             raise advised(error, machine, planned) from None
 
     def _planned(self, kind: str, captured: Captured) -> Plan:
-        graph, weights = captured.graph, tuple(target for target, _ in captured.gradients)
-        # The optimizer changes all weights after each call that computes gradients alone.
-        stepped = replace(captured, graph=replace(graph, changing=weights)) if not graph.carried else captured
-        ways = [(stepped, self.options), (captured, self.options)][: 1 if stepped is captured else 2]
+        stepped, ways = captured, [(captured, self.options)]
+        if not captured.graph.carried:
+            # The optimizer changes all weights after each call that computes gradients alone.
+            weights = tuple(target for target, _ in captured.gradients)
+            stepped = replace(captured, graph=replace(captured.graph, changing=weights))
+            ways.insert(0, (stepped, self.options))
         if kind in self._plans:
             # A placement that fits at one size may not fit at another.
             ways.insert(0, (stepped, again(self.options, self._plans[kind])))
-        refusals = []
         for source, options in ways:
             try:
                 return refreshed(plan_captured(source, self._session.machine, options, self.devices))
             except MemoryCapError as error:
-                refusals.append(error)
-        raise refusals[-1]
+                refusal = error
+        raise refusal
 
     def differentiated(self, args: Sequence[Any], run: Run) -> tuple[list[Any], list[torch.Tensor]]:
         """Run one forward and backward; return the results of the graph and the gradients, each in its own memory.
