@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import RunError
-from ..training.messages import Group, everywhere, made_by_first, rank_of
+from ..training.messages import Group, made_by_first, on_every_rank, rank_of
 
 KEEP = 2
 """Default number of complete checkpoints to keep."""
@@ -49,7 +49,7 @@ def save(
         raise RunError(f"keep={keep} would delete what was saved; give 1 or more")
     target = root / f"step-{step:09d}"
     made_by_first(lambda: _begin(root, target, keep), group)
-    entries = everywhere(lambda: _entries(state, target, group), group, RunError)
+    entries = on_every_rank(lambda: _entries(state, target, group), group, RunError)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -81,7 +81,7 @@ def load_latest(
     latest = made_by_first(lambda: str(["", *_complete(Path(path))][-1]), group)
     if not latest:
         return None
-    return int(everywhere(lambda: _load(Path(latest), state, group), group, RunError))
+    return int(on_every_rank(lambda: _load(Path(latest), state, group), group, RunError))
 
 
 def _entries(state: Mapping[str, Any], target: Path, group: Group) -> dict[str, Any]:

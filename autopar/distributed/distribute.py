@@ -26,7 +26,7 @@ from ..ir.hosts import Host, Hosts, compute_devices
 from ..ir.machine import Machine
 from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
-from ..training.messages import agree, everywhere, gather, made_by_first, share_weights
+from ..training.messages import agree, gather, made_by_first, on_every_rank, share_weights
 from .agreement import agreed, described
 from .pipeline.job import Distributed
 from .pipeline.profile import BACKWARD, FORWARD, Times, added_bytes_per_s, profile, share
@@ -196,20 +196,16 @@ def _schedules(named: str) -> tuple[str, ...]:
     return tuple(SCHEDULES) if named == "auto" else (named,)
 
 
-def _whole(model: nn.Module) -> nn.Module:
-    """Return the model, or raise PlanError if a parameter is already split over ranks."""
+def _wanted(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[str, Any]:
+    """Return what all processes must give alike, by its name in errors. Raises PlanError if a parameter is already
+    split over ranks."""
     split = next((path for path, tensor in model.named_parameters() if isinstance(tensor, DTensor)), None)
     if split:
         raise PlanError(
             f"{split} is a DTensor, split over ranks already, as by tensor_parallel, fully_shard or an earlier job; "
             "give the plain model, which distribute splits by itself (shard_replicas=True shards the replicas)"
         )
-    return model
-
-
-def _wanted(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[str, Any]:
-    """Return what all processes must give alike, by its name in errors."""
-    return described(_whole(model)) | {
+    return described(model) | {
         "the batch": f"{rows} rows",
         "a job for": "training" if trained else "serving",
         "a plan": "saved" if planned else "to be made",
@@ -290,7 +286,7 @@ def _chain(
         ]
         return costs, added_bytes_per_s(device)
 
-    told = gather(everywhere(figures, group, PlanError, " could not measure the model"), group)
+    told = gather(on_every_rank(figures, group, PlanError, " could not measure the model"), group)
     by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
     model = captured.model

@@ -136,7 +136,7 @@ def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[A
     return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
 
 
-def everywhere(work: Callable[[], Any], group: Group, kind: type[AutoparError], verb: str = "") -> Any:
+def on_every_rank(work: Callable[[], Any], group: Group, kind: type[AutoparError], verb: str = "") -> Any:
     """Call `work` on every rank and return its result; if it raises on one rank, all ranks raise an error of this kind
     with that rank, the `verb` and the message."""
     result, text, fault = None, "", None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -69,8 +68,10 @@ class Signatures:
         self._bound: list[_Bound] = []
         self.latest: Signature | None = None
         self.pool = Replicas()
-        self._take: Take | None = None
-        self._resizes = False
+        self.take: Take | None = None
+        """What takes the steps of calls; set before each."""
+        self.resizes = False
+        """True if programs for other sizes may serve calls."""
         self.require_known()
         held = set(map(id, self.parameters()))
         left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
@@ -126,14 +127,14 @@ class Signatures:
             sizes = bound.region.sizes(args)
             programs = bound.programs_for(self.groups())
             found = programs.used(sizes)
-            if found is None and self._resizes:
+            if found is None and self.resizes:
                 found = programs.resized(sizes) or programs.resize(sizes, args, attrgetter("programs"))
             if found is None:
                 found = made(bound, args)
                 programs.add(sizes, found)
             self.latest = found
-            assert self._take is not None
-            return bound.region.numbers.fill(self._take(found, args), args)
+            assert self.take is not None
+            return bound.region.numbers.fill(self.take(found, args), args)
 
         return taking(serve, floats)
 
@@ -175,16 +176,6 @@ class Signatures:
                     "gradients to parameters alone; .detach() it, or use autopar.compile and your own loop"
                 )
         return region
-
-    @contextmanager
-    def taking(self, take: Take, resizes: bool) -> Iterator[None]:
-        """Within the block, let `take` serve calls of the compiled loss, by programs for their sizes or, with
-        `resizes`, by those for other sizes."""
-        self._take, self._resizes = take, resizes
-        try:
-            yield
-        finally:
-            self._take = None
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters of the optimizer."""

@@ -114,11 +114,12 @@ class TrainStep(Recorded):
                 raise
 
     def _called(self, batch: tuple[Any, ...], take: Take, resizes: bool) -> Any:
-        """Return the result of the loss function, whose graph is served by `take` (`Signatures.taking`)."""
+        """Return the result of the loss function, whose graph is served by `take`; with `resizes`, perhaps by a program
+        for other sizes."""
         batch, name, refused.text = self._arguments(batch), type(self.loss).__name__, ""
         try:
-            casts, served = casting.on(batch, self.autocast), self._signatures.taking(take, resizes)
-            with torch.enable_grad(), casts, served:
+            self._signatures.take, self._signatures.resizes = take, resizes
+            with torch.enable_grad(), casting.on(batch, self.autocast):
                 return self._loss(*batch)
         except TorchDynamoException as error:
             if refused.text:

@@ -263,9 +263,10 @@ def refreshed(plan: Plan) -> Plan:
     """Return a plan whose changed weights are transferred before each call, with the placement of one that counts these
     transfers."""
     graph = plan.costed.graph
-    if not graph.changing:
-        return plan
-    rested = replan(replace(plan.costed, graph=replace(graph, changing=())), plan)
+    costed = replace(plan.costed, graph=replace(graph, changing=()))
+    if not any(transfer.value in graph.kept for transfer in plan.transfers):
+        return replace(plan, costed=costed)
+    rested = replan(costed, plan)
     others = tuple(each for each in rested.candidates if each.policy != rested.policy)
     return replace(rested, policy=plan.policy, candidates=others)
 

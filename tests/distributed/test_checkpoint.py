@@ -264,18 +264,6 @@ def _pipelined(rank: int, root: str, name: str, stages: int, schedule: str) -> t
     return stepped(job, x, y, 2, optimizer), step
 
 
-@pytest.mark.release  # shards of this model go on in other stages, too
-def test_a_planned_pipeline_with_tied_weights_goes_on_in_other_stages_and_in_one_process(tmp_path):
-    first = ranks(2, _pipelined, str(tmp_path), "gpt of 1", 2, "1f1b")
-    again = ranks(2, _pipelined, str(tmp_path), "gpt of 1", 4, "interleaved")
-    assert [step for _, step in first + again] == [None, None, 3, 3]
-    assert again[0][0] == pytest.approx(first[0][0], abs=1e-12)
-    model, x, y = made("gpt of 1")
-    optimizer = adam(model.parameters())
-    assert load_latest(tmp_path, {"model": model, "optimizer": optimizer}) == 3
-    assert trained(model, x, y, 2, optimizer) == pytest.approx(first[0][0], abs=1e-12)
-
-
 def test_a_checkpoint_of_one_process_is_loaded_into_a_pipeline(tmp_path):
     model, x, y = made("mlp")
     optimizer = adam(model.parameters())

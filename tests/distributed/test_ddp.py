@@ -165,7 +165,7 @@ def test_no_sync_adds_up_and_reduces_once(one_model):
         same(found[-1], gradients(alone))
 
 
-def _doubled(rank: int, placed: bool, network: nn.Module, devices: str = "mixed", **options: Any) -> Any:
+def _doubled(placed: bool, network: nn.Module, devices: str = "mixed", **options: Any) -> Any:
     """A compiled model, if `placed`, in DistributedDataParallel, and what closes it."""
     if not placed:
         return DistributedDataParallel(network, **options), contextlib.nullcontext()
@@ -175,7 +175,7 @@ def _doubled(rank: int, placed: bool, network: nn.Module, devices: str = "mixed"
 
 def _uneven(rank: int, placed: bool) -> Any:
     """One rank has a batch more than the other, and fewer rows in it."""
-    ddp, closing = _doubled(rank, placed, model("mlp"))
+    ddp, closing = _doubled(placed, model("mlp"))
     data = [own(batch, rank, 2) for batch in batches("mlp", 3)]
     data = data[:2] if rank else [*data[:2], tuple(item[:2] for item in data[2])]
     with closing, ddp.join():
@@ -185,7 +185,7 @@ def _uneven(rank: int, placed: bool) -> Any:
 def _branches(rank: int, placed: bool) -> Any:
     torch.manual_seed(0)
     network, found = Branches().double(), []
-    ddp, closing = _doubled(rank, placed, network, find_unused_parameters=True)
+    ddp, closing = _doubled(placed, network, find_unused_parameters=True)
     with closing:
         for number, batch in enumerate(batches("mlp", 3)):
             x, y = own(batch, rank, 2)
@@ -197,7 +197,7 @@ def _branches(rank: int, placed: bool) -> Any:
 
 def _normed(rank: int, placed: bool) -> Any:
     network = model("normed", seed=rank)
-    ddp, closing = _doubled(rank, placed, network, "two")
+    ddp, closing = _doubled(placed, network, "two")
     with closing, torch.no_grad():
         with torch.enable_grad():
             losses = trained(ddp, (own(batch, rank, 2) for batch in batches("normed", 6)), "normed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -64,14 +64,29 @@ class _Entry(nn.Module):
         return pytree.tree_map(torch.clone, found) if self.copies else found
 
 
-class _TimedStage(pipelining.PipelineStage):
-    """A `PipelineStage` that records when it computes and what it answers, and starts the sums of gradients that are
-    final."""
+class TimedStage(pipelining.PipelineStage):
+    """A stage of this process for a schedule of torch's: it notes each pass in `spans`.
 
-    entry: _Entry
-    spans: list[Span]
-    answers: list[tuple[int, Sequence[torch.Tensor]]]
-    summed: Callable[[int], AbstractContextManager[None]]
+    placed, plain: the stage as it runs, and as it was before it was placed.
+    summed: the context of each backward of a stage, given its number, which starts the sums of final gradients.
+    answers: takes what the last stage answers without a backward, with the number of its micro-batch.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        placed: nn.Module,
+        plain: nn.Module,
+        plan: Distribution,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        summed: Callable[[int], AbstractContextManager[None]],
+        spans: list[Span],
+        answers: list[tuple[int, Sequence[torch.Tensor]]],
+    ) -> None:
+        self.entry = _Entry(placed, plain, plan.schedule == "zero-bubble")
+        super().__init__(self.entry, number, len(plan.stages), device, group=group)
+        self.summed, self.spans, self.answers = summed, spans, answers
 
     def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the forward of a micro-batch; keep what the last stage answers without a backward."""
@@ -106,28 +121,3 @@ class _TimedStage(pipelining.PipelineStage):
             Span(f"{device}/0", device, "compute", name, began, time.perf_counter(), phase=phase)
         )
         return result
-
-
-def torch_stages(
-    placed: Mapping[int, nn.Module],
-    plain: Mapping[int, nn.Module],
-    plan: Distribution,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-    summed: Callable[[int], AbstractContextManager[None]],
-    spans: list[Span],
-    answers: list[tuple[int, Sequence[torch.Tensor]]],
-) -> list[pipelining.PipelineStage]:
-    """Return the stages of this process for a schedule of torch's, by number: `placed` as they run, and `plain` as they
-    were before.
-
-    They note each pass in `spans`, add what the last stage answers without a backward to `answers`, with the number of
-    its micro-batch, and run each backward of a stage within `summed`, given its number.
-    """
-    found: list[pipelining.PipelineStage] = []
-    for number, module in placed.items():
-        entry = _Entry(module, plain[number], plan.schedule == "zero-bubble")
-        stage = _TimedStage(entry, number, len(plan.stages), device, group=group)
-        stage.entry, stage.summed, stage.spans, stage.answers = entry, summed, spans, answers
-        found.append(stage)
-    return found
