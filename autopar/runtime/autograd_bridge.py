@@ -102,7 +102,7 @@ def placed(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
-def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
+def unalias(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
     """Return outputs that the caller may change in place, as in eager; autograd forbids that for views that
     it did not see being made.
 

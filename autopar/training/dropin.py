@@ -33,7 +33,7 @@ from ..ir.program import Program
 from ..ir.timeline import Timeline
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, copies, executed, homes_of, plan_captured, timed
-from ..runtime.autograd_bridge import Written, bridge, own
+from ..runtime.autograd_bridge import Written, bridge, unalias
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
@@ -205,12 +205,12 @@ class Training:
         saved = results[len(self.halves.outputs) :]
         # If an output were a view of a weight, writes to it would change the weight unseen by autograd.
         given = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
-        outputs = own([values[name] for name in self.halves.names], given, saved)
+        outputs = unalias([values[name] for name in self.halves.names], given, saved)
         # Read in each call: the first check records those that fake tensors do not know.
         strides = [self.captured.strides[place] for place in self._places]
         if settle(outputs, strides, self.captured.home.type):
             # `settle` makes a tensor with gaps between its elements as a view.
-            outputs = own(outputs, given, saved)
+            outputs = unalias(outputs, given, saved)
         return outputs, saved, held
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:

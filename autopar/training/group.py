@@ -20,7 +20,7 @@ from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
 from .facts import optimizer_facts, state_facts
 from .messages import agree
-from .updates import own
+from .updates import as_grad
 
 BUCKET_BYTES = 4 << 20
 """Bytes of gradients in one all-reduce: on loopback and 10 Gbit/s links they take milliseconds, ten times the
@@ -149,7 +149,7 @@ class AveragingGroup:
             for bucket, flat, work in sent:
                 work.wait()
                 for parameter, mean in zip(bucket, _PIECES(flat, bucket)):
-                    parameter.grad = own(mean, parameter, False) if id(parameter) in alive else None
+                    parameter.grad = as_grad(mean, parameter, False) if id(parameter) in alive else None
             of_buffers = zip(looked, found[len(there) :], found[len(there) + len(looked) :])
             buffers = (now for (now, _), some, odd in of_buffers if some and not odd)
             self._share([buffer for buffer in buffers if buffer is not None])

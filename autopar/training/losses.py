@@ -234,7 +234,7 @@ def resident_tangent(captured: Captured, owner: dict[str, Any]) -> Captured:
     return replace(captured, graph=graph, state=state, tangents=())
 
 
-def trained(captured: Captured, parameters: set[int]) -> Captured:
+def only_gradients_of(captured: Captured, parameters: set[int]) -> Captured:
     """Return the joint graph with only the gradients of these parameters (by `id`), without the tasks that
     only other gradients need."""
     graph, state = captured.graph, captured.state

@@ -32,7 +32,7 @@ from ..runtime.tuned import TunedExecutor
 from . import optimizers
 from .dropin import whole
 from .formulas import FORMULAS, entries
-from .losses import Loss, refused, resident_tangent, the_loss, trained
+from .losses import Loss, only_gradients_of, refused, resident_tangent, the_loss
 from .updates import Signature
 
 log = logging.getLogger("autopar")
@@ -283,8 +283,10 @@ def step_ahead(
         captured, tensors = _captured(model, criterion, args, kwargs)
     if optimizer is None:
         return captured, tensors
-    captured = trained(captured, {id(held) for group in optimizer.param_groups for held in group["params"]})
-    parameters = optimizers.trained(captured)
+    captured = only_gradients_of(
+        captured, {id(held) for group in optimizer.param_groups for held in group["params"]}
+    )
+    parameters = optimizers.trained_parameters(captured)
     ready = _ready(optimizer, parameters)
     reason = optimizers.obstacle(ready, parameters)
     if reason or not parameters:

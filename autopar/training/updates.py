@@ -28,7 +28,7 @@ from ..runtime.executor import Executor
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
 from . import optimizers
-from .losses import resident_tangent, trained
+from .losses import only_gradients_of, resident_tangent
 
 if TYPE_CHECKING:
     from .signatures import Signatures
@@ -65,7 +65,7 @@ class Signature:
         self.start: dict[str, Any] = {}
         own = {id(parameter) for parameter in session.parameters()}
         self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in own}
-        self.captured = trained(resident_tangent(raw, self.start), own)
+        self.captured = only_gradients_of(resident_tangent(raw, self.start), own)
         self.options = session.options.within(self.captured.graph)
         self.devices = [torch.empty(0, device=tensor.device) for tensor in self.captured.flatten(args)]
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
@@ -80,7 +80,7 @@ class Signature:
         """Those of its programs that compute steps of these sizes, too."""
         self._others = 0
         """Number of signatures for other sizes that use this one's programs."""
-        self._trained = optimizers.trained(self.captured)
+        self._trained = optimizers.trained_parameters(self.captured)
         self.parameters = list(self._trained.values())
 
     @cached_property
@@ -201,7 +201,7 @@ class Signature:
         self.checked = self.options.check != "always"
         with torch.no_grad():
             gradients = [
-                _hooked(parameter, own(gradient, parameter, shared))
+                _hooked(parameter, as_grad(gradient, parameter, shared))
                 for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
             ]
         return self._results(found[: self.count]), gradients
@@ -279,7 +279,7 @@ def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def own(gradient: torch.Tensor, parameter: torch.Tensor, shared: bool) -> torch.Tensor:
+def as_grad(gradient: torch.Tensor, parameter: torch.Tensor, shared: bool) -> torch.Tensor:
     """Return a gradient as autograd would leave it: in its own memory, with the layout of the parameter."""
     if shared or gradient.stride() != parameter.stride():
         return torch.empty_like(parameter).copy_(gradient)
