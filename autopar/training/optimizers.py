@@ -77,8 +77,8 @@ def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None
 def obstacle(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> str:
     """Return the reason, as a phrase, why the step of `optimizer` cannot be tasks of a graph; "" if it can.
 
-    `parameters`: those with a gradient, by path (`trained_parameters`). The first step cannot be in a graph, since torch
-    creates the state in it. Linear in parameters; cheap enough for every call.
+    `parameters`: those with a gradient, by path. The first step cannot be in a graph, since torch creates the state in
+    it. Linear in parameters; cheap enough for every call.
     """
     return (
         _of_optimizer(optimizer)

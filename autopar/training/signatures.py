@@ -69,7 +69,7 @@ class Signatures:
         self.latest: Signature | None = None
         self.pool = Replicas()
         self.take: Take | None = None
-        """What takes the steps of calls; set before each."""
+        """What takes the step of the call in progress."""
         self.resizes = False
         """True if programs for other sizes may serve calls."""
         self.require_known()

@@ -126,6 +126,8 @@ class TrainStep(Recorded):
                 raise CaptureError(f"{name}: {refused.text}") from None
             whose = self.loss.called if in_rule(getattr(error, "real_stack", None) or ()) else name
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
+        finally:
+            self._signatures.take = None
 
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Take a step in one program if possible; otherwise compute gradients, add those in `.grad`, and call
