@@ -38,7 +38,7 @@ from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
 from ..transform.divide import closed
-from .halves import STANDING, Halves
+from .halves import STANDING, Half, Halves
 from .held_state import Held, HeldState
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
@@ -123,8 +123,7 @@ class Training:
         """The program of the forward."""
         if self._origin is not None:
             return self._origin.forward_program.resized(self.captured)
-        half = self.halves.forward
-        return self._bound(half.plan, half.program)
+        return self._bound(self.halves.forward)
 
     def backward_program(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         """Return the backward for these tangents, and for each leaf whether it has a gradient."""
@@ -140,17 +139,17 @@ class Training:
             if self.halves.fits(prepared.plan, prepared.program):
                 return prepared.resized(self.captured), wanted
         half, wanted = self.halves.backward(live)
-        return self._bound(half.plan, half.program), wanted
+        return self._bound(half), wanted
 
-    def _bound(self, plan: Plan, program: Program) -> Prepared:
-        plan, state = slowed(plan, self.slow_down), dict(self.captured.state)
+    def _bound(self, half: Half) -> Prepared:
+        plan, state = slowed(half.plan, self.slow_down), dict(self.captured.state)
         machine = plan.costed.machine
         for name in plan.costed.graph.state:
             if name.startswith(STANDING):
                 device = machine.device[name.removeprefix(STANDING)].torch_device
                 state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
-        return executed(captured, plan, program, self.pool, self.kernels, changing=True)
+        return executed(captured, plan, half.program, self.pool, self.kernels, changing=True)
 
     @property
     def program(self) -> Program:

@@ -58,8 +58,6 @@ class AveragingGroup:
         """The dict of each buffer's module and its key there, since the buffer may be replaced."""
         self._seen: list[tuple[Any, int]] = []
         self._sizes: list[Any] = []
-        self._facts: dict[str, str] = {}
-        self._digest = b""
         self._state: Any = None
         """The optimizer's state of the last comparison, which a load replaces; None: not compared since the first
         step."""
@@ -107,14 +105,11 @@ class AveragingGroup:
     def _require_agreement(self) -> None:
         """Compare the optimizers' settings and trained parameters over all ranks, by one all-reduce of some bytes; if
         they differ, or a rank has loaded a state or trains other parameters than before, compare everything."""
-        facts = self._settings()
-        if facts != self._facts:
-            self._facts = facts
-            self._digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(json.dumps(self._settings()).encode(), digest_size=8).digest()
         loaded = self.optimizer.state is not self._state
         others = {id(each) for each in self._held()} != {id(each) for each in self._trained}
         # Where all ranks have the same byte, its maximum and that of its complement add up to 255.
-        marks = [*self._digest, *(255 - byte for byte in self._digest), loaded, others]
+        marks = [*digest, *(255 - byte for byte in digest), loaded, others]
         found = torch.tensor(marks, dtype=torch.uint8, device=self._device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.ranks)
         *largest, loaded, others = found.tolist()

@@ -38,7 +38,7 @@ _Stands: TypeAlias = dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True)
-class _Half:
+class Half:
     """The plan of one half, its program, and its peak bytes on each device over all orders of the lanes."""
 
     plan: Plan
@@ -110,21 +110,21 @@ class Halves:
         return found
 
     @cached_property
-    def forward(self) -> _Half:
+    def forward(self) -> Half:
         """The forward."""
         return _half(self._forward_costs())
 
     @cached_property
-    def full_backward(self) -> _Half:
+    def full_backward(self) -> Half:
         """The backward if every output has a gradient."""
         return _half(self._backward_costs(self.tangents))
 
     @property
-    def both(self) -> tuple[_Half, _Half]:
+    def both(self) -> tuple[Half, Half]:
         """The forward and the full backward. Raises MemoryCapError if one exceeds a cap."""
         return self.forward, self.full_backward
 
-    def backward(self, live: tuple[str, ...]) -> tuple[_Half, tuple[bool, ...]]:
+    def backward(self, live: tuple[str, ...]) -> tuple[Half, tuple[bool, ...]]:
         """Return the backward for these tangents, and for each leaf whether it has a gradient.
 
         Raises RunError if an output without a gradient leaves a leaf without one: the graph does not tell whether
@@ -306,16 +306,16 @@ def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
     return {device: nbytes for device, nbytes in found.items() if nbytes > 0}
 
 
-def _half(costed: CostedGraph) -> _Half:
+def _half(costed: CostedGraph) -> Half:
     """Return a half on its devices, ordered by urgency, or in graph order if that needs too much memory."""
     try:
         plan = place(costed, "single" if costed.machine.serial else "heft")
     except MemoryCapError:
         plan = place(costed, "follow")
-    return _Half(plan, *proved(plan))
+    return Half(plan, *proved(plan))
 
 
-def _proven(half: _Half) -> Iterator[Memory]:
+def _proven(half: Half) -> Iterator[Memory]:
     """Yield the memory of a plan, with its largest step raised to the peak that is proven for its program."""
     peaks = {peak.device: peak.bytes for peak in half.peaks}
     for memory in half.plan.memory:
