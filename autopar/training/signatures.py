@@ -21,19 +21,17 @@ from ..capture.refusals import Untraceable, explain, valued
 from ..capture.region import Region
 from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
-from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import ProgramCache
 from ..pipeline.options import Options
 from ..pipeline.stages import timed
-from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
 from . import optimizers
 from .dropin import whole
 from .formulas import FORMULAS, entries
 from .losses import Loss, only_gradients_of, refused, resident_tangent, the_loss
-from .updates import Signature
+from .updates import Signature, StepSession
 
 log = logging.getLogger("autopar")
 
@@ -46,34 +44,22 @@ BOUND = 16
 class Signatures:
     """A `torch.compile` backend for the loss of one training step, with one shared pool of weight replicas.
 
-    by_itself: the reason why the optimizer must step by itself; "" if steps may be one program.
     latest: the signature of the last call.
 
     Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient; warns
     of parameters that the optimizer lacks.
     """
 
-    def __init__(
-        self,
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
-        machine: Machine,
-        options: Options,
-        clip_norm: float | None,
-        by_itself: str,
-    ) -> None:
-        self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
-        self.clip_norm, self.by_itself = clip_norm, by_itself
-        self.name = type(loss).__name__
+    def __init__(self, loss: Loss, session: StepSession) -> None:
+        self.loss, self.session, self.name = loss, session, type(loss).__name__
         self._bound: list[_Bound] = []
         self.latest: Signature | None = None
-        self.pool = Replicas()
         self.take: Take | None = None
         """What takes the step of the call in progress."""
         self.resizes = False
         """True if programs for other sizes may serve calls."""
         self.require_known()
-        held = set(map(id, self.parameters()))
+        held = set(map(id, self.session.parameters()))
         left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
         if left:
             log.warning(
@@ -109,13 +95,13 @@ class Signatures:
         own = [first]
 
         def made(bound: _Bound, args: Sequence[Any]) -> Signature:
-            self.options.living(self.machine, self.loss)
+            self.session.options.living(self.session.machine, self.loss)
             try:
                 with alone():
                     captured = timed("capture", captured_at, bound.region, args)
             except Untraceable as error:
                 raise valued(self.name, module, error) from error
-            return Signature(self, captured, eager, bound.region.weights(args), args, bound.plans)
+            return Signature(self.session, captured, eager, bound.region.weights(args), args, bound.plans)
 
         def serve(*args: Any) -> Any:
             if first.region.lent(args):
@@ -140,7 +126,7 @@ class Signatures:
 
     def _bind(self, region: Region, args: Sequence[Any]) -> _Bound:
         """Return a region bound to the parameters of a call, without programs."""
-        bound = _Bound(self.name, region, args, self.options)
+        bound = _Bound(self.name, region, args, self.session.options)
         self._bound.append(bound)
         return bound
 
@@ -177,15 +163,11 @@ class Signatures:
                 )
         return region
 
-    def parameters(self) -> list[torch.Tensor]:
-        """Return all parameters of the optimizer."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
     def groups(self) -> Hashable:
         """Return the optimizer facts that a program of the whole step assumes: groups and their state entries."""
         return tuple(
             (tuple(map(id, group["params"])), bool(group.get("momentum")), bool(group.get("amsgrad")))
-            for group in self.optimizer.param_groups
+            for group in self.session.optimizer.param_groups
         )
 
     def drop(self, signature: Signature) -> None:
@@ -215,7 +197,7 @@ class Signatures:
     def require_known(self) -> None:
         """Raise CaptureError if the optimizer holds a parameter that neither the model nor its criterion has."""
         known = {id(parameter) for parameter in self.loss.parameters()}
-        for group in self.optimizer.param_groups:
+        for group in self.session.optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
                 if id(parameter) not in known:
                     raise CaptureError(

@@ -30,7 +30,7 @@ from .facts import step_facts
 from .group import AveragingGroup
 from .losses import Loss, in_rule, refused
 from .signatures import Signatures, Take
-from .updates import Signature
+from .updates import Signature, StepSession
 
 
 class TrainStep(Recorded):
@@ -85,7 +85,8 @@ class TrainStep(Recorded):
             by_itself = f"gradients are averaged over {self.group}"
         elif self._scaling:
             by_itself = "the scaler decides whether to step"
-        self._signatures = Signatures(loss, optimizer, machine, options, clip_norm, by_itself)
+        self._session = StepSession(optimizer, machine, options, clip_norm, by_itself)
+        self._signatures = Signatures(loss, self._session)
         self._loss = compiled(loss, self._signatures, True, None)
         self._lock, self._adding = threading.RLock(), False
         self._numbers: set[int] = set()
@@ -132,7 +133,7 @@ class TrainStep(Recorded):
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Take a step in one program if possible; otherwise compute gradients, add those in `.grad`, and call
         torch's clipping, scaler and optimizer."""
-        waits = any(parameter.grad is not None for parameter in self._signatures.parameters())
+        waits = any(parameter.grad is not None for parameter in self._session.parameters())
         whole = signature.whole() if signature.checked and not waits else None
         if whole is not None:
             return signature.taken(args, self.executed, whole)
@@ -144,7 +145,7 @@ class TrainStep(Recorded):
     def _by_itself(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Take a step by the optimizer itself, with gradients averaged over the group; if it raises, restore each
         `.grad`."""
-        before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
+        before = [(parameter, parameter.grad) for parameter in self._session.parameters()]
         try:
             result = self._accumulated(signature, args, anew=True)
             if self.group is not None:
@@ -200,7 +201,7 @@ class TrainStep(Recorded):
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             # The program of the whole step also adds the norms in the order of the model.
-            held = {id(parameter) for parameter in self._signatures.parameters()}
+            held = {id(parameter) for parameter in self._session.parameters()}
             trained = [parameter for parameter in self.loss.parameters() if id(parameter) in held]
             nn.utils.clip_grad_norm_(trained, self.clip_norm)
         if scaler is None:
@@ -313,7 +314,7 @@ class TrainStep(Recorded):
     def refresh(self) -> None:
         """Copy parameters to their devices again in the next call. Needed only after writes through `.data`
         or a numpy view, which leave no trace in a tensor."""
-        self._signatures.pool.forget()
+        self._session.pool.forget()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the kernels of the programs that steps run now are compiled and chosen; return False if that takes

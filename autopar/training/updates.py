@@ -6,9 +6,9 @@ import copy
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,22 +21,40 @@ from ..pipeline.calls import CHECKED, again
 from ..pipeline.check_wanted import wanted
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager
+from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, bind, plan_captured, proved, timed
 from ..pipeline.would_fit import advised
 from ..planner import replan
 from ..runtime.executor import Executor
+from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
 from . import optimizers
 from .losses import only_gradients_of, resident_tangent
 
-if TYPE_CHECKING:
-    from .signatures import Signatures
-
 log = logging.getLogger("autopar")
 
 Run = Callable[[Prepared, Sequence[Any]], list[Any]]
 """Runs a program on tensors, recorded or not."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepSession:
+    """What the programs of one training step share.
+
+    by_itself: the reason why the optimizer must step by itself; "" if steps may be one program.
+    """
+
+    optimizer: torch.optim.Optimizer
+    machine: Machine
+    options: Options
+    clip_norm: float | None
+    by_itself: str
+    pool: Replicas = field(default_factory=Replicas)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return all parameters of the optimizer."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 class Signature:
@@ -54,7 +72,7 @@ class Signature:
 
     def __init__(
         self,
-        session: Signatures,
+        session: StepSession,
         raw: Captured,
         module: Callable[..., Any],
         weights: Mapping[str, torch.Tensor],
