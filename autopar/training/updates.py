@@ -286,7 +286,7 @@ def refreshed(plan: Plan) -> Plan:
         return replace(plan, costed=costed)
     rested = replan(costed, plan)
     others = tuple(each for each in rested.candidates if each.policy != rested.policy)
-    return replace(rested, policy=plan.policy, candidates=others)
+    return replace(rested, policy=plan.policy, singles=plan.singles, candidates=others)
 
 
 def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
