@@ -6,7 +6,6 @@ import copy
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -114,7 +113,7 @@ class Signatures:
             programs = bound.programs_for(self.groups())
             found = programs.used(sizes)
             if found is None and self.resizes:
-                found = programs.resized(sizes) or programs.resize(sizes, args, attrgetter("programs"))
+                found = programs.resized(sizes) or programs.resize(sizes, args)
             if found is None:
                 found = made(bound, args)
                 programs.add(sizes, found)

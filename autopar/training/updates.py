@@ -94,8 +94,6 @@ class Signature:
         self._plans = plans
         self._origin: Signature | None = None
         """The signature made for other sizes whose programs this one uses."""
-        self._reused: tuple[Prepared, ...] = ()
-        """Those of its programs that compute steps of these sizes, too."""
         self._others = 0
         """Number of signatures for other sizes that use this one's programs."""
         self._trained = optimizers.trained_parameters(self.captured)
@@ -119,7 +117,7 @@ class Signature:
             return None if self.refusal else self._whole
         if origin is not None:
             known = origin.whole()
-            if known is None or known not in self._reused:
+            if known is None or not (known.resizable and known.keeps_caps(self.captured.sizes)):
                 self.refusal = origin.refusal or "the program of the whole step is for other sizes"
                 return None
             self._whole = known.resized(self.captured)
@@ -135,8 +133,15 @@ class Signature:
         return self._whole
 
     @property
-    def programs(self) -> tuple[Prepared, ...]:
-        """The programs that steps use."""
+    def resizable(self) -> bool:
+        """True if its programs also compute steps of other sizes."""
+        return all(program.resizable for program in self._programs())
+
+    def keeps_caps(self, sizes: Sequence[float]) -> bool:
+        """Return True if its programs surely keep every memory cap in steps of other sizes (`Captured.sizes`)."""
+        return all(program.keeps_caps(sizes) for program in self._programs())
+
+    def _programs(self) -> tuple[Prepared, ...]:
         whole = self.whole()
         return (self.gradients,) if whole is None else (self.gradients, whole)
 
@@ -156,7 +161,7 @@ class Signature:
         made = copy.copy(self)
         vars(made).pop("gradients", None)
         self._others += 1
-        made._origin, made._reused, made._whole, made.latest = self, self.programs, None, None
+        made._origin, made._whole, made.latest = self, None, None
         made.captured, made.raw = source, with_sizes(self.raw, source)
         if self.options.check == "first":
             made.checked = self._others > CHECKED
