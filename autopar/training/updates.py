@@ -181,7 +181,8 @@ class Signature:
             return proved(plan_captured(captured, machine, self.options, self.devices))
 
         try:
-            plan = self._plans[kind] = timed("plan", self._planned, kind, captured)
+            plan = timed("plan", self._planned, kind, captured)
+            self._plans.setdefault(kind, plan)
             return bind(captured, plan, self._session.pool, self.options.kernels, changing=True)
         except MemoryCapError as error:
             raise advised(error, machine, planned) from None
