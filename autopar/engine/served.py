@@ -229,8 +229,8 @@ class Served:
         options = self.backend.options
         if options.check == "never" or (options.check != "always" and self.right >= CHECKED):
             return False
-        halves = prepared.plans if isinstance(prepared, Training) else (prepared.plan,)
-        return wanted(_whole(prepared), halves, prepared.captured, options)
+        runs = prepared.halves.forward.plan if isinstance(prepared, Training) else prepared.plan
+        return wanted(_whole(prepared), runs, prepared.captured, options)
 
     def _planned(self, args: Sequence[Any]) -> Planned:
         backend = self.backend
@@ -378,7 +378,7 @@ class Served:
             weights = self.region.weights(args)
             eager = Eager(captured, self.module, args, weights, machine=self.backend.machine)
             with eager.restored():
-                eager.judge(*prepared.tried(eager.tensors, eager.tangents))
+                eager.judge(*prepared.dry_run(eager.tensors, eager.tangents))
         return eager.outputs
 
 

@@ -43,13 +43,6 @@ def test_losses_are_the_plain_loops(name, devices):
     assert ("Adagrad.step()" in pair.step.explain()) == (name == "adagrad")
 
 
-@pytest.mark.release  # others here, and groups of updates, are in single precision too
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("name", ["momentum", "adam"])
-def test_losses_in_single_precision(name):
-    Pair(mlp, OPTIMIZERS[name], dtype=torch.float32).same(batches(20, dtype=torch.float32), 1e-4)
-
-
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "model", [Normed, Tied, functools.partial(mlp, 0.4)], ids=["norm", "tied", "dropout"]
@@ -76,11 +69,6 @@ def test_clipping_by_the_global_norm():
     pair.same(batches(20), clip_norm=0.05)
     assert any(task.target == "autopar.clip" for task in pair.step.plan.costed.graph.tasks)
     assert "norm" in pair.step.explain()
-
-
-@pytest.mark.release  # clipped gradients that share memory are so
-def test_clipping_before_an_optimizer_of_another_kind():
-    Pair(mlp, OPTIMIZERS["adagrad"], clip_norm=0.05).same(batches(6), clip_norm=0.05)
 
 
 @pytest.mark.thin(2)
@@ -179,31 +167,6 @@ def test_a_parameter_that_the_loss_does_not_reach():
             return self.used(x)
 
     Pair(Spare, functools.partial(AdamW, lr=0.01, weight_decay=0.5)).same(batches(5))
-
-
-@pytest.mark.release  # a group added in mid-run begins so
-def test_a_parameter_that_the_optimizer_does_not_hold():
-    pair = Pair(mlp, MOMENTUM)
-    for model, optimizer in ((pair.plain, pair.theirs), (pair.model, pair.optimizer)):
-        optimizer.param_groups[0]["params"] = [*model[0].parameters()]
-    before = pair.model[2].weight.clone()
-    pair.losses(batches(5))
-    assert torch.equal(before, pair.model[2].weight) and pair.model[2].weight.grad is None
-    torch.testing.assert_close(pair.model[0].weight, pair.plain[0].weight)
-
-
-@pytest.mark.release  # what changes in groups of parameters includes rates
-def test_learning_rate_schedulers():
-    pair = Pair(mlp, MOMENTUM)
-    ours, theirs = (torch.optim.lr_scheduler.StepLR(o, 3, 0.5) for o in (pair.optimizer, pair.theirs))
-    data = batches(12)
-    expected = plain(pair.plain, pair.criterion, pair.theirs, data, schedule=theirs)
-    found = []
-    for x, y in data:
-        found.append(pair.step(x, y).item())
-        ours.step()
-    assert far(found, expected) <= 1e-9 and pair.optimizer.param_groups[0]["lr"] < 0.1
-    pair.same_after()
 
 
 def test_param_groups_and_their_changes():
