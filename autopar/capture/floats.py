@@ -78,6 +78,8 @@ class Numbers:
             computed = number and node.op == "call_function" and copies.keys() >= {*node.all_input_nodes}
             if computed or node.op == "placeholder":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+                # Else it refers to tensors, which could then not be swapped.
+                copies[node].meta.clear()
         symbols = (node for node in copies if isinstance(node.meta.get("example_value"), OPEN))
         index = {node: number for number, node in enumerate(symbols)}
         graph.output(tuple(copies[node] for node in index))
