@@ -90,7 +90,7 @@ class Numbers:
 
     def of(self, args: Sequence[Any]) -> dict[sympy.Expr, Any]:
         """Return the numbers of a call with these arguments, by their expressions. Raises Python's errors, and
-        ArithmeticError where the same expression stands for several numbers, such as `(t + 1e16) - 1e16` and `t`."""
+        ArithmeticError where the same expression stands for several numbers, as 0 for `t - t` of an infinite `t`."""
         known: dict[sympy.Expr, Any] = {}
         for symbol, number in zip(self._symbols, self._compute(*args)):
             constant = isinstance(symbol, sympy.Expr) and not symbol.free_symbols
