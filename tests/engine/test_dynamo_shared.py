@@ -77,28 +77,6 @@ def test_each_is_trained(devices):
     fast.close()
 
 
-class Shares(Blocks):
-    """Each block has another number of rows."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = []
-        for index, block in enumerate(self.blocks):
-            torch._dynamo.graph_break()
-            found.append(block(x[index * 2 :]))
-        return torch.cat(found)
-
-
-def test_each_has_sizes_of_its_own():
-    torch.manual_seed(0)
-    model = Shares()
-    twin = copy.deepcopy(model)
-    fast = autopar.compile(model, ["cpu", "emulated:0"], policy="round_robin", split=None)
-    for rows in (9, 11, 8, 10):
-        x = torch.randn(rows, 4)
-        assert torch.allclose(fast(x), twin(x), atol=1e-6)
-    fast.close()
-
-
 def test_a_weight_put_in_the_place_of_another_is_read():
     torch.manual_seed(0)
     model = Blocks().eval()
@@ -131,16 +109,6 @@ def test_a_layer_that_was_replaced_is_kept_for_nobody():
     # One for `kept`, one for the last.
     assert sum(bool(each.programs) for each in fast._placement.backend.served) == 2
     fast.close()
-
-
-def test_sizes_of_one_model_do_not_open_those_of_another():
-    with torch.no_grad():
-        for width in (4, 5, 6):
-            fast = autopar.compile(nn.Linear(width, width), ["cpu"])
-            fast(torch.randn(width + 2, width))
-            (served,) = fast._placement.backend.served
-            assert {place.kind for place in served.region.places} == {"state", "input"}
-            fast.close()
 
 
 def _modules(fast: autopar.Compiled) -> set[str]:

@@ -139,21 +139,3 @@ def test_it_is_built_and_used_as_torchs_is():
     twin = copy.deepcopy(positional)
     assert isinstance(twin, DataParallel) and twin.device_ids == TWO and twin.module is not plain
     assert "DataParallel" in repr(twin) and "emulated:1" in repr(twin)
-
-
-@pytest.mark.slow
-def test_a_training_loop_gives_the_plain_loops_weights():
-    plain, fast = net().double(), DataParallel(net().double(), device_ids=TWO)
-    for module in (plain, fast):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-        draw = torch.Generator().manual_seed(3)
-        for rows in (9, 9, 4, 9):
-            x = torch.randn(rows, 10, generator=draw, dtype=torch.float64)
-            target = torch.randint(0, 3, (rows,), generator=draw)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(module(x), target).backward()
-            optimizer.step()
-    for found, reference in zip(fast.parameters(), plain.parameters()):
-        assert (found - reference).abs().max() <= 1e-12 * reference.abs().max()
-    assert {*TWO} <= used(fast)
-    fast.close()

@@ -2,7 +2,6 @@
 
 import copy
 import multiprocessing
-import threading
 
 import pytest
 import torch
@@ -136,12 +135,6 @@ def test_two_programs_with_a_split_batch_serve_all_lengths(first):
         alike(plain, fast, (4, length), False)
 
 
-def test_an_input_without_elements_is_not_split():
-    fast = autopar.compile(nn.Linear(16, 4), ["cpu", "emulated:0"], split=2)
-    for rows, length in ((4, 6), (4, 3), (4, 0), (0, 3), (1, 3)):
-        assert fast(torch.randn(rows, length, 16)).shape == (rows, length, 4)
-
-
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -170,14 +163,6 @@ class Rolled(nn.Module):
     def forward(self, x):
         x = x[:, :, : x.shape[2] // 2].permute(2, 1, 0, 3)
         return self.out(self.wide(torch.renorm(x, 2, 3, 1.0)).relu())
-
-
-def test_a_split_that_makes_numbers_of_sizes_is_planned_for_each():
-    """Rows in blocks are joined by views whose sizes only hold for one length."""
-    plain, fast = pair(Blocks, ["cpu", "emulated:0"], split=2)
-    for length in (6, 5, 9, 7, 12):
-        alike(plain, fast, (4, length), False)
-    assert len(served(fast).programs) == 4
 
 
 class Blocks(nn.Module):
@@ -209,20 +194,6 @@ def shared():
         for sizes in SIZES[:2]:
             alike(plain, fast, sizes, grad)
     return plain, fast
-
-
-def test_weights_are_those_of_the_call(shared):
-    plain, fast = shared
-    x = torch.randn(9, 11, 16, dtype=torch.double)
-    fast(x)
-    with torch.no_grad():
-        for one, other in zip(plain.parameters(), fast.parameters()):
-            one.mul_(1.5)
-            other.mul_(1.5)
-        equal(fast(x), plain(x))
-        plain.out.weight = nn.Parameter(torch.randn(16, 16, dtype=torch.double))
-        fast.load_state_dict(plain.state_dict())
-        equal(fast(x), plain(x))
 
 
 def test_sizes_are_served_as_long_as_their_peaks_keep_the_caps():
@@ -260,19 +231,6 @@ def test_a_recorded_call_is_planned_for_its_own_sizes():
         assert SIZES[4] in served(fast).programs and timeline.last.makespan > 0
 
 
-def test_a_float_of_sizes_is_not_planned_anew():
-    plain, fast = pair(lambda: nn.Sequential(Scaled()), ["cpu"])
-    with torch.no_grad():
-        for sizes in SIZES[:4]:
-            alike(plain, fast, sizes, False)
-    assert len(served(fast).programs) == 1
-
-
-class Scaled(nn.Module):
-    def forward(self, x):
-        return x * x.shape[1] ** -0.5
-
-
 def test_a_wrong_answer_of_other_sizes_is_found(monkeypatch):
     """If a size were lost between capture and code, the first calls of other sizes would be refused."""
     plain, fast = pair(Blocks, ["cpu"])
@@ -294,33 +252,6 @@ def test_a_wrong_answer_of_other_sizes_is_found(monkeypatch):
 
 def _with(captured, sizes):
     return captured.__class__(**{**vars(captured), "sizes": sizes})
-
-
-def test_threads_call_with_sizes_of_their_own():
-    plain, fast = pair(Attention, ["cpu*2"], dynamic=True)
-    errors = []
-
-    def calls(first):
-        try:
-            with torch.no_grad():
-                for rows in range(first, first + 12):
-                    x = torch.randn(rows, first + 3, 16, dtype=torch.double)
-                    equal(fast(x), plain(x))
-        except BaseException as error:
-            errors.append(error)
-
-    with torch.no_grad():
-        for sizes in SIZES[:3]:
-            fast(torch.randn(*sizes, 16, dtype=torch.double))
-    threads = [threading.Thread(target=calls, args=(first,)) for first in (2, 5, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    fast.close()
-    with torch.no_grad():
-        alike(plain, fast, SIZES[2], False)
 
 
 def test_a_forked_process_calls_with_other_sizes():

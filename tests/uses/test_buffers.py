@@ -182,34 +182,6 @@ def test_buffers_changed_in_place_or_replaced(change, training):
         assert alike(gradients(fast, lambda: fast(x).sum()), expected)
 
 
-def test_a_counter_in_python_counts_calls():
-    class Warmed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.calls = nn.Linear(6, 6), 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return self.inner(x) * min(self.calls, 5)
-
-    plain, fast = twins(Warmed)
-    x = torch.randn(4, 6)
-    with torch.no_grad():
-        for call in range(1, 8):
-            assert alike(fast(x), plain(x))
-            assert fast.calls == plain.calls == call
-    assert alike(gradients(fast, lambda: fast(x).sum()), gradients(plain, lambda: plain(x).sum()))
-
-
-def test_buffers_of_a_model_that_is_moved_to_another_dtype():
-    plain, fast = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)))
-    x = torch.randn(4, 6)
-    fast(x), plain(x)
-    fast.double(), plain.double()
-    assert alike(fast(x.double()), plain(x.double()))
-    assert alike(dict(fast.named_buffers()), dict(plain.named_buffers()))
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_cache_filled_by_a_forward_that_is_decorated(mode):
     class Cached(nn.Module):

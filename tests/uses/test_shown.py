@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairs import compiled, turns
+from machines import turns
+from pairs import compiled
 from torch import nn
 
 import autopar

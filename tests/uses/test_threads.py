@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import alike, compiled, twins
+from pairs import alike, compiled
 from torch import nn
 
 from autopar.runtime.thread_state import entered
@@ -89,21 +89,6 @@ def test_the_plain_model_is_called_while_another_thread_captures(same):
 
     at_once(eager, capture)
     assert fast.plan.transfers and not fast._placement.backend.unplaced
-
-
-def test_two_compiled_models_captured_at_once():
-    pairs = [twins(network) for _ in range(2)]
-    x = torch.randn(4, 16)
-
-    def work(pair: tuple[nn.Module, nn.Module]) -> Callable[[], None]:
-        def calls() -> None:
-            with torch.no_grad():
-                for size in (4, 3):
-                    assert alike(pair[1](x[:size]), pair[0](x[:size]))
-
-        return calls
-
-    at_once(*map(work, pairs))
 
 
 class Numbers(torch.utils.data.Dataset):
