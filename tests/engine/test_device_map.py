@@ -12,7 +12,7 @@ import autopar
 from autopar.ir.graph import JOIN, PART, SUM
 from autopar.planner.model.instance import Instance
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 DEVICES = ["cpu", "emulated:0", "emulated:1"]
 MACHINE = autopar.Machine.declare("cpu", "t4", "t4")
@@ -86,18 +86,7 @@ MIXED = {
 }
 
 
-@pytest.mark.thin(1)
-@pytest.mark.parametrize(
-    ("pins", "train"),
-    [
-        ({}, True),
-        (MIXED, False),
-        *(
-            pytest.param(pins, train, marks=pytest.mark.release)
-            for pins, train in (({}, False), (MIXED, True), ({"": "cuda:1"}, False), ({"": "cuda:1"}, True))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("pins", "train"), [({}, True), (MIXED, False), ({"": "cuda:1"}, True)])
 def test_a_plan_made_by_its_own_device_map_obeys_it(train, pins):
     model = Model().train(train)
     with torch.set_grad_enabled(train):

@@ -17,8 +17,6 @@ from autopar.ir.timeline import Placed
 from autopar.planner import Schedule, place, replan
 from autopar.planner import portfolio as search
 
-pytestmark = pytest.mark.thin(2)
-
 US = 1e-6
 SLOW_CPU = (10 * MS, MS, MS)
 """Seconds of a task that wants an accelerator."""

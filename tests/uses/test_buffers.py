@@ -12,7 +12,7 @@ from torch import nn
 
 import autopar
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 
 class Cell(nn.Module):

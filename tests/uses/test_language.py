@@ -69,8 +69,7 @@ def keys_and_values(cache: Any) -> list[torch.Tensor]:
     [
         "gpt2",
         # The caches of an encoder and a decoder are passed on in each step of `generate`.
-        pytest.param("t5", marks=pytest.mark.release),
-        *(pytest.param(name, marks=pytest.mark.zoo) for name in ("llama", "whisper")),
+        *(pytest.param(name, marks=pytest.mark.zoo) for name in ("llama", "t5", "whisper")),
     ],
 )
 def test_a_call_returns_the_cache_and_takes_it_again(transformers, name):
