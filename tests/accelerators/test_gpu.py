@@ -69,9 +69,10 @@ def slow(monkeypatch):
     monkeypatch.setattr(accelerator, "to_device", late_to_device)
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("policy", ["auto", "heft", "round_robin", in_turn])
-@pytest.mark.parametrize("split", [None, 2])
+@pytest.mark.parametrize(
+    ("policy", "split"),
+    [("auto", 2), ("heft", None), ("round_robin", None), ("round_robin", 2), (in_turn, None)],
+)
 @torch.no_grad()
 def test_equal_to_eager(policy, split):
     model = Net().eval()

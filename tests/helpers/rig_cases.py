@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rig import COUNT, FIRST, KIND, MODELS, POLICIES, ROWS, error, machine
+from rig import COUNT, KIND, MODELS, POLICIES, ROWS, error, machine
 from torch import nn
 from torch.nn import functional
 
@@ -122,12 +121,3 @@ WAYS: dict[str, Callable[..., float]] = {
     "train_step": train_step,
     "DataParallel": data_parallel,
 }
-
-
-def cases(models: Iterable[str] = MODELS, homes: Iterable[str] = ("cpu", FIRST)) -> Iterator[Case]:
-    """Every case: models × homes × policies × whole or cut × ways, and `DataParallel`."""
-    for model, home in itertools.product(models, homes):
-        for way in ("inference", "own loop", "train_step"):
-            for policy, split in itertools.product(POLICIES, (None, 2)):
-                yield Case(way, model, home, policy, split)
-        yield Case("DataParallel", model, home)

@@ -95,19 +95,6 @@ def test_a_clock_that_is_late_is_slowed_down_once(name, monkeypatch, capsys):
     assert tried == [1, module.in_time.__globals__["SLOWER"]] and "once more" in out and "EMULATED" in out
 
 
-def test_overlap_counts_only_seconds_in_which_every_lane_is_busy():
-    from autopar import Span, Timeline
-
-    def span(lane, start, end, run=""):
-        return Span(lane, lane[0], "compute", "x", start, end, run)
-
-    spans = (span("a", 0, 4), span("a", 1, 2, "x"), span("b", 1, 3), span("b", 3, 6), span("c", 2, 5))
-    overlap = example("independent_ops").overlap
-    timeline = Timeline("t", ("a", "b", "c"), spans, 6)
-    assert overlap(timeline, ["a", "b"]) == 3 and overlap(timeline, ["a", "b", "c"]) == 2
-    assert overlap(timeline, ["a", "nothing"]) == 0
-
-
 @pytest.mark.slow
 def test_data_parallel_linear(monkeypatch, capsys):
     module = example("linear_dataparallel")
@@ -159,14 +146,6 @@ def test_fashion_mnist_from_its_files(images, monkeypatch, capsys):
     )
     with pytest.raises(SystemExit, match="--data"):
         module.fashion(images / "nowhere")
-
-
-@pytest.mark.slow
-def test_digits_stand_in_for_fashion_mnist():
-    pytest.importorskip("sklearn")
-    training, held_out, _ = example("fashion_mnist").digits()
-    assert training[0][0].shape == (1, 28, 28) and len(training) + len(held_out) == 1797
-    assert training[0][0].min() >= 0 and training[0][0].max() <= 1
 
 
 @pytest.mark.slow
@@ -230,12 +209,9 @@ def test_the_distance_of_kernels_needs_two_devices_under_a_cap():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "most"), [(torch.float64, 1e-9), pytest.param(torch.float32, 1e-4, marks=pytest.mark.release)]
-)
-def test_the_two_layer_mlp_trains_as_the_plain_loop_does(dtype, most):
+def test_the_two_layer_mlp_trains_as_the_plain_loop_does():
     module = example("two_layer_mlp")
-    assert module.curve(50, dtype, ["cpu", "emulated:0", "emulated:1"]) <= most
+    assert module.curve(50, torch.float64, ["cpu", "emulated:0", "emulated:1"]) <= 1e-9
 
 
 @pytest.mark.slow
@@ -263,15 +239,11 @@ def test_the_two_layer_mlp_hides_its_reduction_behind_the_backward():
 
 @pytest.mark.slow
 # `generate` with both kinds of cache is in tests/uses/test_language.py.
-@pytest.mark.parametrize("part", ["lengths", pytest.param("generation", marks=pytest.mark.release)])
-def test_lengths_and_tokens_are_eagers(part, monkeypatch):
+def test_lengths_are_eagers(monkeypatch):
     from zoo.entry import library
 
     library("transformers")
     models = example("language_models")
     monkeypatch.setattr(models, "ROUNDS", 1)
     with torch.no_grad():
-        if part == "lengths":
-            assert models.lengths(["cpu"], hidden=16, layers=1)["equal"]
-            return
-        assert models.generation(["cpu", "emulated:0"], hidden=16, layers=1, cache="static")["equal"]
+        assert models.lengths(["cpu"], hidden=16, layers=1)["equal"]
