@@ -105,13 +105,7 @@ def _settings() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reason = config.stash.get(missing, None)
-    seen: set[str] = set()
     for item in items:
-        thin, test = item.get_closest_marker("thin"), item.nodeid.partition("[")[0]
-        # By a hash of the name: every n-th of a product of parameters would have few values of the last one.
-        if thin and test in seen and zlib.crc32(item.name.encode()) % thin.args[0]:
-            item.add_marker("release")
-        seen.add(test)
         if any(map(item.get_closest_marker, ("zoo", "grid", "release"))):
             item.add_marker("slow")
         if reason and item.get_closest_marker("gpu"):

@@ -21,7 +21,6 @@ def casting(dtype: torch.dtype | None) -> torch.autocast:
     return torch.autocast("cpu", dtype, enabled=dtype is not None)
 
 
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("first", CASTS)
 def test_autocast_to_another_dtype_is_another_call(first):
     """Every way from one kind of autocast to another and back, in inference."""
@@ -37,7 +36,6 @@ def test_autocast_to_another_dtype_is_another_call(first):
     fast.close()
 
 
-@pytest.mark.thin(2)
 @pytest.mark.parametrize("first", CASTS)
 def test_so_it_is_in_training(first):
     model, x = mlp(), torch.randn(4, 6)

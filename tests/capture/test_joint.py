@@ -13,7 +13,7 @@ from zoo.entry import library
 
 from autopar.ir.graph import SUM
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 KERNELS = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from turns import by_turns
 
 import autopar
 from autopar.costs.pins import lives
@@ -37,8 +38,6 @@ def brought(plan) -> int:
     [
         pytest.param(2, False, id="2-inference"),
         pytest.param(None, True, id="None-training"),
-        pytest.param(2, True, id="2-training", marks=pytest.mark.release),
-        pytest.param(None, False, id="None-inference", marks=pytest.mark.release),
     ],
 )
 def test_weights_that_live_on_the_host_are_brought_in_each_call(training: bool, split: int | None) -> None:
@@ -78,10 +77,12 @@ def test_a_model_larger_than_the_device_runs_where_its_weights_come_and_go() -> 
     assert peaks["cuda:0"] <= weights // 2 and plan.peaks["cuda:0"] <= weights // 2
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("devices", [["cpu", "emulated:0"], ["cpu", "emulated:0", "emulated:1"]])
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("home", ["cpu", "emulated:0", {"0": "emulated:0", "*": "cpu"}])
+@by_turns(
+    "home, training, devices",
+    ["cpu", "emulated:0", {"0": "emulated:0", "*": "cpu"}] * 2,
+    [False, True],
+    [["cpu", "emulated:0"], ["cpu", "emulated:0", "emulated:1"]],
+)
 def test_runs_give_what_eager_gives(devices, training, home) -> None:
     model, x = layers(3), torch.randn(8, 64)
     plain = copy.deepcopy(model)

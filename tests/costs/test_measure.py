@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from turns import by_turns
 
 from autopar.costs import measure as measuring
 from autopar.costs.detect import MARGIN, SHORTEST_S, detect, slow_down_for, with_slow_down
@@ -268,9 +269,7 @@ def planned(side, machine, policy="heft"):
     return place(cost(square(side, matmul(side), matmul(side, "u", "z")), machine, homes={}), policy)
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("policy", ["heft", "round_robin"])
-@pytest.mark.parametrize("side", [64, 512, 4096])
+@by_turns("side, policy", [64, 512, 4096], ["heft", "round_robin"])
 def test_a_slow_down_leaves_time_for_the_real_computation_and_makes_tasks_long_enough(side, policy):
     here = detect(["cpu"])
     plan = planned(side, Machine.emulate("cpu", "t4", "t4"), policy)

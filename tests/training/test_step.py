@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam
 import autopar
 from autopar.lowering.check import check
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 

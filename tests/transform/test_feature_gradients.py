@@ -58,7 +58,6 @@ def test_a_pair_is_trained_in_parts(parts: int, each: int, batch: int, bias: boo
     ],
     ids=["gated", "attention", "block", "gpt"],
 )
-@pytest.mark.thin(2)
 @pytest.mark.parametrize("parts", [2, 4])
 def test_gates_and_heads_are_trained_in_parts(model: nn.Module, x: torch.Tensor, parts: int) -> None:
     graph, cut, off = halves(model, x, parts=parts)

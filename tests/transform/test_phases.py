@@ -74,7 +74,6 @@ def eager(model, x, captured, tangents):
     return flat, torch.autograd.grad(roots, leaves, list(tangents.values()), allow_unused=True)
 
 
-@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("first", [False, True], ids=["all", "first"])
 def test_the_halves_give_what_eager_gives(name, first):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from joint_models import given_to
 from split_models import Block
 from torch import nn
+from turns import by_turns
 
 from autopar.capture import Captured
 from autopar.costs.roofline import cost
@@ -25,7 +26,7 @@ from autopar.transform.rematerialize import recomputed, saved, saved_bytes
 from autopar.transform.row_sums import summed
 from autopar.transform.split import split
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 
@@ -103,8 +104,7 @@ def test_a_budget_is_met_where_cheap_tasks_allow(name: str) -> None:
         assert saved_bytes(recomputed(graph, budget)) <= max(least, budget * saved_bytes(graph))
 
 
-@pytest.mark.parametrize("budget", [0.5, 0.0])
-@pytest.mark.parametrize("name", CASES)
+@by_turns("name, budget", CASES, [0.5, 0.0])
 def test_what_comes_again_comes_late(name: str, budget: float) -> None:
     after = recomputed(case(name).graph, budget)
     again = [task for task in after.tasks if task.name.endswith("#again")]

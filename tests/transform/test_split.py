@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_models import MLP, MODELS, Block, D, Ends, Later, twice
 from torch import nn
+from turns import by_turns
 
 from autopar.capture import Captured
 from autopar.errors import PlanError
@@ -21,8 +22,6 @@ from autopar.ir.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
 from autopar.ops import resolve as bind
 from autopar.transform.batch_axis import batch_of
 from autopar.transform.split import allot, even, shares, split
-
-pytestmark = pytest.mark.thin(3)
 
 CPU = torch.device("cpu")
 
@@ -72,8 +71,7 @@ def same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(3, 4), (1, 5, 1)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@by_turns("name, sizes", MODELS, [(3, 4), (1, 5, 1)])
 def test_a_split_model_gives_what_the_model_gives(name: str, sizes: tuple[int, ...]) -> None:
     model, make = MODELS[name]
     whole, parted = same(model, make(sum(sizes)), sizes)

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_models import MLP, Block, D
 from torch import nn
+from turns import by_turns
 
 from autopar.capture import Captured
 from autopar.ir.graph import JOIN, PART, SUM, Graph
 from autopar.pipeline.compare import interpret
 from autopar.transform.batch_axis import batch_of
 from autopar.transform.split import split
-
-pytestmark = pytest.mark.thin(4)
 
 CPU = torch.device("cpu")
 
@@ -176,8 +175,7 @@ def source(graph: Graph, name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(3, 4, 1), (2, 6)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@by_turns("name, sizes", MODELS, [(3, 4, 1), (2, 6)])
 def test_a_joint_graph_in_parts_gives_what_it_gives_whole(name: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     make, given = MODELS[name]

@@ -18,7 +18,7 @@ from autopar.pipeline.compare import interpret
 from autopar.transform.row_sums import single_valued, summed
 from autopar.transform.split import split
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 7, 5
