@@ -58,22 +58,16 @@ def _trained(name: str) -> tuple[int, ...]:
 WAYS = {"inference": _inference, "own_loop": _own_loop, "step": _step, "data_parallel": _data_parallel}
 
 
-def _table() -> list[object]:
-    """Each model in each way on one machine in turn, and on accelerators in one way in turn."""
-    rows: list[object] = []
-    machines = [name for name in MACHINES if name != "accelerators"]
-    for m, name in enumerate(MODELS):
-        for w, way in enumerate(WAYS):
-            where = machines[(m + w) % len(machines)] if way != "data_parallel" else "halves"
-            rows.append(pytest.param(name, way, where, id=f"{name}-{way}-{where}", marks=pytest.mark.slow))
-        way = [*WAYS][m % 3]
-        if name != "dropout":  # accelerators draw numbers of their own
-            rows.append(
-                pytest.param(name, way, "accelerators", id=f"{name}-{way}-gpu", marks=pytest.mark.gpu)
-            )
-    return rows
+def _table() -> list[tuple[str, str, str]]:
+    """Each model in each way on one machine in turn; accelerators are in `tests/accelerators/test_rig.py`."""
+    return [
+        (name, way, [*MACHINES][(m + w) % len(MACHINES)] if way != "data_parallel" else "halves")
+        for m, name in enumerate(MODELS)
+        for w, way in enumerate(WAYS)
+    ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "way", "where"), _table())
 def test_results_are_eagers(name: str, way: str, where: str) -> None:
     torch._dynamo.reset()

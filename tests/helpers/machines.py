@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import rig
 from torch import nn
 
 TWO = ["cpu", "emulated:0"]
@@ -17,10 +16,9 @@ MACHINES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "devices": (THREE, {"policy": "round_robin", "split": None}),
     "halves": (THREE, {"policy": "round_robin", "split": 2}),
     "library": (["cpu"], {"kernels": "aot_eager"}),
-    "accelerators": ([], {"policy": "round_robin", "split": 2}),
 }
 """Devices and options by name: one lane, two lanes of the CPU, layers in turn on three devices, the batch in two,
-kernels of a backend of torch.compile, and what `--accelerator` names."""
+and kernels of a backend of torch.compile."""
 
 
 def placed(where: str, model: nn.Module) -> dict[str, Any]:
@@ -28,7 +26,7 @@ def placed(where: str, model: nn.Module) -> dict[str, Any]:
     devices, options = MACHINES[where]
     if where == "devices":
         options = {**options, "pins": turns(model, devices)}
-    return {"devices": rig.machine() if where == "accelerators" else devices, **options}
+    return {"devices": devices, **options}
 
 
 def turns(model: nn.Module, devices: Sequence[str] = TWO) -> dict[str, str]:

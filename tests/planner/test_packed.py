@@ -21,7 +21,7 @@ from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.timing import memory
 from autopar.planner.search import Annealing, capped, evaluate
-from autopar.planner.search.anneal import pack
+from autopar.planner.search.anneal import pack, stretches
 
 
 def short(seed):
@@ -132,3 +132,11 @@ def test_chains_go_on_only_to_what_fits():
             entry = race.trial(timed.schedule("test"))
             fitting[keep].append(entry is not None and not entry.over)
     assert all(fitting[True]) and not all(fitting[False])
+
+
+def test_parts_hold_their_state():
+    instance = race_of(short(10)).instance
+    for placement in stretches(instance):
+        for d, cap in enumerate(instance.caps):
+            held = sum(nbytes for r, at in enumerate(placement) if at == d for _, nbytes in instance.kept[r])
+            assert cap is None or held <= cap

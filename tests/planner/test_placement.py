@@ -28,6 +28,22 @@ def overlap(plan: Plan, one: str, other: str) -> float:
     return sum(max(0.0, min(b, d) - max(a, c)) for a, b in spans[one] for c, d in spans[other])
 
 
+def test_a_short_ceiling_leaves_time_for_more_than_one_device(monkeypatch):
+    """A clock that each plan on one device puts a second forward: all three would leave nothing of two seconds."""
+    clock = [0.0]
+
+    def slow(instance, d):
+        clock[0] += 1.0
+        return single(instance, d)
+
+    single = search.single
+    monkeypatch.setattr(search, "single", slow)
+    monkeypatch.setattr(search.time, "monotonic", lambda: clock[0])
+    plan = place(two_towers(4, seconds=SLOW_CPU), budget_s=2.0)
+    assert {"heft", "heft+lookahead"} <= {candidate.policy for candidate in plan.candidates}
+    assert plan.best_single is not None and plan.best_single[0] != "cpu" and not plan.stopped
+
+
 def test_a_search_ends_before_its_ceiling(monkeypatch):
     """A clock on which the search takes all the time it is given: what comes after it still has some."""
     clock, given = [0.0], []
