@@ -55,20 +55,6 @@ def test_equals_the_model_on_three_devices(model, x, policy, split):
     assert fast.plan.lower_bound <= fast.plan.makespan
 
 
-def test_a_forced_split_cuts_the_batch(model, x):
-    fast = autopar.compile(model, THREE, split=3, example_inputs=(x,))
-    assert fast.plan.costed.graph.split.startswith("3 parts")
-    torch.testing.assert_close(fast(x), model(x))
-
-
-def test_a_share_for_each_device_is_taken_as_given(model, x):
-    fast = autopar.compile(model, THREE, split={"emulated:0": 0.25, "emulated:1": 0.75}, example_inputs=(x,))
-    assert fast.plan.costed.graph.split.endswith("3 + 9")
-    used = {placed.device for placed in fast.plan.placed}
-    assert {"emulated:0", "emulated:1"} <= used
-    torch.testing.assert_close(fast(x), model(x))
-
-
 def test_functions_of_tensors_work_and_so_do_their_modules(model, x):
     def double(x):
         return {"y": model(x) * 2, "n": 3}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pairs import alike, gradients, twins
 from torch import nn
+from turns import by_turns
 
 import autopar
 
@@ -78,8 +79,7 @@ def test_each_call_returns_a_new_tensor_and_rebinds_the_buffer():
     assert alike(ours, theirs)
 
 
-@pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize("cut", [True, False])
+@by_turns("cut, direct", [True, False, True, False], [True, False])
 def test_backward_through_several_calls(cut, direct):
     plain, fast = twins(lambda: Cell(cut, direct))
     x = torch.randn(4, 6)
@@ -168,8 +168,7 @@ def _instances(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.instance_norm(x.t()[None], model.bank[0], model.bank[1])[0].t()
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("change", [_instances, _count, _row, _queue, _average, _growing, _data])
+@by_turns("change, training", [_instances, _count, _row, _queue, _average, _growing, _data], [False, True])
 def test_buffers_changed_in_place_or_replaced(change, training):
     plain, fast = twins(lambda: Changing(change))
     x = torch.randn(4, 6)

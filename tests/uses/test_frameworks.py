@@ -73,15 +73,6 @@ def test_a_gradient_scaler_and_clipping(dtype):
     assert close(fast, plain, 6e-2 if dtype else 1e-4)
 
 
-def test_gradients_added_over_batches_of_two_sizes():
-    plain, fast = twins(network)
-    for model in (plain, fast):
-        for x, y in batches():
-            (nn.functional.cross_entropy(model(x), y) / 3).backward()
-    for ours, theirs in zip(fast.parameters(), plain.parameters()):
-        assert torch.allclose(ours.grad, theirs.grad, atol=1e-6)
-
-
 def test_saving_and_going_on(tmp_path):
     plain, fast = twins(network)
     trained(plain, 1), trained(fast, 1)
@@ -99,18 +90,6 @@ def test_saving_and_going_on(tmp_path):
     with torch.no_grad():
         x = torch.randn(4, 6)
         assert alike(fast.eval()(x), later.eval()(x))
-
-
-def test_a_moving_average_of_the_weights():
-    plain, fast = twins(network)
-    averages = []
-    for model in (plain, fast):
-        average = torch.optim.swa_utils.AveragedModel(model.module if model is fast else model)
-        for x, y in batches():
-            nn.functional.cross_entropy(model(x), y).backward()
-            average.update_parameters(model.module if model is fast else model)
-        averages.append(average)
-    assert close(averages[1], averages[0])
 
 
 def test_accelerate_prepares_a_compiled_model():
