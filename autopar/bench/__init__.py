@@ -11,10 +11,10 @@ from ..system.cache import processor
 
 def machine() -> str:
     """Return one line that describes the machine."""
-    own = f"{processor()}, {platform.machine()}, Python {platform.python_version()}"
+    host = f"{processor()}, {platform.machine()}, Python {platform.python_version()}"
     if not find_spec("torch"):
-        return f"{own}, {os.cpu_count()} cores, no torch"
+        return f"{host}, {os.cpu_count()} cores, no torch"
     import torch
 
     gpus = ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count()))) or "no GPU"
-    return f"{own}, {torch.get_num_threads()} threads, torch {torch.__version__}, {gpus}"
+    return f"{host}, {torch.get_num_threads()} threads, torch {torch.__version__}, {gpus}"

@@ -1,5 +1,5 @@
 """A contest: each rival is built and compared with eager, and the correct ones are timed in turns. Its results: an
-outcome for each rival as a table and as JSON; several contests as a summary or a chart."""
+outcome for each rival as a table and as JSON; several contests as a summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
@@ -24,11 +23,7 @@ from ..costs.blocks import Block, counted, disturbed, median, timed
 from ..costs.calibrate import threads
 from ..errors import AutoparError
 from ..pipeline import compare
-from ..system.text import bar, brief, seconds, table
-from ..view.drawing import design
-from ..view.drawing.design import INK, QUIET, shades
-from ..view.drawing.svg import MARGIN, Svg
-from ..view.save import kind_of, png
+from ..system.text import brief, seconds, table, ticking
 from .rivals import EAGER, Case, Entrant, Rival
 
 PATIENCE = 0.6
@@ -37,10 +32,6 @@ PATIENCE = 0.6
 STEP_LIMIT = 1e-4
 """Limit on the error of the loss and of the weight changes of a float32 training step, whose sums are long."""
 SLACK = 4
-
-WIDTH, LINE = 960.0, 20.0
-LEFT, RIGHT = 150.0, 250.0
-"""Pixels for names on the left and figures on the right."""
 
 
 def contest(
@@ -74,8 +65,9 @@ def contest(
         outcomes: dict[str, _Outcome] = {}
         turns, serving = {}, {}
         patient = replace(case, patience_s=PATIENCE * build_s)
-        for rival in bar(rivals, f"{title}: building"):
-            outcome, entrant, answers = _built(rival, patient, build_s)
+        for rival in rivals:
+            with ticking(f"{title}: building {rival.name}"):
+                outcome, entrant, answers = _built(rival, patient, build_s)
             if entrant is not None:
                 stack.callback(entrant.close)
                 error, why = wrong(answers, reference, nudged, case.train)
@@ -274,9 +266,9 @@ def summary(rows: Sequence[Row]) -> str:
     columns: list[list[float]] = [[] for _ in lines[0][2:]]
     for row in rows:
         best = row.ratio(row.best().name)
-        found = [best, *(ratio for name in names for ratio in (row.ratio(name), row.ratio(name) / best))]
-        lines.append((row.title, row.best().name, *map(_figure, found)))
-        for column, ratio in zip(columns, found):
+        ratios = [best, *(ratio for name in names for ratio in (row.ratio(name), row.ratio(name) / best))]
+        lines.append((row.title, row.best().name, *map(_figure, ratios)))
+        for column, ratio in zip(columns, ratios):
             column += [] if math.isnan(ratio) else [ratio]
     largest = [_figure(max(column, default=math.nan)) for column in columns]
     means = [_figure(statistics.geometric_mean(column) if column else math.nan) for column in columns]
@@ -288,60 +280,3 @@ def summary(rows: Sequence[Row]) -> str:
 
 def _figure(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def suffix(path: Path) -> str:
-    """Return the suffix of a picture's path. Raises AutoparError for an unknown one."""
-    return kind_of(path, (".svg", ".png"), "a chart")
-
-
-def save(rows: Sequence[Row], path: Path, machine: str) -> None:
-    """Write the chart as `.svg` or `.png`. Raises AutoparError for another suffix, or a `.png` without cairosvg."""
-    kind, text = suffix(path), chart(rows, machine)
-    path.write_bytes(png(text) if kind == ".png" else text.encode())
-
-
-def chart(rows: Sequence[Row], machine: str) -> str:
-    """Return the chart of all rows, in order, as SVG."""
-    drawn = 104 + sum(LINE * (len(row.outcomes) + 2.2) for row in rows)
-    svg = Svg(WIDTH, drawn + 16, f"Seconds ÷ {EAGER}")
-    room = WIDTH - 2 * MARGIN
-    svg.text(MARGIN, 46, f"Seconds ÷ {EAGER}", 24, bold=True)
-    under = design.fit(f"shorter is faster; whiskers: quartiles; {machine}", room, 13)
-    svg.text(MARGIN, 68, under, 13, QUIET)
-    ratios = [row.ratio(one.name) for row in rows for one in row.outcomes if one.blocks]
-    low, high = math.log2(min([0.5, *ratios]) / 1.1), math.log2(max([2.0, *ratios]) * 1.1)
-    start, length = MARGIN + LEFT, room - LEFT - RIGHT
-
-    def at(ratio: float) -> float:
-        return start + length * (math.log2(ratio) - low) / (high - low)
-
-    for power in range(math.ceil(low), math.floor(high) + 1):
-        x = at(2.0**power)
-        svg.line((x, 96), (x, drawn), "end" if power == 0 else "grid")
-        svg.text(x, 90, f"{2.0**power:g}", 11, QUIET, anchor="middle")
-    y = 104.0
-    for row in rows:
-        svg.text(MARGIN, y + 14, design.fit(row.title, LEFT + length, 13, True), 13, bold=True)
-        y += LINE * 1.2
-        for one in row.outcomes:
-            _bar(svg, row, one, y, at)
-            y += LINE
-        y += LINE
-    return str(svg)
-
-
-def _bar(svg: Svg, row: Row, one: _Outcome, y: float, at: Callable[[float], float]) -> None:
-    own, other = shades([("own", False), ("other", True)]).values()
-    start, end = MARGIN + LEFT, svg.width - MARGIN - RIGHT
-    svg.text(start - 8, y + 14, one.name, 12, INK, bold=one.name.startswith("autopar"), anchor="end")
-    if not one.blocks:
-        svg.text(start + 4, y + 14, design.fit(one.remark(), end + RIGHT - start - 4, 11), 11, QUIET)
-        return
-    ratio, shade = row.ratio(one.name), own if one.name.startswith("autopar") else other
-    svg.rect(start, y + 3, at(ratio) - start, LINE - 6, fill=shade.fill, stroke=shade.hue)
-    ends = [at(quartile / row.outcomes[0].median) for quartile in one.quartiles]
-    low, high = (min(max(x, start), end) for x in ends)
-    svg.line((low, y + LINE / 2), (high, y + LINE / 2), "end")
-    note = " ".join((f"{ratio:.3f}", f"({seconds(one.median)})", one.remark()))
-    svg.text(end + 8, y + 14, design.fit(note, RIGHT - 8, 11), 11, QUIET)

@@ -44,12 +44,12 @@ class Case:
 
     def nudged(self, seed: int) -> Case:
         """Return the case with other last bits in its weights and arguments."""
-        made = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
 
         def nudge(item: Any) -> Any:
             if not isinstance(item, torch.Tensor) or not item.is_floating_point():
                 return item
-            noise = torch.randn(item.shape, generator=made, dtype=item.dtype).to(item.device)
+            noise = torch.randn(item.shape, generator=generator, dtype=item.dtype).to(item.device)
             return item.detach() * (1 + 8 * torch.finfo(item.dtype).eps * noise)
 
         model = copy.deepcopy(self.model)
@@ -114,13 +114,13 @@ class Rival:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of its packages."""
-        found = {}
+        versions = {}
         for name in self.packages:
             try:
-                found[name] = version(name)
+                versions[name] = version(name)
             except PackageNotFoundError:
-                found[name] = ""
-        return found
+                versions[name] = ""
+        return versions
 
 
 def run(case: Case, wrap: Callable[[nn.Module], Any] = lambda model: model) -> Entrant:
@@ -249,8 +249,8 @@ def onnxruntime(case: Case) -> Entrant:
     names = [item.name for item in session.get_inputs()]
 
     def call(*args: Any) -> list[torch.Tensor]:
-        given = dict(zip(names, (tensor.numpy() for tensor in tensors(args)), strict=True))
-        return [torch.from_numpy(array) for array in session.run(None, given)]
+        arrays = dict(zip(names, (tensor.numpy() for tensor in tensors(args)), strict=True))
+        return [torch.from_numpy(array) for array in session.run(None, arrays)]
 
     return inference(case, call)
 
@@ -271,8 +271,8 @@ def openvino(case: Case) -> Entrant:
     fast = openvino.Core().compile_model(model, "CPU", settings)
 
     def call(*args: Any) -> list[torch.Tensor]:
-        given = [tensor.numpy() for tensor in tensors(args)]
-        return [torch.from_numpy(array) for array in fast(given, share_inputs=True).values()]
+        arrays = [tensor.numpy() for tensor in tensors(args)]
+        return [torch.from_numpy(array) for array in fast(arrays, share_inputs=True).values()]
 
     return inference(case, call)
 

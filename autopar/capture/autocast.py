@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from .torch_private import anywhere
+
+__all__ = ["anywhere", "enabled", "off", "on"]
+
 
 def enabled(kind: str) -> bool:
     """Return True if autocast is on in this thread for devices of type `kind`."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
-def anywhere() -> bool:
-    """Return True if autocast is on in this thread for any device type."""
-    return torch._C._is_any_autocast_enabled()
 
 
 def on(batch: Any, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:

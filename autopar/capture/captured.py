@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from ..ir.graph import Graph
-from ..ir.slices import Slice
+from ..ir.graph import Graph, Slice
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,6 @@ class Captured:
     gradients: (input or state value, its gradient), after the outputs, unless the graph updates weights with them.
     open: the symbol of each open number of the graph, by place; None if it holds for one call's sizes only.
     sizes: the numbers for these symbols in the call.
-    extents: sizes of the region's values in the call of `graph`, and products of the leading sizes of each.
     reread: state that eager's backward reads itself, and not by a view or a copy made in the forward.
 
     `flatten` and `rebuild` handle the call without tangents and gradients.
@@ -52,7 +50,6 @@ class Captured:
     gradients: tuple[tuple[str, str], ...] = ()
     open: tuple[torch.SymInt | torch.SymFloat, ...] | None = None
     sizes: tuple[float, ...] = ()
-    extents: tuple[int, ...] = ()
     reread: frozenset[str] = frozenset()
 
     def kernels_trusted(self) -> Captured:

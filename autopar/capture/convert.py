@@ -14,12 +14,12 @@ from torch.fx import Node
 
 from ..ir.graph import Argument, Const, Graph, Ref, Task, Value, refs
 from ..ir.open_size import opened
-from ..transform.rewrites import folded, own, renamed
+from ..transform.rewrites import folded, renamed, with_own_views
 from .captured import Captured, memory_order
 from .operators import draws, flops, shared
 from .refusals import Untraceable
 from .region import Region
-from .results import extents, resolver, results, with_open
+from .results import resolver, results, with_open
 from .split_rules import cuts
 from .symbols import OPEN
 from .torch_private import memory
@@ -118,7 +118,6 @@ class _Conversion:
             gradients=gradients,
             open=None if self.fixed else symbols,
             sizes=tuple(map(at, symbols)),
-            extents=extents(region, at),
             reread=frozenset(reread),
             **results(region, at),
         )
@@ -394,7 +393,7 @@ def _finished(captured: Captured) -> Captured:
         for target, name in gradients
         if graph.value[name].kind == "made" and not graph.readers[name]
     }
-    graph = renamed(own(graph), called)
+    graph = renamed(with_own_views(graph), called)
     count = len(captured.graph.outputs) - len(gradients)
     made = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
     return replace(captured, graph=graph, gradients=made)

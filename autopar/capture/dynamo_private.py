@@ -18,10 +18,10 @@ from ..errors import CaptureError
 from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
-from .dynamo_settings import CAPTURES, RECAPTURED, SETTINGS
+from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
-from .torch_private import compiling, open_floats, overridden, quiet, retried
+from .torch_private import compiling, overridden, quiet
 from .trace_state import restored_state
 
 try:
@@ -55,7 +55,8 @@ class _Entry:
     """Dynamo's entry for a frame that has no code yet; captures it under `settings`.
 
     `skipped(reason, place)` is called after a call for frames that Dynamo gave up without a graph. After a call of
-    `code` that fails or computes nothing, Dynamo would never capture `code` again; `resume` lets it.
+    `code` that fails or computes nothing, Dynamo would never capture `code` again; `resume` lets it. `opens`: numbers
+    are open from the first capture on.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class _Entry:
         settings: dict[str, Any],
         code: CodeType,
         name: str,
+        opens: bool,
     ) -> None:
         self.entry, self.skipped, self.settings, self.code, self.name = entry, skipped, settings, code, name
         self._torchdynamo_orig_backend = entry
+        self.opens = opens
         self.failures = self.resting = self.captures = 0
         """Number of captures without a graph since the last graph, of calls until the next attempt, and of graphs."""
         self.given_up: list[tuple[str, str]] = []
@@ -93,17 +96,10 @@ class _Entry:
                 self.resume()
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        known, before = {}, 0
-
-        def capture() -> Any:
-            nonlocal known, before
-            known, before = dict(counters["graph_break"]), len(graph_break_reasons)
-            return self.entry(frame, *args, **kwargs)
-
         settings = torch._dynamo.config.patch(**self.settings)
-        with settings, quiet, uncollected(), whole_layers(), open_floats, restored_state():
+        with settings, quiet, uncollected(), whole_layers(), restored_state():
             try:
-                found = retried(capture)
+                found, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:
                 raise CaptureError(f"{self.name}: {RECAPTURED}") from None
         if frame.f_code is self.code:
@@ -123,6 +119,23 @@ class _Entry:
             if count > known.get(text, 0):
                 self.given_up.append((first_line(text), places.get(first_line(text)) or own))
         return found
+
+    def _captured(self, *frame: Any, **options: Any) -> tuple[Any, dict[str, int], int]:
+        """Return what Dynamo makes of a frame: with its numbers open if it can, else for these values of them; and the
+        graph breaks known before."""
+        known, before = dict(counters["graph_break"]), len(graph_break_reasons)
+        opens = self.opens or self.captures
+        try:
+            found = self.entry(*frame, **options)
+            if found.guarded_code is not None or not opens:
+                return found, known, before
+        except TorchDynamoException as error:
+            if isinstance(error, FailOnRecompileLimitHit) or not opens:
+                raise
+        # Not all that torch can do with a number can it do with a symbol.
+        known, before = dict(counters["graph_break"]), len(graph_break_reasons)
+        with torch._dynamo.config.patch(**FIXED):
+            return self.entry(*frame, **options), known, before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.entry, name)
@@ -241,6 +254,9 @@ def compiled(
     def call(hooks: str, /, *args: Any, **kwargs: Any) -> Any:
         if hooks:  # Dynamo guards `hooks` because this reads it.
             pass
+        for each in (*args, *kwargs.values()):
+            # Read first within a checkpoint or an autograd.Function, a float would be unknown outside of it.
+            isinstance(each, float)
         return function(*args, **kwargs)
 
     # Dynamo remembers by file, line and name which sizes varied; a name of its own keeps each model apart.
@@ -265,7 +281,9 @@ def compiled(
         # Do not refuse a call because it logs; if graphs may break, the line is logged.
         settings = {**SETTINGS, "ignore_logging_functions": _logging()} if fullgraph else SETTINGS
         name = getattr(function, "__name__", type(function).__name__)
-        vars(context)["callback"] = entry = _Entry(callback, skipped, settings, call.__code__, name)
+        vars(context)["callback"] = entry = _Entry(
+            callback, skipped, settings, call.__code__, name, dynamic is True
+        )
     made = context(call)
 
     def called(*args: Any, **kwargs: Any) -> Any:

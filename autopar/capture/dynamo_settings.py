@@ -41,6 +41,12 @@ SETTINGS: dict[str, Any] = {
     # Otherwise, DistributedDataParallel splits graphs at its gradient buckets, and no plan sees the whole.
     "optimize_ddp": False,
 }
+FIXED: dict[str, Any] = {
+    "specialize_float": True,
+    "specialize_int": True,
+    "allow_unspec_int_on_nn_module": False,
+}
+"""Settings under which a capture holds for the values of its floats and counts alone."""
 if versions.release(torch.__version__) < (2, 13):
     # Otherwise, Dynamo misses changes of a module's tensors and of other objects that its forward reads.
     SETTINGS |= {

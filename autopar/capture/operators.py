@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ..ops.arguments import by_name
-from .torch_private import conv_flop_count, decompositions, flop_registry, sdpa_flop_count
+from .torch_private import by_parts, conv_flop_count, decompositions, flop_registry, sdpa_flop_count
 
 
 def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
@@ -175,7 +175,7 @@ def _by_parts(operator: Any, denied: Callable[..., bool]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not denied(*args, **kwargs):
             return NotImplemented
-        return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        return by_parts(operator, *args, **kwargs)
 
     return run
 

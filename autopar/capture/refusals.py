@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from traceback import FrameSummary
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -17,8 +18,9 @@ from ..errors import CaptureError
 from ..system.text import brief
 from .dynamo_private import TorchDynamoException
 from .operators import collective
-from .source_locations import first_line, foreign, line, located, short
-from .torch_private import depends_on_values
+from .source_locations import at_line, first_line, foreign, line, short
+from .symbols import OPEN
+from .torch_private import FloatTrueDiv, FloorToInt, decisions, depends_on_values, of_floats
 
 
 class Untraceable(CaptureError):
@@ -192,10 +194,9 @@ def valued(name: str, module: fx.GraphModule, error: Untraceable) -> CaptureErro
     the first one."""
     for node in module.graph.nodes:
         if node.op != "placeholder" and depends_on_values(node.meta.get("example_value")):
-            _, where, code = located(node)
             return CaptureError(
-                f"{name} at {where}: `{code}`: {error}; keep it a tensor, use a mask of fixed size, or take it out of "
-                "the model"
+                f"{name}{at_line(node)}: {error}; keep it a tensor, use a mask of fixed size, or take it out of the "
+                "model"
             )
     return CaptureError(f"{name}: {error}")
 
@@ -203,16 +204,13 @@ def valued(name: str, module: fx.GraphModule, error: Untraceable) -> CaptureErro
 def ordered(graph: fx.Graph) -> Untraceable | None:
     """Return the error for a graph that AOTAutograd has given tokens, which keep effects in order, with the line; None
     if it has none."""
-    node = next(
-        (node for node in graph.nodes if getattr(node.target, "__name__", "") == "with_effects"), None
-    )
-    if node is None:
-        return None
-    _, where, code = located(node)
-    return Untraceable(
-        f"{node.args[1]}{f' at {where}: `{code}`' if where else ''} has effects beside its results, which must happen "
-        "in order; take it out of the model, or place the parts around it, autopar.compile(part, devices)"
-    )
+    for node in graph.nodes:
+        if getattr(node.target, "__name__", "") == "with_effects":
+            return Untraceable(
+                f"{node.args[1]}{at_line(node)} has effects beside its results, which must happen in order; take it "
+                "out of the model, or place the parts around it, autopar.compile(part, devices)"
+            )
+    return None
 
 
 def assigned(graph: fx.Graph) -> Untraceable | None:
@@ -222,11 +220,9 @@ def assigned(graph: fx.Graph) -> Untraceable | None:
     targets = torch.Tensor.set_, getattr(torch.ops.aten, "shallow_copy_data_", None)
     for node in graph.nodes:
         if node.target in targets and getattr(node.args[0], "op", "") == "placeholder":
-            _, where, code = located(node)
             return Untraceable(
-                f"forward assigns .data{f' at {where}: `{code}`' if where else ''} of a parameter, buffer or input, "
-                "which no graph can hold; use the new tensor in its place, as by torch.func.functional_call, or assign "
-                "it before the call"
+                f"forward assigns .data{at_line(node)} of a parameter, buffer or input, which no graph can hold; use "
+                "the new tensor in its place, as by torch.func.functional_call, or assign it before the call"
             )
     return None
 
@@ -250,11 +246,27 @@ def redefined(values: Iterable[Any]) -> str:
     return ""
 
 
-def as_code(module: fx.GraphModule, examples: Sequence[Any]) -> Untraceable | None:
+def as_code(module: fx.GraphModule, examples: Sequence[Any]) -> CaptureError | None:
     """Return the error for a graph of Dynamo's, of a call with tensors like these, of which only the user's own code is
     right; None if the graph may serve."""
     why = redefined(examples)
+    if not why and misjudged(module):
+        return CaptureError(
+            "what runs depends on a number that torch computes otherwise than Python, by `//` of a float or by other "
+            "arithmetic with a float that varies; take the decision outside of the model, or by a tensor"
+        )
     return Untraceable(why) if why else waiting(module)
+
+
+def misjudged(module: fx.GraphModule) -> bool:
+    """Return True if torch may have decided otherwise than Python when it captured a graph: it rounds the quotient of
+    floats before it takes the whole part (for it, `1.0 // 0.2` is 5, and not 4), and computes in other orders."""
+    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    numbers = [value.node.expr for value in values if isinstance(value, OPEN)]
+    return any(of_floats(each) and each.has(FloorToInt) for each in numbers) or any(
+        each.has(sympy.Function) if of_floats(each) else each.has(FloorToInt) and each.has(FloatTrueDiv)
+        for each in decisions(module)
+    )
 
 
 def waiting(module: fx.GraphModule) -> Untraceable | None:
@@ -262,11 +274,9 @@ def waiting(module: fx.GraphModule) -> Untraceable | None:
     node = collective(module)
     if node is None:
         return None
-    _, where, code = located(node)
     return Untraceable(
-        f"{node.target}{f' at {where}: `{code}`' if where else ''} waits for other processes, all of which must call "
-        "their collectives in one order, and a plan of each has its own; place the parts around it, "
-        "autopar.compile(part, devices)"
+        f"{node.target}{at_line(node)} waits for other processes, all of which must call their collectives in one "
+        "order, and a plan of each has its own; place the parts around it, autopar.compile(part, devices)"
     )
 
 

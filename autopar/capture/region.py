@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -20,10 +19,10 @@ from torch import fx, nn
 
 from .captured import strides_of
 from .dynamo_private import source_of
-from .floats import Counts, arithmetic
+from .floats import Numbers
 from .refusals import Untraceable, as_code
-from .source_locations import located, name_modules, origins, path_of
-from .symbols import OPEN, is_open, symbols_in
+from .source_locations import at_line, located, name_modules, origins, path_of
+from .symbols import OPEN, is_open, symbols_in, symbols_of
 from .torch_private import enables_grad, memory, pytree
 from .tracing import live, through, trace
 
@@ -84,7 +83,7 @@ class Region:
     ) -> None:
         if refused := as_code(module, examples):
             raise refused
-        self.module, self.arithmetic = module, arithmetic(module)
+        self.module, self.numbers = module, Numbers(module)
         nodes = module.graph.find_nodes(op="placeholder")
         known = _known(root)
         self.paths = tuple((path, known[id(owner[key])][0]) for path, owner, key in slots(root))
@@ -137,13 +136,15 @@ class Region:
         # Read them before a conversion puts the sizes of a call into the graph.
         values = ((node, node.meta.get("val")) for node in traced.graph.nodes if node not in fixed)
         self.open = {node: value for node, value in values if is_open(value)}
-        self.counts = Counts(module, traced.inputs, self.open)
-        unread = {traced.inputs[at] for at in self.counts.unread}
-        read = [value for node, value in self.open.items() if node not in unread]
-        leaves = filter(is_open, chain.from_iterable(map(pytree.tree_leaves, read)))
-        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
-        self.shapes = tuple({str(shape): shape for shape in shapes}.values())
-        """The distinct shapes of values that depend on the sizes of a call, and such numbers."""
+        unread = {
+            node: at
+            for at, node in enumerate(traced.inputs)
+            if isinstance(fakes[at], OPEN) and not node.users
+        }
+        read = (value for node, value in self.open.items() if node not in unread)
+        symbols = set[Any]().union(*map(symbols_of, read))
+        self._unread = frozenset(at for at in unread.values() if not symbols_of(fakes[at]) & symbols)
+        """Positions of numbers that no task reads, such as a model's count of its calls."""
         self.forward = live(traced.graph, [*traced.outputs, *(node for _, node in traced.updates)], training)
         done, gradients = set(self.forward), [node for _, node in traced.gradients]
         self.backward = [node for node in live(traced.graph, [*done, *gradients]) if node not in done]
@@ -152,12 +153,12 @@ class Region:
 
     def _sort_places(self) -> None:
         """Determine the positions of sizes, inputs and state in the arguments of a call."""
-        self.sizes_at = [at for at, place in enumerate(self.places) if place.kind == "size"]
-        """Positions of the sizes and floats of a call."""
-        self._read = [number for number, at in enumerate(self.sizes_at) if at not in self.counts.unread]
-        """Which of these select a program."""
-        fakes = [self.places[self.sizes_at[number]].fake for number in self._read]
-        self._floats = [at for at, fake in enumerate(fakes) if isinstance(fake, (float, torch.SymFloat))]
+        sizes = [
+            (at, p.fake) for at, p in enumerate(self.places) if p.kind == "size" and at not in self._unread
+        ]
+        self._sizes_at = [at for at, _ in sizes]
+        """Positions of the sizes and floats that select a program."""
+        self._floats = [at for at, (_, fake) in enumerate(sizes) if isinstance(fake, (float, torch.SymFloat))]
         self.inputs_at = [at for at, place in enumerate(self.places) if place.kind == "input"]
         """Positions of the tensors that are not state."""
         self.state_at = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
@@ -215,11 +216,7 @@ class Region:
 
     def sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the sizes and floats of a call that select its program: those on which its tasks depend."""
-        return self.key([args[at] for at in self.sizes_at])
-
-    def key(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the key of a call's program from its sizes and floats alone."""
-        read = (*[sizes[number] for number in self._read],) if self.counts.unread else (*sizes,)
+        read = (*[args[at] for at in self._sizes_at],)
         if not self._floats:
             return read
         # Zeros of both signs are equal, but not all results for them.
@@ -228,11 +225,6 @@ class Region:
     def inputs(self, args: Sequence[Any]) -> list[Any]:
         """Return the tensors of a call that are not state."""
         return [args[at] for at in self.inputs_at]
-
-    def filled(self, inputs: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
-        """Return the arguments of a call with these inputs, sizes and floats, and the region's state."""
-        given = {"input": iter(inputs), "size": iter(sizes)}
-        return [p.owner[p.key] if p.kind == "state" else next(given[p.kind]) for p in self.places]
 
     def lent(self, args: Sequence[Any]) -> bool:
         """Return True if a tensor changed in place shares memory with an argument that the graph takes as a separate
@@ -314,10 +306,8 @@ def _require_known_devices(graph: fx.Graph, fakes: Sequence[Any]) -> None:
     for node in graph.nodes:
         for made in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(made, torch.Tensor) and made.device not in known:
-                _, where, code = located(node)
                 raise Untraceable(
-                    f"{node.target}{f' at {where}: `{code}`' if where else ''} makes a tensor on {made.device}, where "
-                    "no weight or argument is"
+                    f"{node.target}{at_line(node)} makes a tensor on {made.device}, where no weight or argument is"
                 )
 
 

@@ -4,10 +4,8 @@ for other sizes."""
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import sympy
@@ -15,14 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..ir.costed import CostedGraph
-from ..ir.graph import JOIN, PART, SUM, UPDATES, Argument, Task, Value, refs
-from ..ir.open_size import OPENED
+from ..ir.graph import UPDATES, Argument, Value, refs
 from .captured import Captured
-from .floats import calculator
 from .refusals import Untraceable
 from .region import Region
-from .symbols import OPEN, extents_of, is_open
-from .torch_private import in_python
+from .symbols import OPEN, computed, extents_of, is_open
+from .torch_private import in_python, memory
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 
@@ -38,25 +34,20 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
     `given`: the call's arguments. This adds no guards; converting a symbol to a number would fix the size for all
     calls. The function raises Untraceable for a size that depends on the values in a tensor.
     """
-    known: dict[Any, Any] = {
+    symbols: dict[Any, Any] = {
         symbol: extents_of(given[position])[place] for position, place, symbol in region.symbols
     }
-    symbols, storages = known.copy(), dict[int, Any]()
-    number = calculator(region.module, given)
+    known, storages = {**computed(region.numbers.of, given), **symbols}, dict[Any, Any]()
 
     def plain(size: Any) -> Any:
         expression = size.node.expr
         if expression in known:
             return known[expression]
-        if expression in region.arithmetic:
-            found = number(region.arithmetic[expression])
-        else:
-            if not expression.free_symbols <= symbols.keys():
-                expression = size.node.shape_env.replace(expression)
-            if not expression.free_symbols <= symbols.keys():
-                raise Untraceable(f"the size {expression} depends on the values in a tensor")
-            found = in_python(expression, symbols)
-        known[size.node.expr] = _PLAIN[type(size)](found)
+        if not expression.free_symbols <= symbols.keys():
+            expression = size.node.shape_env.replace(expression)
+        if not expression.free_symbols <= symbols.keys():
+            raise Untraceable(f"the size {expression} depends on the values in a tensor")
+        known[size.node.expr] = _PLAIN[type(size)](in_python(expression, symbols))
         return known[size.node.expr]
 
     def at(value: Any) -> Any:
@@ -66,12 +57,10 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
             return plain(value)
         if not is_open(value):
             return value
-        memory = value.untyped_storage()._cdata
-        if memory not in storages:
-            # No symbol of the call tells the size of a viewed tensor: the storage grows with the views of it.
-            storages[memory] = torch.UntypedStorage(0, device="meta")
+        # No symbol of the call tells the size of a viewed tensor: the storage grows with the views of it.
+        storage = storages.setdefault(memory(value), torch.UntypedStorage(0, device="meta"))
         made = torch.empty(0, dtype=value.dtype, device="meta")
-        return made.set_(storages[memory], at(value.storage_offset()), at(value.shape), at(value.stride()))
+        return made.set_(storage, at(value.storage_offset()), at(value.shape), at(value.stride()))
 
     return at
 
@@ -117,23 +106,6 @@ def with_open(
             yield replace(values[name], open=known[text])
 
 
-def extents(region: Region, at: Callable[[Any], Any]) -> tuple[int, ...]:
-    """Return the sizes of the region's values and the products of each one's leading sizes, by `at`."""
-    return tuple(
-        extent for shape in map(at, region.shapes) for extent in (*shape, *accumulate(shape, operator.mul))
-    )
-
-
-def alike_in(one: Sequence[int], other: Sequence[int], given: Sequence[int], rows: int) -> bool:
-    """Return True if what the extents of two calls have in common also holds in the call `given`: which of
-    them are equal, do not vary, or are multiples of the batch of `rows`."""
-    found: dict[tuple[int, int], int] = {}
-    return all(
-        found.setdefault((a, b), a if a == b else size) == size and (a % rows or b % rows or not size % rows)
-        for a, b, size in zip(one, other, given, strict=True)
-    )
-
-
 def resizable(captured: Captured, costed: CostedGraph) -> bool:
     """Return True if a planned graph also computes calls with other sizes. It does if no time is declared and
     each task is as captured, with all its open arguments, or updates parameters."""
@@ -145,55 +117,6 @@ def resizable(captured: Captured, costed: CostedGraph) -> bool:
             task.target in UPDATES or repr(task) == repr(own.get(task.name)) for task in costed.graph.tasks
         )
     )
-
-
-def form(captured: Captured, costed: CostedGraph) -> tuple[Any, ...] | None:
-    """Return all that a split graph computes, in terms of the sizes of a call; None if it holds for its own
-    sizes only because a time is declared, or a task has open numbers that differ from the captured ones.
-
-    Graphs of one form, made for calls with different sizes, also compute other calls that are `alike_in` these sizes:
-    none was split along an axis that only happened to be as long as the batch.
-    """
-    graph, own = costed.graph, captured.graph.task
-    if captured.open is None or costed.machine.clock != "real" or not graph.split:
-        return None
-    made: list[Any] = [graph.split, graph.outputs, graph.updates]
-    for task in graph.tasks:
-        arguments = pytree.tree_map_only(OPENED, lambda number: number.code, (task.args, task.kwargs))
-        made.append((task.name, task.target, task.outputs, repr(arguments)))
-        known = own.get(task.origin or task.name)
-        if task.target in _SIZELESS or (known is None and task.target in _LAID):
-            continue
-        if known is None or (known.target == task.target and _open(known) != _open(task)):
-            return None
-        if known.target != task.target and task.target not in _LAID and not _counts(task) <= _counts(known):
-            # A number of elements: it holds for calls with the same extents, of which it may be a product.
-            made.append(tuple(captured.graph.value[name].shape for name in known.inputs))
-    return tuple(made)
-
-
-_SIZELESS = frozenset((*UPDATES, JOIN, PART, SUM))
-"""Targets of tasks whose numbers depend on no size but the batch."""
-
-_LAID = frozenset(
-    f"aten.{name}"
-    for name in (
-        "empty.memory_format", "empty_permuted.default", "flatten_dense_tensors.default", "ones.default",
-        "permute.default", "reshape.default", "split_with_sizes.default", "sum.dim_IntList",
-    )
-)  # fmt: skip
-"""Targets of tasks that rewrites add; their numbers are axes and extents of values."""
-
-
-def _counts(task: Task) -> set[int]:
-    """Return the integer arguments of a task that do not depend on the sizes of a call."""
-    return {item for item in pytree.tree_leaves((task.args, task.kwargs)) if type(item) is int}
-
-
-def _open(task: Task) -> list[int]:
-    """Return the places of the arguments of a task that depend on the sizes and floats of a call."""
-    leaves = pytree.tree_leaves((task.args, task.kwargs))
-    return [item.place for item in leaves if isinstance(item, OPENED)]
 
 
 def resized(region: Region, captured: Captured, given: Sequence[Any]) -> Captured:

@@ -25,6 +25,12 @@ def located(node: torch.fx.Node) -> tuple[str, str, str]:
     return module_path(node), *line(node.meta.get("stack_trace") or "")
 
 
+def at_line(node: torch.fx.Node) -> str:
+    """Return ` at file:line: `code`` of a node; "" if it is unknown."""
+    _, where, code = located(node)
+    return f" at {where}: `{code}`" if where else ""
+
+
 def origins(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[str, str, str]]:
     """Return module path, `file:line` and code of each call in a graph of forward and backward.
 

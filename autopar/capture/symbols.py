@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,34 +61,3 @@ def computed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
     except ValueError as error:
         raise _Undefined(str(error)) from error
-
-
-DIVISIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "__floordiv__": operator.floordiv,
-    "__rfloordiv__": lambda number, other: other // number,
-    "__mod__": operator.mod,
-    "__rmod__": lambda number, other: other % number,
-}
-"""Methods of numbers that divide to whole numbers."""
-
-
-def divided(method: Callable[[Any, Any], Any], name: str) -> Callable[[Any, Any], Any]:
-    """Return a method for `//` or `%` of symbolic numbers that is Python's if one of them is a float.
-
-    torch's `method` rounds the quotient before it takes the whole part: for it, `1.0 // 0.2` is 5, and not 4.
-    """
-
-    def divide(number: Any, other: Any) -> Any:
-        given: list[Any] = [number, other]
-        floats = any(isinstance(each, (float, torch.SymFloat)) for each in given)
-        if not floats or not isinstance(other, (int, float, *OPEN)):
-            return method(number, other)
-        if name == "__floordiv__" and isinstance(other, (int, float)) and abs(math.frexp(other)[0]) == 0.5:
-            return method(number, other)  # exact, by a power of two
-        if "mod" in name and any(isinstance(each, OPEN) and each.node.expr.free_symbols for each in given):
-            return method(number, other)  # computed anew in each call
-        # No formula of torch's gives Python's result: it holds for these values alone, by guards.
-        a, b = (int(each) if isinstance(each, torch.SymInt) else float(each) for each in given)
-        return torch.SymFloat(number.node.wrap_float(DIVISIONS[name](a, b)))
-
-    return divide

@@ -17,17 +17,14 @@ from torch.autograd import forward_ad, grad_mode
 
 from ..errors import CaptureError
 from ..system import versions
-from .symbols import DIVISIONS, computed, divided
+from .symbols import computed
 
 try:
     from torch._decomp import decompositions
     from torch._dynamo import guards as _guards
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._dynamo.variables.builder import VariableBuilder as _VariableBuilder
-    from torch._export.utils import _is_preservable_cia_op
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
     from torch._subclasses import fake_impls as _fakes
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
     from torch.distributions import Distribution
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
@@ -35,9 +32,10 @@ try:
     from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
     from torch.optim import optimizer as _optimizer
     from torch.utils import _pytree as pytree
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
     raise CaptureError(versions.lacking(torch.__version__, error)) from error
@@ -50,7 +48,7 @@ if not versions.supported(torch.__version__):
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "conv_flop_count", "decompositions", "flop_registry",
+    "FakeTensorMode", "FloatTrueDiv", "FloorToInt", "conv_flop_count", "decompositions", "flop_registry",
     "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
@@ -61,8 +59,8 @@ CONTEXT_FN = "_checkpoint_context_fn"
 
 INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
 """The functions by which a graph of Dynamo's enters inference mode and leaves it."""
-_KERNELS: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Any]] = {}
-"""By operator that `overridden` overrides: its Python kernels before and within, and its fake kernel."""
+_KERNELS: list[list[Any]] = []
+"""For each operator that `overridden` overrides, its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
 _TIMED = _guards.profile_guard_manager
 
@@ -89,103 +87,45 @@ def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
         )
 
 
-class _Shared:
-    """A block of all threads: the first that enters it enters a `context()`, the last that leaves it leaves that."""
+class _Quiet:
+    """A block of any threads within which torch does not log failed captures (the call continues) unless asked to, and
+    does not time guards, which empties caches (30 ms a graph)."""
 
-    def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
-        self._context, self._lock, self._entered = context, threading.Lock(), 0
+    def __init__(self) -> None:
+        self._lock, self._entered, self._levels = threading.Lock(), 0, dict[logging.Logger, int]()
 
     def __enter__(self) -> None:
         with self._lock:
             self._entered += 1
             if self._entered == 1:
-                self._within = self._context()
-                self._within.__enter__()
+                names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
+                self._levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+                for logger in self._levels:
+                    logger.setLevel(logging.CRITICAL + 1)
+                _guards.profile_guard_manager = lambda *_: 0.0
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._entered -= 1
             if not self._entered:
-                self._within.__exit__(None, None, None)
+                _guards.profile_guard_manager = _TIMED
+                for logger, level in self._levels.items():
+                    logger.setLevel(level)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    names = () if os.environ.get("TORCH_LOGS") else _LOGGERS
-    levels = [(logger, logger.level) for logger in map(logging.getLogger, names)]
-    for logger, _ in levels:
-        logger.setLevel(logging.CRITICAL + 1)
-    _guards.profile_guard_manager = lambda *_: 0.0
-    try:
-        yield
-    finally:
-        _guards.profile_guard_manager = _TIMED
-        for logger, level in levels:
-            logger.setLevel(level)
+quiet = _Quiet()
 
 
-quiet = _Shared(_quiet)
-"""Within the block, suppress torch's logs of failed captures (the call continues) unless asked for, and do not
-time guards, which empties caches (30 ms a graph)."""
+def of_floats(expression: sympy.Expr) -> bool:
+    """Return True if an expression depends on a float that varies."""
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in expression.free_symbols)
 
 
-class _Opened(threading.local):
-    """Thread-local number of the floats that Dynamo has left open."""
-
-    count = 0
-
-
-_opened = _Opened()
-
-
-@contextmanager
-def _open_floats() -> Iterator[None]:
-    kind: Any = _VariableBuilder
-    wrapped = kind.wrap_symfloat
-
-    def wrap_symfloat(builder: Any, value: float) -> Any:
-        output = builder.tx.output
-        tracers, output.tracers = output.tracers, output.tracers[:1]
-        try:
-            made = wrapped(builder, value)
-        finally:
-            output.tracers = tracers
-        _opened.count += not made.is_python_constant()
-        return made
-
-    own = [(each, name) for each in (torch.SymInt, torch.SymFloat) for name in DIVISIONS]
-    before = [(kind, "wrap_symfloat", wrapped), *((each, name, getattr(each, name)) for each, name in own)]
-    kind.wrap_symfloat = wrap_symfloat
-    for each, name, method in before[1:]:
-        setattr(each, name, divided(method, name))
-    try:
-        yield
-    finally:
-        for each, name, method in before:
-            setattr(each, name, method)
-
-
-open_floats = _Shared(_open_floats)
-"""Within the block, Dynamo takes the number of a float that varies in the outermost graph, and `//` and `%` of a
-symbolic float are Python's (`symbols.divided`).
-
-Dynamo would take the number where the code reads it first. If that is in the body of a checkpoint or of an
-`autograd.Function`, the body gets a tensor, whose number depends on values, and code after the body cannot use it."""
-
-
-def retried(capture: Callable[[], Any]) -> Any:
-    """Return what Dynamo makes of a frame: with its floats open if it can, else, tried again, for these values."""
-    _opened.count = 0
-    try:
-        found = capture()
-        if found.guarded_code is not None or not _opened.count:
-            return found
-    except TorchDynamoException:
-        if not _opened.count:
-            raise
-    # Not all that Python can do with a float can Dynamo do with an open one, such as making a text of it.
-    with torch._dynamo.config.patch(specialize_float=True):
-        return capture()
+def decisions(module: fx.GraphModule) -> list[sympy.Expr]:
+    """Return the conditions on sizes and numbers that Dynamo found true when it captured a graph, and guards."""
+    modes = (getattr(node.meta.get("example_value"), "fake_mode", None) for node in module.graph.nodes)
+    mode = next(filter(None, modes), None)
+    return [] if mode is None or mode.shape_env is None else [guard.expr for guard in mode.shape_env.guards]
 
 
 def memory(item: Any) -> int | None:
@@ -286,44 +226,31 @@ def depends_on_values(made: Any) -> bool:
     return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))
 
 
-@functools.cache
-def kept_whole(operator: Any) -> bool | None:
-    """Return True for a composite operator that `flattened` keeps, False for one that it decomposes, None for
-    others."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
-        return None
-    return bool(_is_preservable_cia_op(operator))
-
-
 @contextmanager
 def overridden(
     override: Callable[[dict[Any, Any]], AbstractContextManager[None]], operators: dict[Any, Any]
 ) -> Iterator[None]:
     """Within the block, do what torch's `override(operators)` does, for the same operators each time.
 
-    torch makes some thousand kernels anew, which takes longer than tracing many a graph. Here they are
-    made once, and again only after other code has changed the kernels of an operator.
+    torch makes some thousand kernels anew, which takes as long as tracing a small graph. Here they are made once, and
+    again only after other code has changed the kernels of an operator.
     """
-    if _KERNELS.keys() != operators.keys() or any(each.py_kernels != _KERNELS[each][0] for each in operators):
-        before = {each: dict(each.py_kernels) for each in operators}
+    before = [dict(each.py_kernels) for each in operators]
+    if _KERNELS[:1] != [before]:
         with override(operators):
-            _KERNELS.clear()
-            _KERNELS.update(
-                (each, (before[each], dict(each.py_kernels), _fakes.op_implementations_dict.get(each)))
-                for each in operators
-            )
+            within = [dict(each.py_kernels) for each in operators]
+            _KERNELS[:] = before, within, [*map(_fakes.op_implementations_dict.get, operators)]
             yield
         return
-    kernels = {**_KERNELS}
     try:
-        for each, (_, within, fake) in kernels.items():
-            _set_kernels(each, within)
+        for each, kernels, fake in zip(operators, *_KERNELS[1:]):
+            _set_kernels(each, kernels)
             if fake is not None and each not in _fakes.op_implementations_dict:
                 _fakes.register_op_impl(each)(fake)
         yield
     finally:
-        for each, (before, _, _) in kernels.items():
-            _set_kernels(each, before)
+        for each, kernels in zip(operators, before):
+            _set_kernels(each, kernels)
             _fakes._deregister_op_impl(each)
 
 
@@ -331,6 +258,15 @@ def _set_kernels(operator: Any, kernels: dict[Any, Any]) -> None:
     operator.py_kernels.clear()
     operator.py_kernels.update(kernels)
     operator._dispatch_cache.clear()
+
+
+def by_parts(composite: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a composite operator, computed by its parts."""
+    return composite._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+anywhere = torch._C._is_any_autocast_enabled
+"""Returns True if autocast is on in this thread for any device type."""
 
 
 def packs_saved() -> bool:
@@ -367,14 +303,6 @@ def forget_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimiz
 def norm_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm of a tensor, summed in the order of `torch.nn.utils.clip_grad_norm_`."""
     return torch._foreach_norm([tensor], 2.0)[0]
-
-
-@contextmanager
-def below_autograd() -> Iterator[None]:
-    """Within the block, disable autograd and ignore changes of grad mode, so that a dispatch mode sees
-    composite operators before torch decomposes them."""
-    with torch.no_grad(), compiling(), torch._C._AutoDispatchBelowAutograd():
-        yield
 
 
 @contextmanager

@@ -1,13 +1,11 @@
-"""Tracing of Dynamo's graph to one functional graph of ATen operators, with or without its backward.
+"""Tracing of Dynamo's graph to one functional graph of ATen operators by AOTAutograd.
 
-Without the backward, one run is recorded, with composite operators kept whole (`functional_trace`); if one
-run does not suffice, AOTAutograd makes the same graph. With the backward, AOTAutograd differentiates the
-graph, with composites for operators that a CPU would decompose (`ops.composites.rules`).
+Without the backward, composite operators such as `linear` stay whole. With it, they are differentiated, with
+composites of ours for operators that a CPU would decompose (`ops.composites.rules`).
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,10 +23,9 @@ from ..ops.composites.define import lowered
 from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
 from .autocast import enabled
 from .dynamo_private import differentiated, flattened
-from .functional_trace import record
 from .operators import BY_PARTS, draws
 from .refusals import Untraceable, assigned, ordered, unannounced
-from .source_locations import located
+from .source_locations import at_line
 from .torch_private import INFERENCE_MODE, autograd_keys, differentiates
 from .trace_state import restored_state
 
@@ -36,7 +33,6 @@ _aten = torch.ops.aten
 _DROPOUT = _aten.dropout.default
 _ATTENTION = _aten.scaled_dot_product_attention.default
 _ASSERTS = (_aten._assert_async.default, _aten._assert_async.msg)
-log = logging.getLogger("autopar")
 
 
 @dataclass(frozen=True)
@@ -69,15 +65,6 @@ def trace(
     Each output of a differentiated graph has its own memory and therefore its own gradient. Raises
     Untraceable for a call that no graph can hold, and torch's errors.
     """
-    if not training:
-        try:
-            with restored_state():
-                traced = _once(module, given, wanted)
-            _masks_once(traced.graph)
-            return traced
-        except Exception as error:
-            # Whatever the error, AOTAutograd can trace the graph too, or explains better what is wrong.
-            log.debug("traced by way of AOTAutograd: %s: %s", type(error).__name__, error)
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES, _DROPOUT: BY_PARTS[_DROPOUT]} if training else DRAWN
     run = _Run(module, given, wanted, training)
@@ -124,11 +111,6 @@ def _as_numbers(graph: fx.Graph, mask: fx.Node, readers: list[fx.Node]) -> None:
         made.meta = {**readers[0].meta, "val": _aten.where.Scalar(found, 0.0, -math.inf)}
     for node in readers:
         node.replace_input_with(mask, made)
-
-
-def _once(module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int]) -> _Traced:
-    """Trace a call without autograd in one run. Raises any error that prevents it."""
-    return _Traced(*record(given, lambda enter: _Run(module, given, wanted, False, enter).forward(*given)))
 
 
 def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> _Traced:
@@ -178,48 +160,33 @@ def _meant(made: fx.GraphModule, given: Sequence[Any], names: Sequence[str]) -> 
 
 
 class _Run(nn.Module):
-    """Interpreter of a captured graph. It runs node by node, so traced nodes know the module and line of
-    each. `enter` is called with each node before it runs."""
+    """Interpreter of a captured graph. It runs node by node, so traced nodes know the module and line of each."""
 
     def __init__(
-        self,
-        module: fx.GraphModule,
-        given: Sequence[Any],
-        wanted: Sequence[int],
-        differentiated: bool,
-        enter: Callable[[fx.Node], None] = lambda node: None,
+        self, module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int], differentiated: bool
     ) -> None:
         super().__init__()
-        self.captured, self.wanted, self.differentiated, self.enter = (module,), wanted, differentiated, enter
+        self.captured, self.wanted, self.differentiated = (module,), wanted, differentiated
         self.weights = [differentiated and _cast_once(item) for item in given]
 
     def forward(self, *tensors: Any) -> Any:
         weights = [tensor for tensor, once in zip(tensors, self.weights) if once]
         with _Autocast(weights if self.differentiated else None) as casts:
-            made = _Nodes(self.captured[0], casts, self.enter, self.differentiated).run(*tensors)
+            made = _Nodes(self.captured[0], casts, self.differentiated).run(*tensors)
         found = [made[place] for place in self.wanted]
         return tuple(item.clone() for item in found) if self.differentiated else tuple(found)
 
 
 class _Nodes(fx.Interpreter):
-    def __init__(
-        self,
-        module: fx.GraphModule,
-        casts: _Autocast,
-        enter: Callable[[fx.Node], None],
-        differentiated: bool,
-    ) -> None:
+    def __init__(self, module: fx.GraphModule, casts: _Autocast, differentiated: bool) -> None:
         super().__init__(module)
-        self.casts, self.enter, self.extra_traceback = casts, enter, False
-        self.differentiated = differentiated
+        self.casts, self.differentiated, self.extra_traceback = casts, differentiated, False
 
     def run_node(self, node: fx.Node) -> Any:
-        self.enter(node)
         try:
             return super().run_node(node)
         except CaptureError as error:
-            _, where, code = located(node)
-            raise type(error)(f"{error}{f' (at {where}: `{code}`)' if where else ''}") from error
+            raise type(error)(f"{error}{at_line(node)}") from error
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target in INFERENCE_MODE and not self.differentiated:

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import AutoparError
 
 FACTORY = "MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))"
-"""Help of the argument of `made`."""
+"""Help of the argument of `call_factory`."""
 
 
 def above_zero(text: str) -> int:
@@ -79,35 +79,35 @@ def require_torch(why: str) -> None:
         raise AutoparError(f"torch is not installed, and {why}; install torch")
 
 
-def made(text: str, batch: int | None = None, command: str = "") -> tuple[Any, tuple[Any, ...]]:
+def call_factory(text: str, batch: int | None = None, command: str = "") -> tuple[Any, tuple[Any, ...]]:
     """Call `MODULE:FACTORY`, with `batch=` if given; return the model and its arguments.
 
     Raises AutoparError if it cannot be loaded, takes no batch, lacks a package, fails, or returns anything
     else. With a `command`, which needs a module, also if the model is a function.
     """
     factory = _factory(text)
-    given = {} if batch is None else {"batch": batch}
-    if not _takes(factory, given):
+    keywords = {} if batch is None else {"batch": batch}
+    if not _takes(factory, keywords):
         name = text.partition(":")[2]
-        if given:
+        if keywords:
             raise AutoparError(
                 f"{text} takes no batch; write it as def {name}(batch=1), or leave --batch out"
             )
         raise AutoparError(f"{text} cannot be called without arguments; write it as def {name}()")
     try:
-        found = factory(**given)
+        result = factory(**keywords)
     except ModuleNotFoundError as error:
         raise AutoparError(f"{text} lacks a package: {error}; install it") from None
     except Exception as error:
-        raise AutoparError(f"{text} fails: {_told(error)}") from error
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], (tuple, list)):
+        raise AutoparError(f"{text} fails: {_traced(error)}") from error
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], (tuple, list)):
         raise AutoparError(f"{text} must return (model, (x, …)): a model and the tuple of its arguments")
     if command:
         from torch.nn import Module
 
-        if not isinstance(found[0], Module):
-            raise AutoparError(f"{text} gives a {type(found[0]).__name__}; {command} needs an nn.Module")
-    return found[0], tuple(found[1])
+        if not isinstance(result[0], Module):
+            raise AutoparError(f"{text} gives a {type(result[0]).__name__}; {command} needs an nn.Module")
+    return result[0], tuple(result[1])
 
 
 def _takes(factory: Callable[..., Any], given: dict[str, int]) -> bool:
@@ -126,14 +126,14 @@ def _factory(text: str) -> Callable[..., Any]:
         raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
     sys.path.insert(0, "")
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise AutoparError(f"{text!r} cannot be loaded: {error}{_hint(error, module, name)}") from None
     except Exception as error:
-        raise AutoparError(f"{text!r} cannot be loaded: {_told(error)}") from error
-    if not callable(found):
-        raise AutoparError(f"{text!r} is {found!r}; name a function that returns (model, (x, …))")
-    return found
+        raise AutoparError(f"{text!r} cannot be loaded: {_traced(error)}") from error
+    if not callable(factory):
+        raise AutoparError(f"{text!r} is {factory!r}; name a function that returns (model, (x, …))")
+    return factory
 
 
 def _hint(error: ImportError | AttributeError, module: str, name: str) -> str:
@@ -144,7 +144,7 @@ def _hint(error: ImportError | AttributeError, module: str, name: str) -> str:
     return "; name a module of this folder, or of PYTHONPATH" if missing else ""
 
 
-def _told(error: Exception) -> str:
+def _traced(error: Exception) -> str:
     """Return an error of the user's code with its type, and the file and line that raised it."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error}"

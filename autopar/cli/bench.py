@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..bench import machine
 from ..errors import AutoparError
-from . import FACTORY, above_zero, duration, made, names, require_torch, require_writable, write
+from . import FACTORY, above_zero, call_factory, duration, names, require_torch, require_writable, write
 
 if TYPE_CHECKING:
     from ..bench.contest import Row
@@ -35,10 +35,10 @@ def main(argv: Sequence[str]) -> int:
         if getattr(chosen, word):
             parser.error(f"--{word} goes with {'--suite' if chosen.factory else 'MODULE:FACTORY'}")
     require_torch("bench measures models with it")
-    for path in (chosen.json, chosen.plot):
-        require_writable(path)
+    require_writable(chosen.json)
     if chosen.suite == "gpu":
-        return _gpu(chosen)
+        only = [f"--only={name}" for name in chosen.only]
+        return int(_suite("gpu").main([*only, *_words(chosen, ("rounds", "json"))]))
     from ..costs.detect import asked
 
     asked(names(chosen.devices))
@@ -84,40 +84,35 @@ def _parser() -> argparse.ArgumentParser:
         "--build-seconds", type=duration, metavar="S", help="limit on build and first call (default 120)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples and medians")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios to eager as .svg or .png")
     parser.set_defaults(rivals="", devices="cpu", seconds=20.0, build_seconds=120.0)
     return parser
 
 
-def _gpu(chosen: argparse.Namespace) -> int:
-    """Run the benchmarks of docs/benchmarks.md that need a GPU, from the suites of this clone."""
+def _suite(name: str) -> Any:
+    """Return the module of a suite, from tests/benchmarks of this clone."""
     clone = Path(__file__).resolve().parents[2]
-    if not (clone / "tests" / "benchmarks" / "timed").is_dir():
+    path = clone / "tests" / "benchmarks" / "timed" / f"{name}.py"
+    if not path.is_file():
         raise AutoparError(
-            f"the gpu suite is tests/benchmarks/timed of a clone of the repository, and {clone} is none; run it there"
+            f"the suite needs {path}, which only a clone of the repository has; run the command there"
         )
     sys.path.insert(0, str(clone))
-    suite = importlib.import_module("tests.benchmarks.timed.gpu")
-    only = [f"--only={name}" for name in chosen.only]
-    return int(suite.main([*only, *_words(chosen, ("rounds", "json"))]))
+    return importlib.import_module(f"tests.benchmarks.timed.{name}")
 
 
 def _contests(chosen: argparse.Namespace) -> int:
     """Print and write the rows of the model's batches or of the suite; if one fails, the rows so far."""
-    from ..bench import contest as results
-    from ..bench import stacks
+    from ..bench.contest import summary
 
-    if chosen.plot:
-        results.suffix(chosen.plot)
     rows: list[Row] = []
     skipped: dict[str, str] = {}
     try:
-        for name, found, reason in (
-            _batches(chosen) if chosen.factory else stacks.run(chosen.only, _words(chosen, _PASSED))
+        for name, batch_rows, reason in (
+            _batches(chosen) if chosen.factory else _suite("stacks").run(chosen.only, _words(chosen, _PASSED))
         ):
-            for row in found:
+            for row in batch_rows:
                 print(f"\n{row}", flush=True)
-            rows += found
+            rows += batch_rows
             if reason:
                 print(f"\n{name} skipped: {reason}", flush=True)
                 skipped[name] = reason
@@ -126,9 +121,7 @@ def _contests(chosen: argparse.Namespace) -> int:
                 write(chosen.json, partial(Path.write_text, data=json.dumps(data, indent=1) + "\n"))
     finally:
         if rows:
-            print(f"\n{results.summary(rows)}")
-        if rows and chosen.plot:
-            write(chosen.plot, lambda beside: results.save(rows, beside, machine()))
+            print(f"\n{summary(rows)}")
     return 0
 
 
@@ -143,7 +136,7 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
     taking = rivals.chosen(names(chosen.rivals), known)
     for batch in chosen.batch or [None]:
         torch.manual_seed(0)
-        model, args = made(chosen.factory, batch, "bench")
+        model, args = call_factory(chosen.factory, batch, "bench")
         case = rivals.Case(model, args, names(chosen.devices), chosen.train)
         name = chosen.factory.partition(":")[2]
         title = ", ".join(filter(None, (name, batch and f"batch {batch}", chosen.train and "training")))
@@ -156,5 +149,5 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
 
 def _words(chosen: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """Return the options of these names that have a value, as they are typed."""
-    given = {name: getattr(chosen, name) for name in names}
-    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+    values = {name: getattr(chosen, name) for name in names}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]

@@ -27,26 +27,26 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     if chosen.again:
         cache.clear()
-    found = accelerators()
-    stand_ins = () if found else ("emulated:0", "emulated:1")
-    names = chosen.devices or ["cpu", *found, *stand_ins]
+    present = accelerators()
+    stand_ins = () if present else ("emulated:0", "emulated:1")
+    names = chosen.devices or ["cpu", *present, *stand_ins]
     print(f"python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     wrong = "" if versions.supported(torch.__version__) else f"; this one is not: {versions.TO_TYPE}"
     print(f"{versions.SUPPORTED} are supported{wrong}")
     print(cache.kept())
     print(native.TOLD)
     why = keep_freed_memory()
-    kept = (
+    memory = (
         f"returned to the system at the C library's discretion: {why}"
         if why
         else f"kept, up to {size(KEPT_BYTES)}"
     )
-    print(f"memory that the process frees is {kept}")
+    print(f"memory that the process frees is {memory}")
     print()
     print(detect(names))
-    if len(found) > 1:
-        print(f"\npeer access: {_peers(found)}")
-    elif not found:
+    if len(present) > 1:
+        print(f"\npeer access: {_peers(present)}")
+    elif not present:
         print("\nno accelerator is here: emulated:0 and emulated:1 are worker threads that emulate two")
     print("\nchips known to Machine.declare and Machine.emulate (datasheet figures, dense)\n")
     print(chips())

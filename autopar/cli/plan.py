@@ -13,7 +13,7 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..system.text import percent, seconds
-from . import FACTORY, made, names, require_writable, write
+from . import FACTORY, call_factory, names, require_writable, write
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine, as opposed to names of chips, which contain a number."""
@@ -113,7 +113,7 @@ def _model(chosen: argparse.Namespace) -> int:
     from ..engine import api
     from ..ir.machine import Machine
 
-    model, inputs = made(chosen.factory)
+    model, inputs = call_factory(chosen.factory)
     devices = names(chosen.machine)
     real = all(map(_DEVICE.fullmatch, devices))
     split = {None: "auto", "none": None}.get(chosen.split, chosen.split)
@@ -125,7 +125,7 @@ def _model(chosen: argparse.Namespace) -> int:
                 f"--split {split} is not known; give auto, none or a number of parts"
             ) from None
     with torch.no_grad():
-        found = api.plan(model, devices if real else Machine.declare(*devices), example_inputs=inputs,
+        plan = api.plan(model, devices if real else Machine.declare(*devices), example_inputs=inputs,
                         policy=chosen.policy or "auto", split=split)  # fmt: skip
-    _show(found, chosen, chosen.explain or [""], found.save)
+    _show(plan, chosen, chosen.explain or [""], plan.save)
     return 0

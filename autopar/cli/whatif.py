@@ -12,7 +12,7 @@ from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
 from ..system.text import table
-from . import FACTORY, above_zero, made, require_torch, require_writable, write
+from . import FACTORY, above_zero, call_factory, require_torch, require_writable, write
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         f"{model.row_flops:.3g} FLOP a row{'' if chosen.infer else ', forward and backward'}\n"
         "declared hosts, not run: rates are shares of datasheets\n"
     )
-    found, refused = [], []
+    forecasts, refused = [], []
     batches = chosen.batch * len(declared) if len(chosen.batch) == 1 else chosen.batch
     for text, hosts, batch in zip(chosen.hosts, declared, batches):
         try:
@@ -50,13 +50,13 @@ def main(argv: Sequence[str]) -> int:
         except AutoparError as error:
             refused.append(f"{text}: {error}" if len(declared) > 1 else str(error))
             continue
-        found.append((text, forecast))
+        forecasts.append((text, forecast))
         if chosen.verbose:
             print(f"{forecast.plan}\n")
-    if found:
-        print(table([of.HEADING, *(each.row() for _, each in found)], right=range(5, 13)))
-    if found and chosen.json:
-        rows = [{"hosts": text, "forecast": encode(each)} for text, each in found]
+    if forecasts:
+        print(table([of.HEADING, *(each.row() for _, each in forecasts)], right=range(5, 13)))
+    if forecasts and chosen.json:
+        rows = [{"hosts": text, "forecast": encode(each)} for text, each in forecasts]
         contents = json.dumps({"factory": chosen.factory, "rows": rows}, indent=1) + "\n"
         write(chosen.json, lambda beside: beside.write_text(contents))
     if refused:
@@ -71,7 +71,7 @@ def _captured(chosen: argparse.Namespace):  # type: ignore[no-untyped-def]  # to
     from ..distributed import forecast as of
 
     with torch.device("meta"):
-        model, args = made(chosen.factory, command="whatif")
+        model, args = call_factory(chosen.factory, command="whatif")
     model = of.on_meta(model, chosen.dtype)
     floats = (p.dtype for p in model.parameters() if p.is_floating_point())
     dtype = next(floats, None) if chosen.dtype else None

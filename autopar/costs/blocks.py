@@ -127,11 +127,11 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 def elsewhere(stat: Path = Path("/proc/stat")) -> float | None:
     """Return the seconds that this process's cores have worked for others, hypervisors included, relative to an
     arbitrary start; None if the system does not tell."""
-    own = {f"cpu{core}" for core in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
     try:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return None
     # user nice system idle iowait irq softirq steal; the first two include the time of guests.
-    ticks = sum(int(row[i]) for row in rows if row[0] in own for i in (1, 2, 3, 6, 7, 8))
+    ticks = sum(int(row[i]) for row in rows if row[0] in cores for i in (1, 2, 3, 6, 7, 8))
     return ticks * _TICK_S - time.process_time() if ticks else None

@@ -52,20 +52,20 @@ def rates(device: str, count: int) -> dict[str, float]:
     # On a shared machine, threads that wait for each other can make many look slower than one.
     alone = rates(device, 1) if kind == "cpu" and count > 1 else {}
     with as_tasks(kind), threads(count):
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for name, side in _CPU_SIDES if kind == "cpu" else _GPU_SIDES:
             first = side if kind == "cpu" else _FIRST_SIDE
             rate = max(_product(device, getattr(torch, name), first, side) or 0.0, alone.get(name, 0.0))
             if rate:
-                found[name] = rate
+                figures[name] = rate
         size, times = (_LARGE, 1) if kind == "cpu" else (_BEYOND, _COPIES)
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
         copied = 2 * size * times / best(lambda: [target.copy_(source) for _ in range(times)], device, 2)
-        found["bytes_per_s"] = max(copied, alone.get("bytes_per_s", 0.0))
+        figures["bytes_per_s"] = max(copied, alone.get("bytes_per_s", 0.0))
         one = torch.ones(1, device=device)
-        found["launch_s"] = best(lambda: [torch.add(one, one) for _ in range(50)], device, 3) / 50
-    return found
+        figures["launch_s"] = best(lambda: [torch.add(one, one) for _ in range(50)], device, 3) / 50
+    return figures
 
 
 def link(src: str, dst: str) -> dict[str, float]:
@@ -147,6 +147,6 @@ def _copier(src: str, dst: str, size: int) -> Callable[[], Any]:
 
 def _buffer(device: str, size: int) -> torch.Tensor:
     if torch.device(device).type == "cpu":
-        made = torch.ones(size, dtype=torch.uint8, device="cpu")
-        return made.pin_memory() if pins_memory() else made
+        buffer = torch.ones(size, dtype=torch.uint8, device="cpu")
+        return buffer.pin_memory() if pins_memory() else buffer
     return torch.ones(size, dtype=torch.uint8, device=device)

@@ -52,14 +52,14 @@ def as_clustered(costed: CostedGraph, clusters: Sequence[Cluster]) -> CostedGrap
     now. Raises PlanError if clusters would then wait for each other."""
     number = {task: position for position, cluster in enumerate(clusters) for task in cluster.tasks}
     tasks, costs = costed.graph.tasks, costed.cost
-    found = _clusters(costed.graph, costed.machine, costs, lambda position: number[tasks[position].name])
-    if len(found) < len(clusters):
-        left = next(own for own in clusters if not any({*own.tasks} & {*other.tasks} for other in found))
+    fused = _clusters(costed.graph, costed.machine, costs, lambda position: number[tasks[position].name])
+    if len(fused) < len(clusters):
+        left = next(own for own in clusters if not any({*own.tasks} & {*other.tasks} for other in fused))
         raise PlanError(f"cluster {left.name!r} waits for itself in {costed.graph.name!r}: plan again")
-    name = {cluster.name: clusters[number[cluster.tasks[0]]].name for cluster in found}
+    name = {cluster.name: clusters[number[cluster.tasks[0]]].name for cluster in fused}
     named = (
         replace(cluster, name=name[cluster.name], after=tuple(name[other] for other in cluster.after))
-        for cluster in found
+        for cluster in fused
     )
     return replace(costed, clusters=tuple(named))
 
@@ -236,7 +236,7 @@ def _clusters(
     wanted = {*graph.results}
     groups = _groups(graph, cluster_of)
     before: dict[int, dict[int, None]] = {}
-    found: dict[int, Cluster] = {}
+    fused: dict[int, Cluster] = {}
     for cluster, held in members.items():
         inputs = dict.fromkeys(name for task in held for name in task.inputs)
         reads = tuple(name for name in inputs if cluster_of.get(graph.producer.get(name, "")) != cluster)
@@ -252,7 +252,7 @@ def _clusters(
             (*(cluster_of[graph.producer[n]] for n in reads if n in graph.producer), *outside)
         )
         times, dispatch = _seconds(held, machine, costs)
-        found[cluster] = Cluster(
+        fused[cluster] = Cluster(
             name=name_of[cluster],
             tasks=tuple(task.name for task in held),
             seconds=times,
@@ -263,7 +263,7 @@ def _clusters(
             colocate=groups.get(cluster),
             workspace_bytes=_scratch(graph, held, makes, costs),
         )
-    return tuple(found[cluster] for cluster in topological(before))
+    return tuple(fused[cluster] for cluster in topological(before))
 
 
 def _groups(graph: Graph, cluster_of: Mapping[str, int]) -> dict[int, str]:

@@ -47,8 +47,7 @@ _fresh: set[tuple[Path, str]] = set()
 BUDGET_S = 0.3
 """Seconds in which the operations of `scales` are measured on a new CPU."""
 CALL_SCALE = (2e-5, 1.3)
-"""Launch in seconds and factor of calls if none was recorded: the median of the models of
-`tests/benchmarks/timed/zoo.py`."""
+"""Launch in seconds and factor of calls if none was recorded: the median of thirty ordinary models."""
 NOTICEABLE = 0.001
 """Share of the makespan below which clusters and copies do not affect the slow-down."""
 
@@ -65,20 +64,20 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     Rates and links are measured once and stored (`cache`). Raises DeviceError for a device that does not exist or is
     listed twice, or an invalid name.
     """
-    given, wanted = asked(devices)
+    asked_for, wanted = asked(devices)
     for device in wanted:
         if device.traits.host and device.lanes > cores():
             log.warning("%s*%d is more lanes than the %d cores here, which they take turns on: slower than one lane",
                         device.name, device.lanes, cores())  # fmt: skip
     measured = _measured([device.name for device in wanted if device.torch_type != "cpu"])
-    found = []
-    for one, device in zip(given, wanted):
+    rated = []
+    for one, device in zip(asked_for, wanted):
         if isinstance(one, Device):
-            found.append(device)
+            rated.append(device)
         else:
             alike = sum(other.kind == device.kind for other in wanted)
-            found.append(resolve_name(device.traits.figures)(device, alike, measured))
-    return Machine(tuple(found), _links(found, measured)).check()
+            rated.append(resolve_name(device.traits.figures)(device, alike, measured))
+    return Machine(tuple(rated), _links(rated, measured)).check()
 
 
 def asked(devices: Sequence[str | Device]) -> tuple[list[str | Device], list[Device]]:
@@ -90,10 +89,10 @@ def asked(devices: Sequence[str | Device]) -> tuple[list[str | Device], list[Dev
         raise DeviceError(f"devices is a list of names, not {devices!r}; write [{str(devices)!r}]")
     if not isinstance(devices, Iterable):
         raise DeviceError(f"devices={devices!r} names no device; write a list of those here: {_here()}")
-    given = [one for name in devices for one in (_auto() if name == "auto" else (name,))]
-    wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in given]
+    names = [one for name in devices for one in (_auto() if name == "auto" else (name,))]
+    wanted = [_present(name if isinstance(name, Device) else _parse(str(name))) for name in names]
     Machine(tuple(wanted)).check()
-    return given, wanted
+    return names, wanted
 
 
 def _auto() -> tuple[str, ...]:
@@ -121,10 +120,10 @@ def accelerators() -> tuple[str, ...]:
 def present(machine: Machine) -> bool:
     """Return True if every device of a machine is present with its detected figures."""
     real = accelerators() if any(device.torch_type != "cpu" for device in machine.devices) else ()
-    found = all(
+    here = all(
         device.scales if device.torch_type == "cpu" else device.name in real for device in machine.devices
     )
-    return found and not (machine.absent or machine.emulated)
+    return here and not (machine.absent or machine.emulated)
 
 
 def _here() -> str:
@@ -177,9 +176,9 @@ def _measured(names: Sequence[str]) -> Measured:
     entries = cache.load(path)
 
     def measured(name: str, measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
-        kept = entries.get(name)
-        valid = isinstance(kept, dict) and all(map(cache.figure, kept.values()))
-        known: dict[str, float] = {**kept} if valid and kept else {}
+        stored = entries.get(name)
+        valid = isinstance(stored, dict) and all(map(cache.figure, stored.values()))
+        known: dict[str, float] = {**stored} if valid and stored else {}
         times = known.pop(_TIMES, 1)
         ends = [end for end in args if end in names]
         if known and (times >= MOST_TIMES or (path, name) in _fresh or not ends):
@@ -223,15 +222,15 @@ def host(device: Device, _: int, measured: Measured) -> Device:
 
 def stand_in(device: Device, alike: int, measured: Measured) -> Device:
     """Return a worker thread that is one of `alike` on the cores of this machine."""
-    found = _on_cores(device, alike, measured)
-    return replace(found, chip="a worker thread of the CPU", memory_bytes=EMULATED_BYTES)
+    shared = _on_cores(device, alike, measured)
+    return replace(shared, chip="a worker thread of the CPU", memory_bytes=EMULATED_BYTES)
 
 
 def accelerator(device: Device, _: int, measured: Measured) -> Device:
     """Return an accelerator of this machine."""
     figures = measured(device.name, calibrate.rates, device.name, torch.get_num_threads())
     rated = replace(_rated(device, figures), chip=_title(device.name), memory_bytes=_memory(device.name))
-    return replace(rated, scales=scales.kept(chip(rated)))
+    return replace(rated, scales=scales.stored(chip(rated)))
 
 
 def _on_cores(device: Device, lanes: int, measured: Measured) -> Device:
@@ -250,29 +249,29 @@ def _on_cores(device: Device, lanes: int, measured: Measured) -> Device:
 def _scaled(device: Device) -> scales.Scales:
     """Return the scales of a CPU: the stored ones, else those of some operations, measured in a few tenths of
     a second."""
-    found = scales.kept(chip(device))
-    if not found:
+    fitted = scales.stored(chip(device))
+    if not fitted:
         measure(scales.operations(), Machine((device,)), {}, budget_s=BUDGET_S)
-        found = scales.kept(chip(device))
-    if all(name != CALL for name, _, _ in found):
-        found += ((CALL, *CALL_SCALE),)
-    return found
+        fitted = scales.stored(chip(device))
+    if all(name != CALL for name, _, _ in fitted):
+        fitted += ((CALL, *CALL_SCALE),)
+    return fitted
 
 
 def _title(name: str) -> str:
     """Return the chip of an accelerator; its type if its module does not tell."""
     kind = torch.device(name).type
-    told = getattr(torch.get_device_module(kind), "get_device_name", None)
-    return str(told(name)) if told else kind
+    name_of = getattr(torch.get_device_module(kind), "get_device_name", None)
+    return str(name_of(name)) if name_of else kind
 
 
 def _memory(name: str) -> int | None:
     """Return the bytes of an accelerator; None (no limit) if its module does not tell."""
     module = torch.get_device_module(torch.device(name).type)
     if hasattr(module, "get_device_properties"):
-        found = getattr(module.get_device_properties(name), "total_memory", None)
-        if found:
-            return int(found)
+        total = getattr(module.get_device_properties(name), "total_memory", None)
+        if total:
+            return int(total)
     if hasattr(module, "mem_get_info"):
         return int(module.mem_get_info(name)[1])
     if hasattr(module, "recommended_max_memory"):  # mps, which has one device
@@ -296,8 +295,8 @@ def _links(devices: Sequence[Device], measured: Measured) -> tuple[Link, ...]:
     """Return a link in each direction between any two devices."""
     links = []
     for src, dst in permutations(devices, 2):
-        own = src.traits.link or dst.traits.link
-        links.append((resolve_name(own) if own else _link)(src, dst, measured))
+        special = src.traits.link or dst.traits.link
+        links.append((resolve_name(special) if special else _link)(src, dst, measured))
     return tuple(links)
 
 

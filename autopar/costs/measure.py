@@ -19,7 +19,6 @@ from ..ir.graph import Graph, Task
 from ..ir.machine import Machine
 from ..ops import resolve
 from ..system import cache
-from ..system.text import bar
 from . import calibrate, scales
 from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
 from .roofline import Ratios, estimate, signature, work
@@ -89,18 +88,18 @@ def measured(graph: Graph, machine: Machine, calls: Calls, given: Tensors) -> Ra
 
 def _ratios(graph: Graph, machine: Machine, seconds: Seconds) -> Ratios:
     estimates = {device.name: estimate(machine, device) for device in machine.devices}
-    found: dict[tuple[str, str], float] = {}
+    ratios: dict[tuple[str, str], float] = {}
     whole: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for (name, device), took in seconds.items():
         task = graph.task[name]
         guess = estimates[device](work(graph, task))
         if guess > 0:
-            found[name, device] = took / guess
+            ratios[name, device] = took / guess
             if task.origin:
                 whole.setdefault((task.origin, device), []).append((took, guess))
     for key, parts in whole.items():
-        found.setdefault(key, sum(took for took, _ in parts) / sum(guess for _, guess in parts))
-    return found
+        ratios.setdefault(key, sum(took for took, _ in parts) / sum(guess for _, guess in parts))
+    return ratios
 
 
 def chip(device: Device) -> str:
@@ -151,12 +150,12 @@ class _Book:
             entry = self.entries.get(self.label(device, key), ...)
             if entry is ... or _far(entry, guess):
                 ranked += [(turn, -guess, task) for turn, task in enumerate(tasks)]
-        left, found = budget_s / RUNS, []
+        left, missing = budget_s / RUNS, []
         for _, guess, task in sorted(ranked, key=lambda each: each[:2]):
             if -guess <= left:
                 left += guess
-                found.append(task)
-        return found
+                missing.append(task)
+        return missing
 
     def enter(self, device: Device, tasks: Sequence[Task], seconds: float | None) -> None:
         """Record the mean seconds of an operation's tasks; None if it refuses."""
@@ -173,14 +172,14 @@ class _Book:
 
     def known(self) -> dict[tuple[str, str], float]:
         """Return the seconds of each task on each device."""
-        found = {}
+        known = {}
         for task in self.graph.tasks:
             key = self.key[task.name]
             for device in self.machine.devices if key in self.tasks else ():
                 seconds = _seconds(self.entries.get(self.label(device, key)))
                 if seconds:
-                    found[task.name, device.name] = _typical(seconds, device)
-        return found
+                    known[task.name, device.name] = _typical(seconds, device)
+        return known
 
     def keep(self, device: Device) -> None:
         """Store all entries, and the scales of a device as fitted to them."""
@@ -198,8 +197,8 @@ class _Book:
 
 def _seconds(entry: Any) -> list[float]:
     """Return the valid seconds of an entry."""
-    found = entry.get("seconds") if isinstance(entry, dict) else None
-    return list(filter(cache.figure, found or ()))
+    samples = entry.get("seconds") if isinstance(entry, dict) else None
+    return list(filter(cache.figure, samples or ()))
 
 
 def _typical(seconds: Sequence[float], device: Device) -> float:
@@ -229,13 +228,13 @@ def _timed(
     if on.type == "cpu":
         here = {name: tensor for name, tensor in given.items() if _usable(book.graph, name, tensor, on)}
         with calibrate.threads(device.threads):
-            found = replayed(book.graph, tasks, on, book.calls, here, budget_s)
+            seconds_of = replayed(book.graph, tasks, on, book.calls, here, budget_s)
         for each in alike.values():
-            seconds = [took for task in each if (took := found[task.name]) is not None]
+            seconds = [took for task in each if (took := seconds_of[task.name]) is not None]
             yield each, statistics.fmean(seconds) if seconds else None
         return
     start = time.perf_counter()
-    for each in bar(list(alike.values()), "measuring"):
+    for each in alike.values():
         if time.perf_counter() - start < budget_s:
             yield each, _alone(book, each[0], device)
 
@@ -258,8 +257,8 @@ def _alone(book: _Book, task: Task, device: Device) -> float | None:
         with calibrate.as_tasks(on.type):
             function, prepared = resolve.target(task.target, book.calls), []
             for _ in range(copies):
-                made = {name: made_up(graph, graph.value[name], on) for name in task.inputs}
-                prepared.append(bound(task, function, made, on))
+                tensors = {name: made_up(graph, graph.value[name], on) for name in task.inputs}
+                prepared.append(bound(task, function, tensors, on))
             turn = itertools.cycle(prepared)
             return _blocks(lambda: next(turn)(), device.torch_device)
     except REFUSALS as error:
@@ -272,12 +271,8 @@ def _blocks(call: Callable[[], Any], device: str) -> float:
     queue fills and the clock's own cost vanishes."""
     once = max(calibrate.best(call, device, 1), 1e-7)
     together = max(1, min(100, int(TOGETHER_S / once)))
-    start = time.perf_counter()
-    samples: list[float] = []
-    while len(samples) < BLOCKS and (len(samples) < 3 or time.perf_counter() - start < EACH_S):
-        begin = time.perf_counter()
-        for _ in range(together):
-            call()
-        calibrate.synchronize(device)
-        samples.append((time.perf_counter() - begin) / together)
-    return statistics.median(samples)
+    count = max(3, min(BLOCKS, int(EACH_S / (together * once))))
+    return (
+        statistics.median(calibrate.durations(lambda: [call() for _ in range(together)], device, count))
+        / together
+    )

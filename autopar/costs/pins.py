@@ -37,7 +37,7 @@ def resolve(
     modules = _modules(graph)
     paths = [graph.value[name].path for name in graph.state if graph.value[name].path]
     strength: dict[str, tuple[int, bool, bool, int, str]] = {}
-    found: dict[str, str] = {}
+    device_of: dict[str, str] = {}
     for pattern, device in sorted(pins.items()):
         reached = _reached(graph, modules, pattern, weights)
         if pattern and not reached and not any(_means(pattern, path) for path in (*modules, *paths)):
@@ -45,9 +45,9 @@ def resolve(
         for task, (depth, inside) in reached.items():
             key = (depth, inside, not _glob(pattern), len(pattern), pattern)
             if task not in strength or key > strength[task]:
-                strength[task], found[task] = key, device
-    _check_tied(graph, found)
-    return {task.name: found[task.name] for task in graph.tasks if task.name in found}
+                strength[task], device_of[task] = key, device
+    _check_tied(graph, device_of)
+    return {task.name: device_of[task.name] for task in graph.tasks if task.name in device_of}
 
 
 def require_devices(pins: Mapping[str, str], machine: Machine) -> None:
@@ -88,24 +88,24 @@ def resolve_sums(graph: Graph, pins: Mapping[str, str], gradients: Mapping[str, 
 
     `gradients`: the gradient of each weight. The longest pin wins, as in `resolve`.
     """
-    found: dict[str, str] = {}
+    device_of: dict[str, str] = {}
     for pattern, device in sorted(pins.items(), key=lambda pin: (not _glob(pin[0]), len(pin[0]), pin[0])):
         for weight, gradient in gradients.items():
             if _means(pattern, graph.value[weight].path):
-                found[gradient] = device
-    return found
+                device_of[gradient] = device
+    return device_of
 
 
 def pinned_sums(graph: Graph, sums: Mapping[str, str]) -> dict[str, str]:
     """Return the tasks of a split graph that sum the gradients in `sums`, each with its device."""
-    found: dict[str, str] = {}
+    device_of: dict[str, str] = {}
     for value, device in sums.items():
         name = graph.producer.get(value, "")
         while name and graph.task[name].free:
             name = graph.producer.get(graph.task[name].inputs[0], "") if graph.task[name].inputs else ""
         if name and graph.task[name].target == SUM:
-            found.setdefault(name, device)
-    return found
+            device_of.setdefault(name, device)
+    return device_of
 
 
 def require_home(home: Home, machine: Machine) -> None:
@@ -130,13 +130,13 @@ def lives(path: str, home: Home) -> str:
     if isinstance(home, str):
         return "" if home == "auto" else home
     parts = path.removeprefix(_STATE).split(".")
-    found = [
+    matches = [
         ((count, "*" not in pattern), device)
         for pattern, device in sorted(home.items())
         for count in range(1, len(parts) + 1)
         if fnmatchcase(".".join(parts[:count]), pattern)
     ]
-    return max(found, key=lambda each: each[0], default=(None, ""))[1]
+    return max(matches, key=lambda each: each[0], default=(None, ""))[1]
 
 
 def homes_asked(graph: Graph, home: Home) -> dict[str, str]:
@@ -187,13 +187,13 @@ def _depth(path: str) -> int:
 
 def _modules(graph: Graph) -> dict[str, list[Task]]:
     """Return every module path of the graph and its ancestors, with the tasks at or below it."""
-    found: dict[str, list[Task]] = {}
+    modules: dict[str, list[Task]] = {}
     for task in graph.tasks:
         path = task.module
         while path:
-            found.setdefault(path, []).append(task)
+            modules.setdefault(path, []).append(task)
             path = path.rpartition(".")[0]
-    return found
+    return modules
 
 
 def _unknown(pattern: str, known: list[str], what: str = "pin") -> PlanError:
@@ -205,7 +205,7 @@ def _unknown(pattern: str, known: list[str], what: str = "pin") -> PlanError:
     return PlanError(f"the {what} {pattern!r} names no module, parameter or buffer of this model{near}{some}")
 
 
-def _check_tied(graph: Graph, found: dict[str, str]) -> None:
+def _check_tied(graph: Graph, device_of: dict[str, str]) -> None:
     """Raise PlanError for tied weights pinned apart: a task outside the module that owns a weight reads it too."""
     for name in graph.state:
         first: dict[str, str] = {}
@@ -214,8 +214,8 @@ def _check_tied(graph: Graph, found: dict[str, str]) -> None:
         for reader in graph.readers[name]:
             module = graph.task[reader].module
             tied |= bool(owner) and module != owner and not module.startswith(owner + ".")
-            if reader in found:
-                first.setdefault(found[reader], reader)
+            if reader in device_of:
+                first.setdefault(device_of[reader], reader)
         if tied and len(first) > 1:
             (device, task), (other, rival) = list(first.items())[:2]
             raise PlanError(

@@ -62,23 +62,23 @@ def replayed(
         for at, task in enumerate(order):
             if task.name in refused:
                 continue
-            made = None
+            result = None
             try:
                 for name in task.inputs:
                     if name not in values:
                         values[name] = made_up(graph, graph.value[name], device)
                 call = bound(task, functions[at], values, device)
                 begin = clock()
-                made = call()
+                result = call()
                 seconds[at] = clock() - begin
             except REFUSALS as error:
                 log.debug("%s is not measured: %s", task.where, error)
                 refused.add(task.name)
                 continue
-            values.update(zip(task.outputs, made if task.unpack else (made,)))
+            values.update(zip(task.outputs, result if task.unpack else (result,)))
             # Drop everything that a call would have freed by now.
             del call
-            made = None
+            result = None
             for name in dead[at]:
                 values.pop(name, None)
         return seconds
@@ -94,8 +94,8 @@ def replayed(
             if time.perf_counter() - start > 4 * budget_s:
                 break
     columns = zip(*undisturbed(samples))
-    found = {task.name: statistics.median(column) for task, column in zip(order, columns)}
-    return {name: found[name] if name in found and name not in refused else None for name in wanted}
+    medians = {task.name: statistics.median(column) for task, column in zip(order, columns)}
+    return {name: medians[name] if name in medians and name not in refused else None for name in wanted}
 
 
 def preemptions() -> int:

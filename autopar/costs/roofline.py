@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 from ..ir.costed import CostedGraph, TaskCost
 from ..ir.device import Device
-from ..ir.graph import UPDATES, Argument, Const, Graph, Ref, Task
+from ..ir.graph import UPDATES, WORDS, Argument, Const, Graph, Ref, Task
 from ..ir.machine import Machine
-from ..ir.slices import WORDS
 from .clustering import fuse
 
 VIEW_S = 1e-6
@@ -292,16 +291,16 @@ def touched(graph: Graph, task: Task) -> int:
     """Return the bytes that a task reads and writes; 0 for a view."""
     if task.free:
         return 0
-    made = sum(graph.value[name].bytes for name in task.outputs)
+    written = sum(graph.value[name].bytes for name in task.outputs)
     if task.target.startswith(_UNREAD):
         return 0
     read = [graph.value[name].bytes for name in task.inputs]
     if task.target.startswith(_LOOKUPS) and read:
-        read[0] = min(read[0], made)
+        read[0] = min(read[0], written)
     elif task.target.startswith(_BAGS) and len(read) > 1:
         table, indices = (graph.value[name] for name in task.inputs[:2])
         read[0] = min(read[0], table.bytes // max(1, table.shape[0]) * math.prod(indices.shape))
-    return made + sum(read)
+    return written + sum(read)
 
 
 def main_dtype(graph: Graph, task: Task) -> str:
@@ -322,10 +321,10 @@ def _smallest_side(name: str, shapes: list[tuple[int, ...]]) -> int:
     return min(rows, left[-1], columns)
 
 
-def _convolution(given: tuple[int, ...], weight: tuple[int, ...]) -> str:
-    if len(given) < 3 or len(weight) < 3:
+def _convolution(image: tuple[int, ...], weight: tuple[int, ...]) -> str:
+    if len(image) < 3 or len(weight) < 3:
         return "convolution"
-    if weight[1] != given[1]:
+    if weight[1] != image[1]:
         return "convolution, depthwise" if weight[1] == 1 else "convolution, grouped"
     return "convolution, pointwise" if math.prod(weight[2:]) == 1 else "convolution"
 

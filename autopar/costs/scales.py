@@ -41,7 +41,7 @@ def fitted(samples: Iterable[tuple[str, int, float, float]]) -> Scales:
     families: dict[str, list[_Sample]] = {}
     for family, kernels, busy_s, seconds in samples:
         families.setdefault(family, []).append((kernels, busy_s, seconds))
-    return tuple((name, *_fit(found[-MOST_EACH:])) for name, found in sorted(families.items()))
+    return tuple((name, *_fit(own_samples[-MOST_EACH:])) for name, own_samples in sorted(families.items()))
 
 
 def _fit(samples: Sequence[_Sample]) -> tuple[float, float]:
@@ -69,12 +69,12 @@ def _factor(samples: Sequence[_Sample], launch: float) -> float:
     return statistics.fmean(ratio for ratio, _ in ratios) if ratios else 1.0
 
 
-def kept(label: str) -> Scales:
+def stored(label: str) -> Scales:
     """Return the stored scales of a chip; none if there are none."""
-    found = cache.load(_file()).get(label, [])
-    if not isinstance(found, list) or not all(_is_scale(entry) for entry in found):
+    rows = cache.load(_file()).get(label, [])
+    if not isinstance(rows, list) or not all(_is_scale(entry) for entry in rows):
         return ()
-    return tuple((str(name), float(launch), float(factor)) for name, launch, factor in found)
+    return tuple((str(name), float(launch), float(factor)) for name, launch, factor in rows)
 
 
 def keep(fits: Mapping[str, Scales]) -> None:
@@ -127,33 +127,33 @@ def operations() -> Graph:
 
 def _calls() -> Iterator[tuple[Any, ...]]:
     """Yield the FLOPs of each operation, its target and its arguments."""
-    given = torch.zeros
+    zeros = torch.zeros
     for rows in (1, 2, 8, 24, 64, 128, 256):
         for side in (512, max(rows, 32)):
-            data, weight = given(rows, side), given(side, side)
-            yield 2 * rows * side * side, "aten.linear.default", data, weight, given(side)
+            data, weight = zeros(rows, side), zeros(side, side)
+            yield 2 * rows * side * side, "aten.linear.default", data, weight, zeros(side)
     for channels, side in ((32, 14), (64, 56)):
-        image, window = given(1, channels, side, side), ((3, 3), (2, 2), (1, 1))
-        for made, groups, size in (
+        image, window = zeros(1, channels, side, side), ((3, 3), (2, 2), (1, 1))
+        for outputs, groups, size in (
             (channels, 1, 3), (channels, 4, 3), (channels, channels, 3), (2 * channels, 1, 1),
         ):  # fmt: skip
-            weight, pad = given(made, channels // groups, size, size), (size // 2, size // 2)
-            flops = 2 * made * side * side * weight[0].numel()
+            weight, pad = zeros(outputs, channels // groups, size, size), (size // 2, size // 2)
+            flops = 2 * outputs * side * side * weight[0].numel()
             yield flops, "aten.conv2d.default", image, weight, None, (1, 1), pad, (1, 1), groups
         yield 0, "aten.max_pool2d.default", image, *window
         yield 0, "aten.avg_pool2d.default", image, *window
-        statistics = [given(channels) for _ in range(4)]
+        statistics = [zeros(channels) for _ in range(4)]
         yield 0, "aten.batch_norm.default", image, *statistics, False, 0.1, 1e-5, True
     for batch, length, width in ((1, 16, 64), (4, 32, 128)):
-        sequence, state = given(batch, length, width), given(1, batch, width)
+        sequence, state = zeros(batch, length, width), zeros(1, batch, width)
         for kind, gates, hidden in (("lstm", 4, (state, state)), ("gru", 3, state)):
-            weights = (given(gates * width, width), given(gates * width, width))
+            weights = (zeros(gates * width, width), zeros(gates * width, width))
             flops = 4 * batch * length * weights[0].numel()
             yield flops, f"aten.{kind}.input", sequence, hidden, weights, False, 1, 0.0, False, False, True
-        heads = given(batch, 4, 4 * length, 32)
+        heads = zeros(batch, 4, 4 * length, 32)
         yield 16 * length * heads.numel(), "aten.scaled_dot_product_attention.default", heads, heads, heads
     for side in (8, 1024):
-        data = given(side, 256)
+        data = zeros(side, 256)
         for name in ("relu", "gelu", "tanh", "clone"):
             yield 0, f"aten.{name}.default", data
         yield 0, "aten.add.Tensor", data, data
@@ -163,4 +163,4 @@ def _calls() -> Iterator[tuple[Any, ...]]:
         yield 0, "aten.cat.default", (data, data), 1
         yield 0, "aten.zeros.default", (side, 256)
         yield 0, "aten.transpose.int", data, 0, 1
-        yield 0, "aten.embedding.default", given(4096, 256), given(side, dtype=torch.int64)
+        yield 0, "aten.embedding.default", zeros(4096, 256), zeros(side, dtype=torch.int64)

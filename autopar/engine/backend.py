@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from torch import fx, nn
 
 from ..capture.dynamo_private import broken
-from ..capture.floats import numbered, numbers, taking
+from ..capture.floats import fixable, numbered, numbers, taking
 from ..capture.refusals import as_code
 from ..costs.pins import unused
 from ..errors import AutoparError
@@ -93,9 +93,10 @@ class Backend(Recorded):
         refused = as_code(module, examples) if self.runs_as_written else None
         if refused is not None:
             # Never as a graph: there, torch 2.11 gives an autograd.Function that waits a wrong derivative.
-            if str(refused) not in self.breaks:
-                log.warning("runs as written, not placed: %s", refused)
-            self.breaks[str(refused)] = None
+            if not fixable(refused, module):
+                if str(refused) not in self.breaks:
+                    log.warning("runs as written, not placed: %s", refused)
+                self.breaks[str(refused)] = None
             raise refused
         floats = numbered(module)
         served = self._serve(self, module, numbers(examples, floats))

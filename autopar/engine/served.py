@@ -20,7 +20,7 @@ from ..capture.captured import settle
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, has_side_effects, outermost
 from ..capture.eager_form import in_eager, unprinted
-from ..capture.floats import open_or_fixed
+from ..capture.floats import fixable
 from ..capture.refusals import explain
 from ..capture.region import Region
 from ..errors import AutoparError, MemoryCapError, PlanError
@@ -65,10 +65,10 @@ class Served:
         """Twins by the `id` of the first state tensor of a call (`twin_of`)."""
         self.begin(None)
         try:
-            region = open_or_fixed(
-                lambda: timed("capture", Region, module, examples, backend.root, backend.parameters), module
-            )
+            region = timed("capture", Region, module, examples, backend.root, backend.parameters)
         except Exception as error:
+            if backend.runs_as_written and fixable(error, module):
+                raise
             # Dynamo's own graph is a correct fallback, unless it is malformed: `lint` then raises, and Dynamo
             # runs the frame as the user wrote it.
             module.graph.lint()
@@ -298,7 +298,7 @@ class Served:
             # Where eager returns an argument or a parameter itself, return the same object.
             at: tuple[Any, Any] = captured.state.get(name) or (inputs, captured.graph.inputs.index(name))
             outputs[index] = at[0][at[1]]
-        return self.region.counts.fill(captured.rebuild(outputs), args)
+        return self.region.numbers.fill(captured.rebuild(outputs), args)
 
     def _written(self, prepared: Training, args: Sequence[Any]) -> Written | None:
         """Return the call in eager, to be run again for a second derivative; None if that would not give the same

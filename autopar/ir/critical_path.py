@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
 from .costed import CostedGraph
@@ -59,18 +58,6 @@ class Critical:
         """Seconds of transfers on the path."""
         return self._seconds(Transfer)
 
-    @property
-    def busy_s(self) -> dict[tuple[str, Kind], float]:
-        """Seconds of the path by (`compute` or `transfer`, what the next step waits for: the result, `data`
-        or `order`; or a free `lane` or bus, `wire`)."""
-        found: dict[tuple[str, Kind], float] = {}
-        for number, after in zip_longest(self.path, self.path[1:]):
-            binding = self.last[after] if after is not None else None
-            step = self.steps[number]
-            key = ("compute" if isinstance(step, Placed) else "transfer", binding.kind if binding else "data")
-            found[key] = found.get(key, 0.0) + step.end - step.start
-        return found
-
     def ready(self, number: int) -> float:
         """Return the ready time of a step in seconds: the latest end of its data and of the steps ordered before
         it."""
@@ -90,7 +77,7 @@ class Critical:
 def critical(costed: CostedGraph, steps: tuple[Step, ...]) -> Critical:
     """Return the waits, critical path and slack of the steps of a plan, sorted by start."""
     waits = tuple(_waits(costed, steps))
-    last = tuple(_binding(steps, found) for found in waits)
+    last = tuple(_binding(steps, waited) for waited in waits)
     return Critical(steps, waits, last, _path(steps, last), _slack(steps, waits))
 
 
@@ -108,7 +95,7 @@ def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[_Wait, ..
             at.setdefault((step.value, step.dst), index)
     in_lane: dict[str, int] = {}
     on_wire: dict[str, int] = {}
-    found = []
+    waits = []
     for index, step in enumerate(steps):
         names: dict[int, Kind] = {}
         if isinstance(step, Placed):
@@ -132,8 +119,8 @@ def _waits(costed: CostedGraph, steps: tuple[Step, ...]) -> list[tuple[_Wait, ..
                 names.setdefault(in_lane[step.lane], "lane")
             in_lane[step.lane] = index
         names.pop(index, None)
-        found.append(tuple(_Wait(number, kind) for number, kind in names.items()))
-    return found
+        waits.append(tuple(_Wait(number, kind) for number, kind in names.items()))
+    return waits
 
 
 def _binding(steps: tuple[Step, ...], waits: tuple[_Wait, ...]) -> _Wait | None:
@@ -144,20 +131,20 @@ def _path(steps: tuple[Step, ...], last: tuple[_Wait | None, ...]) -> tuple[int,
     if not steps:
         return ()
     number: int | None = max(range(len(steps)), key=lambda index: (steps[index].end, index))
-    found: dict[int, None] = {}
-    while number is not None and number not in found:
-        found[number] = None
+    path: dict[int, None] = {}
+    while number is not None and number not in path:
+        path[number] = None
         wait = last[number]
         number = wait.step if wait else None
-    return tuple(reversed(found))
+    return tuple(reversed(path))
 
 
 def _slack(steps: tuple[Step, ...], waits: tuple[tuple[_Wait, ...], ...]) -> tuple[float, ...]:
     """Compute slack in reverse topological order: by start, steps of zero length would tie."""
     successors: list[list[int]] = [[] for _ in steps]
     open_successors = [0] * len(steps)
-    for index, found in enumerate(waits):
-        for wait in found:
+    for index, waited in enumerate(waits):
+        for wait in waited:
             successors[wait.step].append(index)
             open_successors[wait.step] += 1
     end = max((step.end for step in steps), default=0.0)

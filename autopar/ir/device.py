@@ -110,7 +110,7 @@ class Device:
 MOST_LANES = 1_000_000
 """Limit on the compute queues of one device, against input that would exhaust memory."""
 HANDOFF_S = 1e-5
-"""Seconds to wake the thread of another lane (8 to 12 µs by `tests/benchmarks/timed/overhead.py`). A link's
+"""Seconds to wake the thread of another lane (8 to 12 µs on two cores). A link's
 latency includes two: the copy queue waits for the producer, the reader for the copy queue."""
 
 

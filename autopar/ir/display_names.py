@@ -21,7 +21,6 @@ _SHARE = 0.15
 _LONG = 30
 _PART = re.compile(r"(.+?)(?:#axis\d+)?#(?:part)?(\d+)")
 _BUCKET = re.compile(r"bucket(\d+)#(?:cat|sum|view|views)(\d*)")
-_TANGENT = re.compile(r"tangent_\d+")
 _ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit)+$")
 
 
@@ -51,9 +50,9 @@ class Words:
         tasks = [self.graph.task[task] for task in cluster.tasks]
         shares = self._shares((t for t in tasks if not t.free), lambda task: self.phase_of_task[task.name])
         if shares:
-            return _largest(shares)
-        made = [self.phase_of_value[value] for value in cluster.makes if value in self.phase_of_value]
-        return made[0] if made else tasks[0].phase
+            return max(shares, key=lambda phase: shares[phase])
+        phases = [self.phase_of_value[value] for value in cluster.makes if value in self.phase_of_value]
+        return phases[0] if phases else tasks[0].phase
 
     @cached_property
     def phase_of_task(self) -> dict[str, str]:
@@ -64,37 +63,37 @@ class Words:
         """
         waited: set[str] = set()
         awaited: set[str] = set()
-        found: dict[str, str] = {task.name: task.phase for task in self.graph.tasks}
+        phases: dict[str, str] = {task.name: task.phase for task in self.graph.tasks}
         for task in reversed(self.graph.tasks):
             if (task.part and task.phase == "backward" and task.target != _PACKS) or not waited.isdisjoint(
                 task.outputs
             ):
                 waited.update(task.inputs)
             elif task.target == SUM and task.phase == "backward":
-                found[task.name] = "reduction"
+                phases[task.name] = "reduction"
                 awaited.update(task.inputs)
             elif task.target == _PACKS and not awaited.isdisjoint(task.outputs):
-                found[task.name] = "reduction"
-        return found
+                phases[task.name] = "reduction"
+        return phases
 
     @cached_property
     def phase_of_value(self) -> dict[str, str]:
         """The phase of each value's transfers: reduction for gradients to and from their sum, update for
         results of an update; for values that exist before the call, the first phase that reads them."""
         rank = {name: index for index, name in enumerate(PHASES)}
-        found: dict[str, str] = {}
+        phases: dict[str, str] = {}
         for task in self.graph.tasks:
             phase = self.phase_of_task[task.name]
-            if task.free and task.inputs and found.get(task.inputs[0]) == "reduction":
+            if task.free and task.inputs and phases.get(task.inputs[0]) == "reduction":
                 phase = "reduction"
-            found.update(dict.fromkeys(task.outputs, phase))
+            phases.update(dict.fromkeys(task.outputs, phase))
             for name in task.inputs:
                 if name not in self.graph.producer:
-                    found[name] = min(found.get(name, phase), phase, key=lambda each: rank[each])
+                    phases[name] = min(phases.get(name, phase), phase, key=lambda each: rank[each])
         for task in self.graph.tasks:
             if self.phase_of_task[task.name] == "reduction":
-                found.update(dict.fromkeys(task.inputs, "reduction"))
-        return found
+                phases.update(dict.fromkeys(task.inputs, "reduction"))
+        return phases
 
     def _cluster(self, name: str) -> str:
         tasks = [self.graph.task[task] for task in self.costed.cluster[name].tasks]
@@ -119,7 +118,7 @@ class Words:
         large = [unit for unit in shares if shares[unit] >= _SHARE * total]
         chosen = [unit for unit in large if unit in modules] or large or list(shares)
         if len(shares) > 1 and not modules:
-            chosen = [_largest(shares)]
+            chosen = [max(shares, key=lambda unit: shares[unit])]
         return f"{_together(chosen)}{self._phase(heavy)}{_suffix(tasks)}"
 
     def _special(self, task: Task) -> str:
@@ -131,8 +130,7 @@ class Words:
         if task.target == LOSS:
             return "your loss"
         if task.phase == "update":
-            paths = _updated(task)
-            return f"update {_ends(paths)}" if len(paths) > 1 else task.name
+            return f"update {_range(_updated(task))}"
         if task.target in (PART, JOIN):
             verb = "split" if task.target == PART else "join"
             base = task.name.rpartition("#")[0] if verb == "join" else task.inputs[0]
@@ -140,9 +138,9 @@ class Words:
         if task.target == SUM:
             return f"sum {self.value(task.outputs[0]).removesuffix(' sum')}"
         if task.phase == "backward" and len(task.outputs) == 1:
-            made = self.value(task.outputs[0]).partition(", part ")[0]
-            if made in self._gradients:
-                return made + _suffix([task])
+            gradient = self.value(task.outputs[0]).partition(", part ")[0]
+            if gradient in self._gradients:
+                return gradient + _suffix([task])
         return ""
 
     def _seconds(self, task: Task) -> float:
@@ -151,13 +149,15 @@ class Words:
 
     def _shares(self, tasks: Iterable[Task], key: Callable[[Task], str]) -> dict[str, float]:
         """Return the sums of the seconds of tasks with the same `key`."""
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for task in tasks:
-            found[key(task)] = found.get(key(task), 0.0) + self._seconds(task)
-        return found
+            sums[key(task)] = sums.get(key(task), 0.0) + self._seconds(task)
+        return sums
 
     def _most(self, tasks: list[Task]) -> str:
-        return _largest(self._shares(tasks, lambda task: task.phase))
+        """Return the phase in which tasks spend most time."""
+        shares = self._shares(tasks, lambda task: task.phase)
+        return max(shares, key=lambda phase: shares[phase])
 
     def _phase(self, tasks: list[Task]) -> str:
         return f" {self._most(tasks)}" if self.training else ""
@@ -170,15 +170,13 @@ class Words:
 
     def _whole(self, name: str, one: str) -> str:
         """Return the name of a value, or of the value of which `one` is a part."""
-        if _TANGENT.fullmatch(name):
+        if name.startswith("tangent_"):
             return "output.grad"
         known = self.graph.value.get(name)
         if known and known.kind != "made":
             return known.path.removeprefix("optimizer.state.") or name
-        if name in self._held:
-            return f"{_ends([self.value(state) for state in self._held[name]])}, new"
         if name in self._new:
-            return f"{self.value(self._new[name])}, new"
+            return f"{_range([self.value(state) for state in self._new[name]])}, new"
         bucket = _BUCKET.fullmatch(one)
         if bucket:
             return f"gradient bucket {bucket[1]}" + (f", part {bucket[2]}" if bucket[2] else "")
@@ -196,39 +194,29 @@ class Words:
         return f"{_unit(maker)} {maker.phase} {_word(name)}".rstrip()
 
     @cached_property
-    def _new(self) -> dict[str, str]:
-        """The state or input that each new value replaces."""
-        return dict(self.graph.updates)
-
-    @cached_property
-    def _held(self) -> dict[str, list[str]]:
-        """For each flat value, the states whose new values it holds."""
-        found: dict[str, list[str]] = {name: [] for name in self.graph.flat}
-        for made, target in self.graph.updates:
-            if made in found:
-                found[made].append(target)
-        return found
+    def _new(self) -> dict[str, list[str]]:
+        """The states or inputs that each new value replaces, several for a flat value."""
+        targets: dict[str, list[str]] = {}
+        for new, target in self.graph.updates:
+            targets.setdefault(new, []).append(target)
+        return targets
 
     @cached_property
     def _gradients(self) -> dict[str, str]:
         """The gradient that each value is, or becomes by views alone; parts have the name of their whole."""
         paths = {self.graph.value[name].path for name in self.graph.state}
-        found = {
+        names = {
             name: _base(name)
             for name in self.graph.producer
             if _base(name).endswith(".grad") and _base(name).removesuffix(".grad") in paths
         }
-        found.update({text: text for text in found.values()})
+        names.update({text: text for text in names.values()})
         for task in reversed(self.graph.tasks):
             if task.phase == "backward" and len(task.outputs) == 1 and len(task.inputs) == 1:
-                made, read = _base(task.outputs[0]), _base(task.inputs[0])
-                if task.free and made in found and task.target != PART:
-                    found.setdefault(read, found[made])
-        return found
-
-
-def _largest(shares: dict[str, float]) -> str:
-    return max(shares, key=shares.__getitem__)
+                output, read = _base(task.outputs[0]), _base(task.inputs[0])
+                if task.free and output in names and task.target != PART:
+                    names.setdefault(read, names[output])
+        return names
 
 
 def _base(name: str) -> str:
@@ -274,19 +262,14 @@ def operator(task: Task) -> str:
 
 def _together(units: list[str]) -> str:
     """Join one or two names, or abbreviate more: `layers.1`, `layers 0 … 2`, `first … last`."""
-    above = {unit[: dot.start()] for unit in units for dot in re.finditer(r"\.", unit)}
-    units = [unit for unit in dict.fromkeys(units) if unit not in above]
-    if len(units) == 1 or (len(units) == 2 and len(", ".join(units)) <= _LONG):
-        return ", ".join(units)
-    shared = common_module(units)
-    if shared:
-        return shared
-    return f"{units[0]} … {units[-1]}"
+    units = [unit for unit in dict.fromkeys(units) if not any(u.startswith(f"{unit}.") for u in units)]
+    pair = ", ".join(units) if len(units) == 2 else ""
+    return pair if 0 < len(pair) <= _LONG else (len(units) > 1 and common_module(units)) or _range(units)
 
 
-def _ends(names: list[str]) -> str:
-    """Return the first and the last name as a range."""
-    return f"{names[0]} … {names[-1]}"
+def _range(names: list[str]) -> str:
+    """Return one name, or the first and the last of several."""
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
 
 
 def common_module(paths: list[str]) -> str:

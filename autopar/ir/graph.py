@@ -17,7 +17,6 @@ import networkx
 
 from ..errors import PlanError
 from ..system.text import printable, table
-from .slices import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,9 @@ PART = "autopar.part"
 SUM = "autopar.sum"
 """Target of a task that adds tensors of one shape, left to right: args `((Ref, ...),)`."""
 
+WORDS = "autopar.embedding.words"
+"""Target of a lookup in the rows `first` to `first + count` of a table, zeros for other indices: args `(table,
+indices, first, count)`."""
 UPDATES = ("autopar.sgd", "autopar.adam", "autopar.adamw")
 """Targets of tasks that update parameters: args are `(path, number of its group, parameter, gradient,
 coefficient, *state)` for each; outputs: the new parameter and its state, `Graph.flat` values if several."""
@@ -76,6 +78,25 @@ class Cut:
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     scale: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`length` rows of the state `of` along `axis`, starting at `start`."""
+
+    of: str
+    axis: int
+    start: int
+    length: int
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of this part of a tensor of shape `whole`; empty if there is no such part."""
+        if (
+            not 0 <= self.axis < len(whole)
+            or not 0 <= self.start <= self.start + self.length <= whole[self.axis]
+        ):
+            return ()
+        return (*whole[: self.axis], self.length, *whole[self.axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +175,8 @@ class Task:
             return self
         args = tuple(replace_refs(argument, names) for argument in self.args)
         kwargs = tuple((key, replace_refs(argument, names)) for key, argument in self.kwargs)
-        made = replace(self, args=args, kwargs=kwargs)
-        return made if len(made.inputs) == len(self.inputs) else replace(made, cuts=())
+        task = replace(self, args=args, kwargs=kwargs)
+        return task if len(task.inputs) == len(self.inputs) else replace(task, cuts=())
 
     @property
     def where(self) -> str:
@@ -231,13 +252,13 @@ class Graph:
     def pieces(self) -> dict[str, tuple[int, int]]:
         """First element and length of each input or state whose new value is in a `flat` value."""
         ends = dict.fromkeys(self.flat, 0)
-        found = {}
-        for made, target in self.updates:
-            if made in ends:
+        pieces = {}
+        for new, target in self.updates:
+            if new in ends:
                 value = self.value[target]
-                found[target] = ends[made], math.prod(value.shape)
-                ends[made] += room(value)
-        return found
+                pieces[target] = ends[new], math.prod(value.shape)
+                ends[new] += room(value)
+        return pieces
 
     @cached_property
     def copies(self) -> dict[str, tuple[str, int]]:
@@ -246,16 +267,16 @@ class Graph:
         Each starts at a multiple of `ALIGNED` in a flat buffer. If one of `pieces` is read, all are there.
         """
         first = dict(reversed(self.updates))
-        whole = {target: made for made, target in self.updates if made in self.flat}
-        found = {}
+        whole = {target: new for new, target in self.updates if new in self.flat}
+        copies = {}
         for name in self.state:
             if name in whole:
-                found[name] = first[whole[name]], self.value[whole[name]].bytes
+                copies[name] = first[whole[name]], self.value[whole[name]].bytes
                 continue
             value = self.value[name]
             root = value if value.slice else self.value[value.storage]
-            found[name] = root.name, max(padded(root), padded(value))
-        return found
+            copies[name] = root.name, max(padded(root), padded(value))
+        return copies
 
     @cached_property
     def resident(self) -> frozenset[str]:
@@ -286,11 +307,11 @@ class Graph:
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
         """Names of the tasks that read each value, in capture order."""
-        found: dict[str, list[str]] = {value.name: [] for value in self.values}
+        readers: dict[str, list[str]] = {value.name: [] for value in self.values}
         for task in self.tasks:
             for name in task.inputs:
-                found[name].append(task.name)
-        return {name: tuple(tasks) for name, tasks in found.items()}
+                readers[name].append(task.name)
+        return {name: tuple(tasks) for name, tasks in readers.items()}
 
     @cached_property
     def mutated(self) -> frozenset[str]:
@@ -300,18 +321,18 @@ class Graph:
     @cached_property
     def results(self) -> frozenset[str]:
         """Values that outlive a call: outputs and updates."""
-        return frozenset(self.outputs) | {made for made, _ in self.updates}
+        return frozenset(self.outputs) | {new for new, _ in self.updates}
 
     def with_tasks(self, tasks: Sequence[Task], **changes: Any) -> Graph:
         """Return the graph with these tasks and `changes`, without unused values; one whose storage is gone
         gets its own."""
-        made = replace(self, tasks=tuple(tasks), **changes)
-        there = {*made.inputs, *made.state, *(name for task in tasks for name in task.outputs)}
-        values = (value for value in made.values if value.name in there)
-        own = tuple(
+        graph = replace(self, tasks=tuple(tasks), **changes)
+        there = {*graph.inputs, *graph.state, *(name for task in tasks for name in task.outputs)}
+        values = (value for value in graph.values if value.name in there)
+        valid = tuple(
             value if value.storage in there else replace(value, storage=value.name) for value in values
         )
-        return replace(made, values=own).check()
+        return replace(graph, values=valid).check()
 
     def networkx(self) -> networkx.DiGraph:
         """Return the dependency graph: an edge for each read value, with its bytes, and for each `after`."""
@@ -337,8 +358,8 @@ class Graph:
     def __str__(self) -> str:
         rows: list[tuple[Any, ...]] = [("task", "target", "reads", "makes", "module")]
         for task in self.tasks:
-            made = ", ".join(f"{name}{list(self.value[name].shape)}" for name in task.outputs)
-            rows.append((task.name, task.target, ", ".join(task.inputs), made, task.module))
+            makes = ", ".join(f"{name}{list(self.value[name].shape)}" for name in task.outputs)
+            rows.append((task.name, task.target, ", ".join(task.inputs), makes, task.module))
         return f"graph {self.name}: {len(self.tasks)} tasks, {len(self.state)} state\n" + table(rows)
 
 
@@ -375,7 +396,7 @@ def _wrong_tasks(graph: Graph) -> Iterator[str]:
                 yield f"{task.where} makes {name!r} a second time"
             ready.add(name)
         done.add(task.name)
-    for name in (*graph.outputs, *(made for made, _ in graph.updates)):
+    for name in (*graph.outputs, *(new for new, _ in graph.updates)):
         if name not in ready:
             yield f"nothing makes the output {name!r}"
 
@@ -389,13 +410,13 @@ def _wrong_state(graph: Graph) -> Iterator[str]:
         if value.slice and (whole is None or value.slice.shape(whole.shape) != value.shape):
             yield f"{value.name!r} is not part of {value.slice.of!r}"
     held = dict.fromkeys(graph.flat, 0)
-    for made, target in graph.updates:
-        if target in graph.carried and made not in graph.producer:
-            yield f"{made!r}, the new value of the carried state {target!r}, is made by no task; copy it"
-        if made in held:
+    for new, target in graph.updates:
+        if target in graph.carried and new not in graph.producer:
+            yield f"{new!r}, the new value of the carried state {target!r}, is made by no task; copy it"
+        if new in held:
             if not graph.value[target].bytes:
-                yield f"{target!r}, which is empty, has no piece of {made!r}"
-            held[made] += room(graph.value[target])
+                yield f"{target!r}, which is empty, has no piece of {new!r}"
+            held[new] += room(graph.value[target])
     for name, count in held.items():
         if graph.value[name].shape != (count,):
             yield f"{name!r} is not as long as the states whose new values it holds"

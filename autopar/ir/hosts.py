@@ -55,9 +55,9 @@ class Hosts:
         for name in (src, dst):
             if name not in self.host:
                 raise DeviceError(f"no host {name!r}; there are {', '.join(self.host)}")
-        found = self._measured.get((src, dst))
-        if found:
-            return found
+        measured = self._measured.get((src, dst))
+        if measured:
+            return measured
         a, b = self.host[src], self.host[dst]
         rate = min(a.bytes_per_s, b.bytes_per_s)
         return Link(src, dst, max(a.latency_s, b.latency_s), rate, f"{src} out")
@@ -99,21 +99,21 @@ class Hosts:
             raise DeviceError(
                 f'hosts={text!r} names no network; end it, for example, with " over ib-400" or " over ethernet-10"'
             )
-        found = re.fullmatch(r"(?:(\d+)\s+)?(\S+)", over.strip())
-        if not found or found[1] == "0":
+        match = re.fullmatch(r"(?:(\d+)\s+)?(\S+)", over.strip())
+        if not match or match[1] == "0":
             raise DeviceError(
                 f'"over {over.strip()}" names no network; write, for example, "over ib-400" or "over 8 ib-400"'
             )
-        ports, network = int(found[1] or 1), find("network", found[2], NETWORKS)
+        ports, network = int(match[1] or 1), find("network", match[2], NETWORKS)
         rate, latency = ports * network.reached, network.latency_s
-        made: list[Host] = []
+        hosts: list[Host] = []
         for count, chips in _groups(machines):
             machine = Machine.declare(*chips)
             for _ in range(count):
-                made.append(Host(f"host{len(made)}", machine, rate, latency, ports, network.title))
-                if len(made) > MOST_HOSTS:
+                hosts.append(Host(f"host{len(hosts)}", machine, rate, latency, ports, network.title))
+                if len(hosts) > MOST_HOSTS:
                     raise DeviceError(f"hosts={text!r} are more than {MOST_HOSTS:,} hosts")
-        return Hosts(tuple(made)).check()
+        return Hosts(tuple(hosts)).check()
 
     def __str__(self) -> str:
         rows = [("host", "devices", "network", "way out", "latency")]
@@ -126,25 +126,25 @@ class Hosts:
 
 def compute_devices(machine: Machine) -> tuple[str, ...]:
     """Return the names of the devices that compute: the accelerators, or else the CPU."""
-    found = tuple(device.name for device in machine.devices if not device.traits.host)
-    return found or tuple(device.name for device in machine.devices)
+    accelerators = tuple(device.name for device in machine.devices if not device.traits.host)
+    return accelerators or tuple(device.name for device in machine.devices)
 
 
 def _groups(text: str) -> list[tuple[int, list[str]]]:
     """Return (number of hosts, chips of each) for each group in the text."""
-    found = []
+    groups = []
     for group in re.split(r"\+(?![^(]*\))", text):
         match = re.fullmatch(r"\s*(?:(\d+)\s*[x×]\s*)?(?:\(([^()]*)\)|([^()]*?))\s*", group)
         if not match:
             raise DeviceError(
                 f'hosts: cannot read {group.strip()!r}; write, for example, "8 x (cpu + 8 h100) over ib-400"'
             )
-        found.append((int(match[1] or 1), _chips(match[3] if match[2] is None else match[2])))
-    if any(count < 1 for count, _ in found):
+        groups.append((int(match[1] or 1), _chips(match[3] if match[2] is None else match[2])))
+    if any(count < 1 for count, _ in groups):
         raise DeviceError(
             f'hosts: {text.strip()!r} are no hosts; write, for example, "2 x cpu over ethernet-10"'
         )
-    return found
+    return groups
 
 
 def _chips(text: str) -> list[str]:

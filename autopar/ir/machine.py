@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -161,41 +162,39 @@ class Machine:
 
     def check(self) -> Machine:
         """Return self, or raise DeviceError with the first error."""
+        for text in self._wrong():
+            raise DeviceError(text)
+        return self
+
+    def _wrong(self) -> Iterator[str]:
         if not isinstance(self.devices, tuple) or not all(isinstance(one, Device) for one in self.devices):
-            raise DeviceError(
+            yield (
                 f"devices={self.devices!r} is not a tuple of Device; for names write "
                 'Machine.declare("cpu", "h100-sxm"), or give compile the list ["cpu", "cuda:0"]'
             )
         if not self.devices:
-            raise DeviceError('the device list is empty; give at least one, for example ["cpu"]')
-        seen: set[str] = set()
+            yield 'the device list is empty; give at least one, for example ["cpu"]'
+        names = Counter(device.name for device in self.devices)
         for device in self.devices:
-            if device.name in seen:
-                raise DeviceError(
+            if names[device.name] > 1:
+                yield (
                     f"device {device.name!r} is listed twice; for two queues on one CPU write 'cpu*2', "
                     "for a second accelerator give its own index"
                 )
-            seen.add(device.name)
             if not 1 <= device.lanes <= MOST_LANES or device.lanes != int(device.lanes):
-                raise DeviceError(
-                    f"device {device.name!r} has {device.lanes} lanes; it needs from one to {MOST_LANES:,}"
-                )
+                yield f"device {device.name!r} has {device.lanes} lanes; it needs from one to {MOST_LANES:,}"
             rates = (device.bytes_per_s, *(rate for _, rate in device.flops))
             waits = (device.launch_s, device.dispatch_s, device.memory_bytes or 0)
             if not all(rate > 0 for rate in rates) or not all(wait >= 0 for wait in waits):
-                raise DeviceError(
-                    f"device {device.name!r} needs bytes_per_s and flops > 0, and launch_s, dispatch_s and "
-                    "memory_bytes ≥ 0"
-                )
+                figures = "bytes_per_s and flops > 0, and launch_s, dispatch_s and memory_bytes ≥ 0"
+                yield f"device {device.name!r} needs {figures}"
         for link in self.links:
+            what = f"link {link.src} → {link.dst}"
             for end in (link.src, link.dst):
-                if end not in seen:
-                    raise DeviceError(
-                        f"link {link.src} → {link.dst} names {end!r}, which is not a device of this machine"
-                    )
+                if end not in names:
+                    yield f"{what} names {end!r}, which is not a device of this machine"
             if not (link.bytes_per_s > 0 and link.latency_s >= 0):
-                raise DeviceError(f"link {link.src} → {link.dst} needs bytes_per_s > 0 and latency_s ≥ 0")
-        return self
+                yield f"{what} needs bytes_per_s > 0 and latency_s ≥ 0"
 
     @staticmethod
     def declare(
@@ -258,9 +257,5 @@ class Machine:
             (k.src, k.dst, f"{k.latency_s * 1e6:.1f} µs", size(k.bytes_per_s) + "/s", k.wire or "-")
             for k in self.links
         ]
-        label = f"{self.label}\n" if self.label else ""
-        return (
-            label
-            + table(rows, right=(2, 3, 4, 5))
-            + ("\n\n" + table(links, right=(2, 3)) if self.links else "")
-        )
+        parts = [f"{self.label}\n" if self.label else "", table(rows, right=(2, 3, 4, 5))]
+        return "".join([*parts, "\n\n" + table(links, right=(2, 3)) if self.links else ""])

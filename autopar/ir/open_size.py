@@ -19,9 +19,9 @@ class OpenSize(int):
 
     def __new__(cls, value: int, place: int, share: tuple[int, int] = (1, 1)) -> OpenSize:
         """Return the number `value`, which is at `place` among the sizes of a call, or its share."""
-        made = super().__new__(cls, value)
-        made.place, made.share = place, share
-        return made
+        size = super().__new__(cls, value)
+        size.place, size.share = place, share
+        return size
 
     def of_part(self, rows: int, batch: int) -> OpenSize:
         """Return the number for a part with `rows` rows of the batch."""
@@ -57,9 +57,9 @@ class _OpenFloat(float):
 
     def __new__(cls, value: float, place: int) -> _OpenFloat:
         """Return the number `value`, which is at `place` among the sizes of a call."""
-        made = super().__new__(cls, value)
-        made.place = place
-        return made
+        number = super().__new__(cls, value)
+        number.place = place
+        return number
 
     @property
     def code(self) -> str:

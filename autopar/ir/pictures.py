@@ -1,7 +1,7 @@
-"""Register of the functions that report and draw plans, timelines and machines, for the methods of these
+"""Register of the functions that explain, report and draw plans, timelines and machines, for the methods of these
 classes.
 
-`autopar.view`, a higher layer, registers its functions here, so that `ir` does not import it.
+`autopar.planner` and `autopar.view`, higher layers, register their functions here, so that `ir` does not import them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..errors import AutoparError
 
-Kind: TypeAlias = Literal["explain", "draw", "save", "html"]
+Kind: TypeAlias = Literal["explain", "reasons", "draw", "save", "html"]
 
 _RENDERERS: dict[tuple[Kind, type], Callable[..., Any]] = {}
 

@@ -1,10 +1,10 @@
-"""`Plan`: a schedule with its times, lower bound and reasons. Printed as a table, saved as JSON, drawn by `view`."""
+"""`Plan`: a schedule with its times and lower bound. Printed as a table, saved as JSON, drawn by `view`."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -48,26 +48,6 @@ class Reason:
     cluster: str
     text: str
     choices: tuple[Choice, ...] = ()
-
-
-class _Named(Mapping[str, Reason]):
-    """Reasons by cluster name, computed and cached on demand."""
-
-    def __init__(self, reasons: Sequence[Reason]) -> None:
-        names = getattr(reasons, "clusters", None) or (reason.cluster for reason in reasons)
-        self.reasons, self.position = reasons, {name: index for index, name in enumerate(names)}
-
-    def __getitem__(self, cluster: str) -> Reason:
-        return self.reasons[self.position[cluster]]
-
-    def __contains__(self, cluster: object) -> bool:
-        return cluster in self.position
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.position)
-
-    def __len__(self) -> int:
-        return len(self.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +95,6 @@ class Plan:
     lower_bound: float = 0.0
     singles: tuple[tuple[str, float | None], ...] = ()
     candidates: tuple[Candidate, ...] = ()
-    reasons: Sequence[Reason] = ()
     stopped: str = ""
 
     def __post_init__(self) -> None:
@@ -128,8 +107,9 @@ class Plan:
 
     @cached_property
     def reason(self) -> Mapping[str, Reason]:
-        """Reason of each cluster, by cluster name."""
-        return _Named(self.reasons)
+        """Reason of each cluster, by cluster name, computed from the plan on demand."""
+        reasons: Mapping[str, Reason] = pictures.render("reasons", self)
+        return reasons
 
     @cached_property
     def printable(self) -> Plan:
@@ -160,10 +140,10 @@ class Plan:
     @cached_property
     def orders(self) -> dict[str, tuple[Step, ...]]:
         """Steps of each lane of the machine, in order."""
-        found: dict[str, list[Step]] = {lane: [] for lane in self.costed.machine.lanes}
+        orders: dict[str, list[Step]] = {lane: [] for lane in self.costed.machine.lanes}
         for step in self.steps:
-            found[step.lane].append(step)
-        return {lane: tuple(steps) for lane, steps in found.items()}
+            orders[step.lane].append(step)
+        return {lane: tuple(steps) for lane, steps in orders.items()}
 
     @property
     def best_single(self) -> tuple[str, float] | None:
@@ -206,40 +186,27 @@ class Plan:
     def timeline(self) -> Timeline:
         """Return the prediction as a timeline with its critical path."""
         hot, machine = self.critical.on_path, self.costed.machine
-        found = [
-            (span, number in hot) for number, step in enumerate(self.steps) for span in self._spans(step)
-        ]
-        found.sort(key=lambda pair: (pair[0].start, pair[0].lane))
-        spans = tuple(span for span, _ in found)
-        path = tuple(number for number, (_, critical) in enumerate(found) if critical)
+        pairs = [(self._span(step), number in hot) for number, step in enumerate(self.steps)]
+        pairs.sort(key=lambda pair: (pair[0].start, pair[0].lane))
+        spans = tuple(span for span, _ in pairs)
+        path = tuple(number for number, (_, critical) in enumerate(pairs) if critical)
         title, lanes = self.costed.graph.name, machine.lanes
         return Timeline(title, lanes, spans, self.makespan, self.memory, machine.label, path=path)
 
-    def _spans(self, step: Step) -> list[Span]:
-        """Return the predicted spans of a step, one for each lane."""
+    def _span(self, step: Step) -> Span:
+        """Return the predicted span of a step."""
         if isinstance(step, Transfer):
             device, called = step.lane.rsplit("/", 1)[0], self.words.value(step.value)
-            return [
-                Span(
-                    step.lane,
-                    device,
-                    "copy",
-                    step.value,
-                    step.start,
-                    step.end,
-                    src=step.src,
-                    dst=step.dst,
-                    bytes=step.bytes,
-                    ready=step.ready,
-                    called=called,
-                )
-            ]
+            return Span(
+                step.lane, device, "copy", step.value, step.start, step.end, src=step.src, dst=step.dst,
+                bytes=step.bytes, ready=step.ready, called=called,
+            )  # fmt: skip
         first = self.costed.graph.task[self.costed.cluster[step.cluster].tasks[0]]
         called, phase = self.words.cluster(step.cluster), self.words.phase(step.cluster)
-        return [
-            Span(step.lane, step.device, "compute", step.cluster, step.start, step.end, module=first.module,
-                 source=first.source, called=called, phase=phase)
-        ]  # fmt: skip
+        return Span(
+            step.lane, step.device, "compute", step.cluster, step.start, step.end, module=first.module,
+            source=first.source, called=called, phase=phase,
+        )  # fmt: skip
 
     def device_map(self) -> dict[str, str]:
         """Return the plan as a device map of Hugging Face accelerate: {module path: device}; accepted by `pins=`.
@@ -261,13 +228,13 @@ class Plan:
         """Return the report, or reasons for the placement of clusters by name or glob: waits, end on each
         device.
 
-        The report has the critical path with its waits, and the one change of hardware or cap that would
-        shorten the plan most, found in up to some seconds. Raises PlanError for a name that no cluster has.
+        The report has the critical path with its waits, and the kinds of devices and the links that would shorten
+        the plan most if they were twice as fast. Raises PlanError for a name that no cluster has.
         """
         return str(pictures.render("explain", self, *clusters))
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draw as `.html`, `.svg`, `.png`, `.dot` or `.txt`."""
+        """Draw as `.html`, `.svg`, `.png` or `.dot`."""
         pictures.render("draw", self, path)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -304,15 +271,12 @@ class Plan:
                 what = f"{self.words.value(step.value)}: {step.src} → {step.dst}"
                 rows.append((seconds(step.start), seconds(step.end), step.lane, what, "", size(step.bytes)))
         machine = self.costed.machine
-        head = [
-            f"plan of {self.costed.graph.name} by {self.policy}"
-            + (f" [{machine.label}]" if machine.label else "")
-        ]
-        head.append(
+        label = f" [{machine.label}]" if machine.label else ""
+        return (
+            f"plan of {self.costed.graph.name} by {self.policy}{label}\n"
             f"predicted {seconds(self.makespan)}, lower bound {seconds(self.lower_bound)} "
-            f"(gap {percent(self.gap)})"
+            f"(gap {percent(self.gap)})\n{table(rows, right=(0, 1, 5))}"
         )
-        return "\n".join(head) + "\n" + table(rows, right=(0, 1, 5))
 
 
 def _printable(data: Any) -> Any:
@@ -339,8 +303,8 @@ def _device_map(costed: CostedGraph, devices: Mapping[str, str]) -> dict[str, st
     # Modules that share tensors, by a representative.
     tied = networkx.Graph((_owner(path), _owner(same)) for path, same in paths.items())
     unit = {module: min(group) for group in networkx.connected_components(tied) for module in group}
-    found = _devices(costed, devices, unit)
-    where = {path: found.get(unit[_owner(path)], "") for path in paths}
+    device_of = _devices(costed, devices, unit)
+    where = {path: device_of.get(unit[_owner(path)], "") for path in paths}
     for path, device in where.items():
         where[path] = device or _neighbour(path, where) or costed.machine.host
     return dict(_folded("", where))
@@ -362,10 +326,10 @@ def _devices(costed: CostedGraph, devices: Mapping[str, str], unit: dict[str, st
         read = {_owner(graph.value[name].path) for name in task.inputs if graph.value[name].kind == "state"}
         at = costed.index[device]
         for module in {unit[owner] for owner in (task.module, *read) if owner in unit}:
-            found = spent.setdefault(module, {})
-            time, count, _ = found.get(device, (0.0, 0, 0))
-            found[device] = time + (costed.cost[task.name].seconds[at] or 0.0), count + 1, -at
-    return {module: max(found, key=lambda name: found[name]) for module, found in spent.items()}
+            places = spent.setdefault(module, {})
+            time, count, _ = places.get(device, (0.0, 0, 0))
+            places[device] = time + (costed.cost[task.name].seconds[at] or 0.0), count + 1, -at
+    return {module: max(places, key=lambda name: places[name]) for module, places in spent.items()}
 
 
 def _neighbour(path: str, where: dict[str, str]) -> str:

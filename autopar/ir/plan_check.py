@@ -9,7 +9,7 @@ import math
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from .costed import CostedGraph
 ROUNDING = 1e-9
 """Relative error of summed floats by which a bound may exceed the plan's time."""
 
-Row: TypeAlias = tuple[Iterable[object], Collection[object], str, str]
+Row: TypeAlias = tuple[Sequence[object], Collection[object], str, str]
 """Used names, existing names, the field that uses them, and their kind."""
 
 
@@ -46,107 +46,81 @@ def check(where: str, plan: Any) -> None:
     """
     plan.costed.machine.check()
     plan.costed.graph.check()
-    for text in chain(_costs(plan.costed), _steps(plan), _figures(plan)):
+    for text in chain(_names(plan), _numbers(plan)):
         raise PlanError(f"{where} is not a plan: {text}; undo the edit, or plan again")
 
 
-def _costs(costed: CostedGraph) -> Iterator[str]:
-    graph, clusters, count = costed.graph, costed.clusters, len(costed.machine.devices)
-    yield from _each([cluster.name for cluster in clusters], costed.cluster, "clusters", "cluster")
-    tasks = [task for cluster in clusters for task in cluster.tasks]
-    yield from _each(tasks, graph.task, "the tasks of its clusters", "task")
-    yield from _unknown(([cost.task for cost in costed.costs], graph.task, "costs", "task"))
-    for what, own in (
-        *((f"cluster {cluster.name!r}", cluster.seconds) for cluster in clusters),
-        *((f"the cost of {cost.task!r}", cost.seconds) for cost in costed.costs),
-    ):
-        if len(own) != count:
-            yield f"{what} has seconds for {len(own)} devices, and there are {count}"
-        yield from _no_numbers(what, own)
+def _names(plan: Any) -> Iterator[str]:
+    """Yield errors in the names that a plan uses."""
+    costed: CostedGraph = plan.costed
+    graph, clusters, machine = costed.graph, costed.clusters, costed.machine
+    lanes = {device.name: device.compute_lanes for device in machine.devices}
+    rows: list[Row] = [([task for cluster in clusters for task in cluster.tasks], graph.task, _TASKS, "task")]
+    rows += [([cluster.name for cluster in clusters], costed.cluster, "clusters", "cluster")]
+    rows += [([step.cluster for step in plan.placed], costed.cluster, "placed", "cluster")]
+    for names, known, what, kind in rows:
+        yield from (f"{what} has {kind} {name!r} twice" for name, n in Counter(names).items() if n > 1)
+        yield from (f"{what} lacks {kind} {name!r}" for name in known if name not in {*names})
+    rows += [
+        ([cost.task for cost in costed.costs], graph.task, "costs", "task"),
+        ([name for name, _ in costed.homes], {*graph.inputs, *graph.state}, "homes", "input or state"),
+        ([name for name, _ in costed.deliver], graph.value, "deliver", "value"),
+        ([end for _, end in (*costed.homes, *costed.deliver)], {*lanes, ""}, "homes or deliver", "device"),
+        ([state for state, _ in plan.resident], graph.state, "resident", "state"),
+        ([device for _, device in plan.resident], lanes, "resident", "device"),
+        ([used.device for used in plan.memory], lanes, "memory", "device"),
+        ([device for device, _ in plan.singles], lanes, "singles", "device"),
+    ]  # fmt: skip
     there = {*graph.inputs, *graph.state, *costed.producer}
     for cluster in clusters:
         what = f"cluster {cluster.name!r}"
         if not cluster.tasks:
             yield f"{what} has no task"
-        yield from _unknown(([*cluster.reads, *cluster.makes], graph.value, what, "value"))
-        for value in cluster.reads:
-            if value not in there:
-                yield f"{what} reads {value!r}, which no cluster makes"
-        yield from _unknown(
-            (cluster.after, costed.cluster, what, "cluster"),
-        )
-        yield from _no_numbers(what, [cluster.dispatch_s, cluster.workspace_bytes])
-    ends = [device for _, device in (*costed.homes, *costed.deliver)]
-    yield from _unknown(
-        ([name for name, _ in costed.homes], {*graph.inputs, *graph.state}, "homes", "input or state"),
-        ([name for name, _ in costed.deliver], graph.value, "deliver", "value"),
-        (ends, {*costed.index, ""}, "homes or deliver", "device"),
-    )
-
-
-def _steps(plan: Any) -> Iterator[str]:
-    """Yield errors in clusters and transfers."""
-    costed, machine = plan.costed, plan.costed.machine
-    lanes = {device.name: device.compute_lanes for device in machine.devices}
-    yield from _each([step.cluster for step in plan.placed], costed.cluster, "placed", "cluster")
+        rows.append(([*cluster.reads, *cluster.makes], graph.value, what, "value"))
+        rows.append((cluster.reads, there, what, "value that a cluster makes"))
+        rows.append((cluster.after, costed.cluster, what, "cluster"))
     for step in plan.placed:
         what = f"the place of {step.cluster!r}"
-        yield from _unknown(([step.device], lanes, what, "device"))
-        yield from _unknown(([step.lane], lanes[step.device], what, f"lane of {step.device}"))
-        yield from _no_times(f"cluster {step.cluster!r}", step.start, step.end)
+        rows.append(([step.device], lanes, what, "device"))
+        rows.append(([step.lane], lanes.get(step.device, ()), what, f"lane of {step.device}"))
     for sent in plan.transfers:
         what = f"the transfer of {sent.value!r}"
-        yield from _unknown(
-            ([sent.value], costed.graph.value, what, "value"),
-            ([sent.src, sent.dst], lanes, what, "device"),
-            ([sent.lane], machine.lanes, what, "lane"),
-        )
-        yield from _no_times(what, sent.start, sent.end)
-        yield from _no_numbers(what, [sent.ready, sent.bytes])
-
-
-def _figures(plan: Any) -> Iterator[str]:
-    """Yield errors in resident state, memory, reasons, and the figures of the plan."""
-    devices = plan.costed.index
-    yield from _unknown(
-        ([state for state, _ in plan.resident], plan.costed.graph.state, "resident", "state"),
-        ([device for _, device in plan.resident], devices, "resident", "device"),
-        ([used.device for used in plan.memory], devices, "memory", "device"),
-        ([device for device, _ in plan.singles], devices, "singles", "device"),
-        ([reason.cluster for reason in plan.reasons], plan.costed.cluster, "reasons", "cluster"),
-        ([choice.device for reason in plan.reasons for choice in reason.choices], devices,
-         "the choices of reasons", "device"),
-    )  # fmt: skip
-    for used in plan.memory:
-        yield from _no_numbers(f"memory of {used.device}", chain(*used.steps))
-    figures = [plan.makespan, *(one for _, one in plan.singles)]
-    yield from _no_numbers("the plan", [*figures, *(one.makespan for one in plan.candidates)])
-    ends = [0.0, *(step.end for step in (*plan.placed, *plan.transfers))]
-    ends += [time for used in plan.memory for time, _ in used.steps]
-    if max(ends) > plan.makespan * (1 + ROUNDING):
-        yield f"its makespan is {plan.makespan} s, and something in it is at {max(ends)} s"
-
-
-def _each(names: Collection[str], all_of: Collection[str], what: str, kind: str) -> Iterator[str]:
-    """Yield errors unless each name occurs once."""
-    yield from _unknown((names, all_of, what, kind))
-    yield from (f"{what} has {kind} {name!r} twice" for name, count in Counter(names).items() if count > 1)
-    named = {*names}
-    yield from (f"{what} lacks {kind} {name!r}" for name in all_of if name not in named)
-
-
-def _unknown(*rows: Row) -> Iterator[str]:
+        rows.append(([sent.value], graph.value, what, "value"))
+        rows.append(([sent.src, sent.dst], lanes, what, "device"))
+        rows.append(([sent.lane], machine.lanes, what, "lane"))
     for names, known, what, kind in rows:
         yield from (f"{what} names {name!r}, which is not a {kind}" for name in names if name not in known)
 
 
-def _no_times(what: str, start: float, end: float) -> Iterator[str]:
-    yield from _no_numbers(what, [start, end])
-    if start > end:
-        yield f"{what} is said to last from {start} to {end} s"
+_TASKS = "the tasks of its clusters"
 
 
-def _no_numbers(what: str, numbers: Iterable[float | None]) -> Iterator[str]:
-    for number in numbers:
-        if number is not None and not 0 <= number < math.inf:
-            yield f"{what} has the number {number}; it must be finite, and from 0 on"
+def _numbers(plan: Any) -> Iterator[str]:
+    """Yield errors in the numbers of a plan, whose names are right."""
+    costed: CostedGraph = plan.costed
+    count = len(costed.machine.devices)
+    seconds = [(f"cluster {cluster.name!r}", cluster.seconds) for cluster in costed.clusters]
+    seconds += [(f"the cost of {cost.task!r}", cost.seconds) for cost in costed.costs]
+    for what, own in seconds:
+        if len(own) != count:
+            yield f"{what} has seconds for {len(own)} devices, and there are {count}"
+    steps = [(f"cluster {step.cluster!r}", step.start, step.end) for step in plan.placed]
+    steps += [(f"the transfer of {sent.value!r}", sent.start, sent.end) for sent in plan.transfers]
+    spoken = [plan.makespan, *(one for _, one in plan.singles), *(one.makespan for one in plan.candidates)]
+    for what, numbers in (
+        *seconds,
+        *((f"cluster {own.name!r}", (own.dispatch_s, own.workspace_bytes)) for own in costed.clusters),
+        *((what, times) for what, *times in steps),
+        *((f"the transfer of {sent.value!r}", (sent.ready, sent.bytes)) for sent in plan.transfers),
+        *((f"memory of {used.device}", tuple(chain(*used.steps))) for used in plan.memory),
+        ("the plan", spoken),
+    ):
+        for number in numbers:
+            if number is not None and not 0 <= number < math.inf:
+                yield f"{what} has the number {number}; it must be finite, and from 0 on"
+    for what, start, end in steps:
+        if start > end:
+            yield f"{what} is said to last from {start} to {end} s"
+    ends = [0.0, *(end for _, _, end in steps), *(time for used in plan.memory for time, _ in used.steps)]
+    if max(ends) > plan.makespan * (1 + ROUNDING):
+        yield f"its makespan is {plan.makespan} s, and something in it is at {max(ends)} s"

@@ -182,7 +182,7 @@ class Program:
         head = [[FORMAT, _word(self.name)]]
         head += [["cap", _word(device), str(count)] for device, count in self.caps]
         head += [["output", _word(name)] for name in self.outputs]
-        head += [["update", _word(made), "->", _word(target)] for made, target in self.updates]
+        head += [["update", _word(new), "->", _word(target)] for new, target in self.updates]
         head += [["keep", _word(buffer), "->", _word(state)] for buffer, state in self.keeps]
         head += [["workspace", _word(task), str(count)] for task, count in self.workspace]
         rows = [

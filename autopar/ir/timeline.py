@@ -137,10 +137,12 @@ class Timeline:
         """Join this timeline and one that follows it directly, such as a forward and its backward."""
         after = {memory.device: memory for memory in later.memory}
         memory = tuple(
-            replace(own, steps=(*own.steps, *((at + self.makespan, n) for at, n in after[own.device].steps)))
-            if own.device in after
-            else own
-            for own in self.memory
+            replace(
+                first, steps=(*first.steps, *((at + self.makespan, n) for at, n in after[first.device].steps))
+            )
+            if first.device in after
+            else first
+            for first in self.memory
         )
         both = self.predicted.then(later.predicted) if self.predicted and later.predicted else None
         return replace(

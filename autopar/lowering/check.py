@@ -60,7 +60,7 @@ def _overwrites(program: Program, graph: Graph) -> list[Demand]:
     """Return the requirements of new values in the memory of old ones (`overwriting`): all readers of the old
     value come first, and so do all other steps, since they may fail. Raises ProgramError if an old value is
     returned, or if anything but its own update overwrites memory."""
-    target = {made: f"{state}@{program.buffer[made].device}" for made, state in program.updates}
+    target = {new: f"{state}@{program.buffer[new].device}" for new, state in program.updates}
     storage = {value.name: value.storage for value in graph.values}
     over: dict[str, At] = {}
     for at, step in program.steps():
@@ -70,8 +70,8 @@ def _overwrites(program: Program, graph: Graph) -> list[Demand]:
             if old.kind in ("made", "result") or storage[buffer.value] == storage[old.value]:
                 continue
             # Copies of several states may be one flat buffer, of which this is a view.
-            own = program.buffer.get(f"{storage[buffer.value]}@{buffer.device}")
-            if own is not None and own.kind == "resident" and own.storage == old.name:
+            home = program.buffer.get(f"{storage[buffer.value]}@{buffer.device}")
+            if home is not None and home.kind == "resident" and home.storage == old.name:
                 continue
             if target.get(name) != old.name or old.kind != "given":
                 raise wrong(
@@ -83,15 +83,15 @@ def _overwrites(program: Program, graph: Graph) -> list[Demand]:
             raise wrong(program, over[memory], f"it overwrites {memory}, which is returned")
     last = set(over.values())
     first = {lane: min(at for at in last if at[0] == lane) for lane, _ in last}
-    found: list[Demand] = []
+    demands: list[Demand] = []
     for at, step in program.steps():
         if at not in last and isinstance(step, Compute | Copy | Piece):
-            found += [(at, later, "overwrites what was there before the call") for later in first.values()]
+            demands += [(at, later, "overwrites what was there before the call") for later in first.values()]
         for name in reads(step) if last else ():
             memory = program.buffer[name].storage
             if over.get(memory, at) != at:
-                found.append((at, over[memory], f"overwrites {memory}"))
-    return found
+                demands.append((at, over[memory], f"overwrites {memory}"))
+    return demands
 
 
 def _race(program: Program, demand: Demand, history: History) -> str:

@@ -37,9 +37,9 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
             else:
                 clusters[item.cluster] = here
                 tasks = [graph.task[name] for name in costed.cluster[item.cluster].tasks]
-                own = {value for task in tasks for value in task.outputs}
+                outputs = {value for task in tasks for value in task.outputs}
                 made = [f"{value}@{device}" for task in tasks for value in task.outputs]
-                reads = [f"{value}@{device}" for t in tasks for value in t.inputs if value not in own]
+                reads = [f"{value}@{device}" for t in tasks for value in t.inputs if value not in outputs]
                 needs[here] = previous, reads, [name for task in tasks for name in task.after]
             items[here], previous = item, here
             for buffer in made:
@@ -56,19 +56,19 @@ def sequence(plan: Plan, there: Collection[str], results: Collection[str]) -> It
     def earlier(here: _Key) -> list[_Key]:
         """Return the items that must end before an item, each once."""
         previous, reads, after = needs[here]
-        found: dict[_Key, None] = {} if previous is None else {previous: None}
+        keys: dict[_Key, None] = {} if previous is None else {previous: None}
         for name in reads:
             if name in makes:
-                found[makes[name]] = None
+                keys[makes[name]] = None
             elif name not in there:
                 raise PlanError(_absent(items[here], name))
         for task in after:
             cluster = costed.cluster_of.get(task, "")
             if cluster not in clusters:
                 raise PlanError(f"the plan places no cluster with the task {task!r}")
-            found[clusters[cluster]] = None
-        found.pop(here, None)
-        return list(found)
+            keys[clusters[cluster]] = None
+        keys.pop(here, None)
+        return list(keys)
 
     order = topological({here: earlier(here) for here in needs})
     if len(order) < len(needs):

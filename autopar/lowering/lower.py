@@ -118,10 +118,10 @@ class _Lowering:
         for moved in self.plan.transfers:
             if moved.value in self.graph.kept:
                 yield f"{moved.value}@{moved.dst}", moved.value
-        made = {target: made for made, target in self.graph.updates if target in self.graph.carried}
+        new = {target: new for new, target in self.graph.updates if target in self.graph.carried}
         for state, device in self.plan.resident:
-            if state in made and device != home[state]:
-                yield f"{made[state]}@{device}", state
+            if state in new and device != home[state]:
+                yield f"{new[state]}@{device}", state
 
     def touches(self) -> dict[str, int]:
         """Number of steps that use each buffer: its producer and its readers."""
@@ -166,7 +166,7 @@ class _Lowering:
         """The non-empty lanes, with an event for each wait by another lane."""
         waits = [step for tape in self.tapes for step in tape.steps if isinstance(step, tuple)]
         events = {at: f"e{number}" for number, at in enumerate(dict.fromkeys(waits), 1)}
-        found = []
+        lanes = []
         for tape in self.tapes:
             steps: list[Step] = []
             for position, step in enumerate(tape.steps):
@@ -174,8 +174,8 @@ class _Lowering:
                 if (tape.index, position) in events:
                     steps.append(Record(events[tape.index, position]))
             if steps:
-                found.append(Lane(tape.name, tape.device, tuple(steps)))
-        return tuple(found)
+                lanes.append(Lane(tape.name, tape.device, tuple(steps)))
+        return tuple(lanes)
 
     def compute(self, tape: _Tape, name: str) -> None:
         task = self.graph.task[name]
@@ -211,9 +211,9 @@ class _Lowering:
 
     def copy(self, tape: _Tape, item: Transfer) -> None:
         src, dst = f"{item.value}@{item.src}", f"{item.value}@{item.dst}"
-        made = self.make(item.value, item.dst, dst)
+        buffer = self.make(item.value, item.dst, dst)
         wanted = self.before(tape, (src,), ())
-        self.writer[dst] = (tape.index, self.step(tape, wanted, Copy(src, dst), item.dst, made.bytes, 0))
+        self.writer[dst] = (tape.index, self.step(tape, wanted, Copy(src, dst), item.dst, buffer.bytes, 0))
         self.settle(tape, (src, dst))
 
     def make(self, value: str, device: str, root: str) -> Buffer:
@@ -292,8 +292,8 @@ class _Lowering:
         over = list(names)
         for name in over:
             owner = self.tapes[self.writer[name][0]]
-            own, clock = owner.index, owner.clock
-            late = {lane: at for lane, at in self.last[name].items() if lane != own and clock[lane] <= at}
+            place, clock = owner.index, owner.clock
+            late = {lane: at for lane, at in self.last[name].items() if lane != place and clock[lane] <= at}
             self.missing[name] = len(late)
             for lane, at in late.items():
                 heapq.heappush(owner.pending.setdefault(lane, []), (at, name))

@@ -76,14 +76,14 @@ def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
     scratch = dict(program.workspace)
     delivered = {buffer.storage for buffer in program.buffers if buffer.kind == "result"}
     held: dict[tuple[str, int], int] = {}
-    found: dict[str, dict[int, list[_Point]]] = {}
+    profiles: dict[str, dict[int, list[_Point]]] = {}
     for index, lane in enumerate(program.lanes):
         for position, step in enumerate(lane.steps):
             new = extra = 0
             device = lane.device
             if isinstance(step, Compute | Piece):
-                own = (program.buffer[name] for name in step.writes)
-                new = sum(buffer.bytes for buffer in own if buffer.storage == buffer.name)
+                buffers = (program.buffer[name] for name in step.writes)
+                new = sum(buffer.bytes for buffer in buffers if buffer.storage == buffer.name)
                 extra = scratch.get(tasks_of(step)[0], 0)
             elif isinstance(step, Copy):
                 device, new = program.buffer[step.dst].device, program.buffer[step.dst].bytes
@@ -96,8 +96,8 @@ def _profiles(program: Program) -> dict[str, dict[int, list[_Point]]]:
                 during = before + max(new, 0) + extra
                 held[device, index] = before + new
                 point = (position, during, before + new, new > 0 or extra > 0)
-                found.setdefault(device, {}).setdefault(index, []).append(point)
-    return found
+                profiles.setdefault(device, {}).setdefault(index, []).append(point)
+    return profiles
 
 
 def _windows(
@@ -107,7 +107,7 @@ def _windows(
     mine, theirs = history.clocks[lane], history.clocks[other]
     first = last = level = 0
     window: deque[tuple[int, int]] = deque()
-    found = []
+    windows = []
     for position in positions:
         known = mine[position][other]
         while last < len(points) and theirs[points[last][0]][lane] <= position:
@@ -120,8 +120,8 @@ def _windows(
             first += 1
         while window and window[0][0] < first:
             window.popleft()
-        found.append(max(level, window[0][1]) if window else level)
-    return found
+        windows.append(max(level, window[0][1]) if window else level)
+    return windows
 
 
 @dataclass(slots=True)
@@ -232,12 +232,12 @@ class _Ledger:
 
     def _open(self, lane: int, clock: Clock) -> list[tuple[int, _Allocation]]:
         """Return allocations of other lanes not known to have ended, in order of lane and position."""
-        found = []
+        still_open = []
         for other, points in enumerate(self.points):
             if other != lane:
                 first = bisect_left(points, clock[other], key=lambda point: point.position)
-                found += [(other, point) for point in points[first:]]
-        return found
+                still_open += [(other, point) for point in points[first:]]
+        return still_open
 
     def _most(self, lane: int, known: int) -> int:
         """Return the maximum bytes of a lane of which `known` steps are known to have ended."""

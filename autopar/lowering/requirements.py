@@ -171,23 +171,23 @@ class _Uses:
         if buffer.kind in _BEFORE:
             return
         name, read = buffer.name, self.read[buffer.name]
-        made, freed = self.made.get(name), self.freed.get(name)
-        if made is None:
+        first, freed = self.made.get(name), self.freed.get(name)
+        if first is None:
             if read:
                 raise self.wrong(read[0], f"it reads buffer {name}, which no step makes; a copy is missing")
             if freed:
                 raise self.wrong(freed, f"it frees buffer {name}, which no step makes")
             raise ProgramError(f"no step makes buffer {name} of kind {buffer.kind}")
         for at in read:
-            yield made, at, f"reads {name}"
+            yield first, at, f"reads {name}"
         if buffer.kind == "result":
             return
-        lane = self.program.lanes[made[0]].name
+        lane = self.program.lanes[first[0]].name
         if freed is None:
-            raise ProgramError(f"buffer {name}, made by step {made[1]} of lane {lane}, is never freed")
-        if made[0] != freed[0]:
+            raise ProgramError(f"buffer {name}, made by step {first[1]} of lane {lane}, is never freed")
+        if first[0] != freed[0]:
             raise self.wrong(freed, f"it frees buffer {name}, which lane {lane} made; free it there")
-        for at in (made, *read):
+        for at in (first, *read):
             yield at, freed, f"frees {name}"
         for view in self.views[name]:
             if view in self.freed:
@@ -203,7 +203,7 @@ def matches(program: Program, graph: Graph) -> list[Demand]:
             raise wrong(program, at[name], f"the graph has no task {name!r}")
     if problem := next(_values(program, graph), None):
         raise ProgramError(problem)
-    found: list[Demand] = []
+    demands: list[Demand] = []
     for task in graph.tasks:
         if task.name not in at:
             raise ProgramError(f"no lane runs {task.where}")
@@ -215,26 +215,26 @@ def matches(program: Program, graph: Graph) -> list[Demand]:
             problem = next(_piece(program, graph, step), None)
         if problem:
             raise wrong(program, here, problem)
-        found += [
+        demands += [
             (at[name], here, f"must come after task {name!r}") for name in task.after if at[name] != here
         ]
-    return found
+    return demands
 
 
 def turns(program: Program, graph: Graph, order: Iterable[At]) -> list[Demand]:
     """Return requirements that fix the random draws on each device to their order in `order`, a valid order of the
     steps."""
     last: dict[str, At] = {}
-    found: list[Demand] = []
+    demands: list[Demand] = []
     for at in order:
         lane = program.lanes[at[0]]
         step = lane.steps[at[1]]
         if not isinstance(step, Compute) or graph.task[step.task].random != LOCAL:
             continue
         if lane.device in last:
-            found.append((last[lane.device], at, f"draws from the generator of {lane.device} next"))
+            demands.append((last[lane.device], at, f"draws from the generator of {lane.device} next"))
         last[lane.device] = at
-    return found
+    return demands
 
 
 def _values(program: Program, graph: Graph) -> Iterator[str]:
@@ -242,7 +242,7 @@ def _values(program: Program, graph: Graph) -> Iterator[str]:
     outputs = tuple(program.buffer[name].value for name in program.outputs)
     if outputs != graph.outputs:
         yield f"the program gives {', '.join(outputs)}, the graph {', '.join(graph.outputs)}"
-    updates = tuple((program.buffer[made].value, target) for made, target in program.updates)
+    updates = tuple((program.buffer[new].value, target) for new, target in program.updates)
     if updates != graph.updates:
         yield f"the program writes back {updates}, the graph {graph.updates}"
     for buffer in program.buffers:
@@ -268,8 +268,8 @@ def _buffer(buffer: Buffer, graph: Graph) -> Iterator[str]:
 def _keeps(program: Program, graph: Graph) -> Iterator[str]:
     """Yield copies of state that a call makes outdated without replacing them by the new value, and copies
     that it keeps needlessly."""
-    new = {target: made for made, target in graph.updates if target in graph.carried}
-    kept = {(state, program.buffer[name].device) for name, state in program.keeps}
+    new = {target: new_value for new_value, target in graph.updates if target in graph.carried}
+    pairs = {(state, program.buffer[name].device) for name, state in program.keeps}
     wanted: set[tuple[str, str]] = set()
     for buffer in program.buffers:
         # A copy of changing state is kept for the next call; a resident copy whose state is updated must be
@@ -278,7 +278,7 @@ def _keeps(program: Program, graph: Graph) -> Iterator[str]:
             buffer.kind != "given" and buffer.value in graph.kept
         ):
             wanted.add((buffer.value, buffer.device))
-            if (buffer.value, buffer.device) not in kept:
+            if (buffer.value, buffer.device) not in pairs:
                 yield (
                     f"{buffer.name} is out of date after the call, but the program keeps no new copy of "
                     f"{buffer.value!r} on {buffer.device}; bring it there and list it in keeps"
@@ -313,7 +313,7 @@ def _task(program: Program, graph: Graph, task: Task, step: Compute) -> Iterator
 def _piece(program: Program, graph: Graph, step: Piece) -> Iterator[str]:
     """Yield tasks of a piece that do not follow their inputs, and differences between the piece and its tasks
     in what they read and make."""
-    made: set[str] = set()
+    inner: set[str] = set()
     read: dict[str, None] = {}
     done: set[str] = set()
     for name in step.tasks:
@@ -322,16 +322,16 @@ def _piece(program: Program, graph: Graph, step: Piece) -> Iterator[str]:
         if late or task.random:
             why = f"comes before {late[0]!r}, which it must follow" if late else "draws random numbers"
             yield f"task {name!r} {why}"
-        read.update(dict.fromkeys(value for value in task.inputs if value not in made))
-        made.update(task.outputs)
+        read.update(dict.fromkeys(value for value in task.inputs if value not in inner))
+        inner.update(task.outputs)
         done.add(name)
-    if early := made & read.keys():
+    if early := inner & read.keys():
         yield f"{min(early)!r} is read before the task that makes it"
     reads = tuple(program.buffer[name].value for name in step.reads)
     if set(reads) != read.keys() or len(set(reads)) != len(reads):
         yield f"it reads {_names(reads)}, its tasks {', '.join(read)}"
     for name in step.writes:
-        if program.buffer[name].value not in made:
+        if program.buffer[name].value not in inner:
             yield f"none of its tasks makes {program.buffer[name].value!r}"
 
 

@@ -32,7 +32,7 @@ def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> P
     for number, step in enumerate(step for lane in program.lanes for step in lane.steps):
         for name in reads(step):
             readers.setdefault(name, set()).add(number)
-    kept, number, lanes = frozenset(program.results), 0, []
+    results, number, lanes = frozenset(program.results), 0, []
     stretches: list[_Stretch] = []
 
     def fusible(step: Step) -> bool:
@@ -52,7 +52,7 @@ def pieced(program: Program, graph: Graph, barrier: Callable[[Task], bool]) -> P
                 continue
 
             def outside(name: str, own: range = own) -> bool:
-                return name in kept or any(reader not in own for reader in readers.get(name, ()))
+                return name in results or any(reader not in own for reader in readers.get(name, ()))
 
             stretches.append(_Stretch(run, graph, program, outside))
             steps.extend(stretches[-1].steps())
@@ -75,14 +75,14 @@ class _Stretch:
         self.core = [step for step in self.computes if step not in split]
         if all(graph.task[step.task].free for step in self.core):
             self.core = []
-        made = {name for step in self.core for name in step.writes}
+        writes = {name for step in self.core for name in step.writes}
         last = {name for step in self.back for name in step.reads}
         self.writes = tuple(
             name for step in self.core for name in step.writes if name in last or outside(name)
         )
-        read = {name: None for step in self.core for name in step.reads if name not in made}
+        read = {name: None for step in self.core for name in step.reads if name not in writes}
         self.reads = tuple(read)
-        self.inner = made - set(self.writes)
+        self.inner = writes - set(self.writes)
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps that replace the run."""
@@ -97,10 +97,10 @@ class _Stretch:
     def _front(self) -> list[Compute]:
         """Return views of earlier values that are needed elsewhere, with the views they are based on."""
         buffer = self.program.buffer
-        made = {name for step in self.computes for name in step.writes}
+        writes = {name for step in self.computes for name in step.writes}
         views: dict[str, Compute] = {}
         for step in self.computes:
-            if self.graph.task[step.task].free and all(buffer[n].storage not in made for n in step.writes):
+            if self.graph.task[step.task].free and all(buffer[n].storage not in writes for n in step.writes):
                 views.update(dict.fromkeys(step.writes, step))
         wanted: set[str] = set()
         todo = [name for name in views if self.outside(name)]
@@ -115,26 +115,26 @@ class _Stretch:
         """Return views at the end that no task of the run needs."""
         first = {step.task for step in self.front}
         needed: set[str] = set()
-        found = []
+        tail = []
         for step in reversed(self.computes):
             late = self.graph.task[step.task].free and needed.isdisjoint(step.writes)
             if late and step.task not in first and any(map(self.outside, step.writes)):
-                found.append(step)
+                tail.append(step)
             elif step.task not in first:
                 needed.update(step.reads)
-        return found[::-1]
+        return tail[::-1]
 
     def peak(self, scratch: dict[str, int]) -> int:
         """Return the peak bytes of values internal to the piece, in the original order of steps."""
         buffers = (self.program.buffer[name] for name in self.inner)
-        own = {buffer.name: buffer.bytes for buffer in buffers if buffer.storage == buffer.name}
+        sizes = {buffer.name: buffer.bytes for buffer in buffers if buffer.storage == buffer.name}
         held = most = 0
         for step in self.run:
             if isinstance(step, Compute):
-                held += sum(own.get(name, 0) for name in step.writes)
+                held += sum(sizes.get(name, 0) for name in step.writes)
                 most = max(most, held + scratch.get(step.task, 0))
             elif isinstance(step, Free):
-                held -= own.get(step.buffer, 0)
+                held -= sizes.get(step.buffer, 0)
         return most
 
 
@@ -192,20 +192,20 @@ def overwriting(program: Program, graph: Graph, able: Callable[[Task], bool]) ->
         return program
     (lane,) = program.lanes
     buffer = program.buffer
-    target = {made: f"{state}@{lane.device}" for made, state in program.updates}
+    target = {new: f"{state}@{lane.device}" for new, state in program.updates}
     read = {name for step in lane.steps for name in reads(step)}
     returned = {buffer[name].storage for name in program.outputs}
     awaited = {name for task in graph.tasks for name in task.after}
 
-    def replaces(step: Compute, made: str) -> bool:
+    def replaces(step: Compute, new: str) -> bool:
         """Return True if a new value can take the memory of the old one."""
-        old = target.get(made)
+        old = target.get(new)
         return (
             old in step.reads
             and buffer[old].kind == "given"
             and buffer[old].storage == old
-            and not {old, made} & returned
-            and made not in read
+            and not {old, new} & returned
+            and new not in read
         )
 
     candidates = {
@@ -214,14 +214,14 @@ def overwriting(program: Program, graph: Graph, able: Callable[[Task], bool]) ->
         if isinstance(step, Compute)
         and step.task not in awaited
         and able(graph.task[step.task])
-        and all(replaces(step, made) for made in step.writes)
+        and all(replaces(step, new) for new in step.writes)
     }
     readers = Counter(buffer[name].storage for step in candidates.values() for name in step.reads)
     # A candidate drops out if another one reads its old value too.
     last = {
         task: step
         for task, step in candidates.items()
-        if all(readers[target[made]] == 1 for made in step.writes)
+        if all(readers[target[new]] == 1 for new in step.writes)
     }
     held = {buffer[name].storage for step in last.values() for name in step.reads}
 
@@ -231,7 +231,7 @@ def overwriting(program: Program, graph: Graph, able: Callable[[Task], bool]) ->
         return isinstance(step, Compute) and step.task in last
 
     steps = (*(step for step in lane.steps if not later(step)), *filter(later, lane.steps))
-    memory = {made: target[made] for step in last.values() for made in step.writes}
+    memory = {new: target[new] for step in last.values() for new in step.writes}
     changed = replace(
         program,
         lanes=(replace(lane, steps=steps),),

@@ -10,8 +10,7 @@ from typing import Any, cast
 import torch
 
 from ..errors import ProgramError
-from ..ir.graph import JOIN, PART, SUM, Argument, Const, Ref, Task
-from ..ir.slices import WORDS
+from ..ir.graph import JOIN, PART, SUM, WORDS, Argument, Const, Ref, Task
 from .arguments import states_contiguous
 
 

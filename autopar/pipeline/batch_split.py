@@ -20,7 +20,7 @@ from ..transform.batch_axis import batch_of
 from ..transform.buckets import bucketed
 from ..transform.feature_split import Price, feature_cuts
 from ..transform.rematerialize import recomputed
-from ..transform.rewrites import own
+from ..transform.rewrites import with_own_views
 from ..transform.row_sums import single_valued, summed
 from ..transform.split import allot, even, fitting, shares, split
 from .options import Options
@@ -185,7 +185,6 @@ def _best_cut(graph: Graph, price: Price, options: Options) -> Plan:
         best = place(whole.costed, "single")
         if best.makespan > (beaten.makespan or 0.0):
             ran = [beaten if each.name == beaten.name else each for each in ran]
-            best = passed_over(best, beaten)
     return replace(best, candidates=tuple(ran))
 
 
@@ -267,20 +266,6 @@ def _not_worth(plan: Plan) -> str:
     return ""
 
 
-def passed_over(plan: Plan, beaten: Candidate) -> Plan:
-    """Return a single-device plan with reasons that quote the note of `beaten`: why it was not chosen
-    although it is predicted to be shorter."""
-    text = (
-        f"Everything is on {plan.placed[0].device}: {beaten.name} is predicted to take "
-        f"{seconds(beaten.makespan or 0.0)}, but {beaten.note}."
-    )
-    reasons = tuple(
-        replace(reason, text=text) if sum(choice.end is not None for choice in reason.choices) > 1 else reason
-        for reason in plan.reasons
-    )
-    return replace(plan, reasons=reasons)
-
-
 def split_graph(
     graph: Graph, sizes: tuple[int, ...], *, forced: bool = False, batch_norm: str = "full"
 ) -> Graph:
@@ -298,7 +283,7 @@ def split_graph(
                 f'{list(cut.value[lone.inputs[0]].shape)} in one of {cut.split}; give batch_norm="full", fewer parts '
                 "(split=), or a larger batch (DataLoader(..., drop_last=True))"
             )
-        cut = own(bucketed(cut)) if cut.split else graph
+        cut = with_own_views(bucketed(cut)) if cut.split else graph
     else:
         cut = split(graph, sizes)
     if forced and len(sizes) > 1 and not cut.split:

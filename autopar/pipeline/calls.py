@@ -7,7 +7,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from ..capture import Captured, results
 from ..capture.captured import settle
@@ -53,7 +52,7 @@ class Short:
             self._chosen = chosen([place[name] for name in inline.names])
         self._rebuild = captured.rebuild
         self._strides = captured.strides if any(strides is not None for strides in captured.strides) else ()
-        self._kind, self._counts = captured.home.type, region.counts if region.counts.unread else None
+        self._kind, self._counts = captured.home.type, region.numbers if region.numbers.places else None
 
     @staticmethod
     def fits(options: Options) -> bool:
@@ -152,7 +151,6 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         self._allowed = options.split in (None, "auto")
         self._resized: dict[Hashable, Made] = {}
         self._calls: dict[Hashable, int] = {}
-        self._forms: WeakKeyDictionary[Any, tuple[Any, ...] | None] = WeakKeyDictionary()
         self._place: tuple[Graph | None, dict[str, int]] = None, {}
         """The positions of inputs and state of the graph for which a short path was made last."""
         self.shorts: dict[Hashable, Short] = {}
@@ -246,8 +244,7 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         if self._region is None or few or sizes in self._resized:
             return None
         for _, program in reversed(programs):
-            serves = self._allowed and all(part.resizable for part in parts(program))
-            if not (serves or self._in_parts(program, args, parts)):
+            if not (self._allowed and all(part.resizable for part in parts(program))):
                 continue
             source = results.resized(self._region, program.captured, args)
             if all(part.keeps_caps(source.sizes) for part in parts(program)):
@@ -256,27 +253,6 @@ class ProgramCache(OrderedDict[Hashable, Made]):
                 self._resized[sizes] = made = program.resized(source)
                 return made
         return None
-
-    def _in_parts(self, program: Made, args: Sequence[Any], parts: Callable[[Made], Sequence[Any]]) -> bool:
-        """Return True if a program with a split batch computes a call with the arguments `args`: another
-        program has the same form, and the call agrees with both in all that their sizes have in common."""
-        form, label = self._form(parts(program)), program.plan.costed.graph.split
-        others = [each for each in self.values() if each is not program]
-        others = [each for each in others if form is not None and self._form(parts(each)) == form]
-        if not others:
-            return False
-        assert self._region is not None
-        given = results.extents(self._region, results.resolver(self._region, args))
-        own, rows = program.captured.extents, sum(rows_of(label))
-        return any(results.alike_in(own, other.captured.extents, given, rows) for other in others)
-
-    def _form(self, parts: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Return the form of each part of a program; None if one has none."""
-        for part in parts:
-            if part not in self._forms:
-                self._forms[part] = results.form(part.captured, part.plan.costed)
-        found = tuple(self._forms[part] for part in parts)
-        return None if None in found else found
 
     @property
     def note(self) -> str:

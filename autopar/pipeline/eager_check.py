@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
@@ -44,10 +44,6 @@ FLOOR = 1e-3
 """The error of a gradient, or of a buffer's new value in training, is relative to its own largest entry, but at least
 to this share of the largest entry of all. A value that is zero in exact arithmetic (the bias gradient in
 front of a BatchNorm, the mean of its result) consists of rounding alone."""
-
-SHAKEN = 64
-"""Factor on the change caused by perturbing the weights' last bits; a difference from eager up to it is
-rounding."""
 
 ROUNDINGS = 8
 """Factor on the change of a result by other roundings; a difference from eager up to it is rounding."""
@@ -92,7 +88,7 @@ class Eager(Snapshot):
         self.leaves = {p: t for p, t in wanted if t.requires_grad and once[id(t)] == p}
         versions = {name: t._version for name, t in self.live().items() if not t.is_inference()}
         with self.restored():
-            outputs, self.gradients = self._called(model, self.args, self.leaves)
+            outputs, self.gradients, self.tangents = self._called(model, self.args, self.leaves)
             self.outputs = [apart(leaf) for leaf in outputs]
             self.strides = [strides_of(leaf) for leaf in outputs]
             live = self.live()
@@ -106,7 +102,8 @@ class Eager(Snapshot):
 
     def _called(
         self, model: Callable[..., Any], args: Any, leaves: Mapping[str, torch.Tensor]
-    ) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
+    ) -> tuple[list[Any], dict[str, torch.Tensor | None], dict[str, torch.Tensor]]:
+        """Return the outputs of a call, and if it is differentiated the gradients of leaves and the tangents."""
         # The caller's computation of an argument is not part of the call, so the backward stops there.
         cut = {id(t): t.detach().requires_grad_() for t in leaves.values() if t.grad_fn is not None}
         args = pytree.tree_map(lambda leaf: cut.get(id(leaf), leaf), args)
@@ -117,11 +114,11 @@ class Eager(Snapshot):
             except Exception as failure:
                 raise fails_alone(self.captured.graph.name, failure) from failure
         if not self.differentiated:
-            return flat, {}
+            return flat, {}, {}
         outputs = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         roots = [outputs[index] for _, index in self.captured.tangents]
         random = torch.Generator().manual_seed(0)
-        self.tangents = {}
+        tangents: dict[str, torch.Tensor] = {}
         for (name, _), root in zip(self.captured.tangents, roots):
             if not root.requires_grad:
                 raise DifferenceError(
@@ -129,12 +126,12 @@ class Eager(Snapshot):
                     "report the model with this message"
                 )
             drawn = torch.randn(root.shape, generator=random, dtype=torch.float64, device="cpu")
-            self.tangents[name] = self.given.get(name, drawn).to(root)
+            tangents[name] = self.given.get(name, drawn).to(root)
         with _unhooked(leaves.values()), casting.off({"cpu", *(root.device.type for root in roots)}):
             found = torch.autograd.grad(
-                roots, list(leaves.values()), list(self.tangents.values()), allow_unused=True
+                roots, list(leaves.values()), list(tangents.values()), allow_unused=True
             )
-        return outputs, dict(zip(leaves, found))
+        return outputs, dict(zip(leaves, found)), tangents
 
     def judge(self, outputs: Sequence[Any], gradients: Sequence[torch.Tensor | None] = ()) -> None:
         """Compare a run with eager: outputs, gradients in the order of `Captured.gradients`, and the live
@@ -170,20 +167,15 @@ class Eager(Snapshot):
         wrong = [pair for pair in pairs if not error(*pair[1:]) <= _allowed(pair[2], loose)]
         if not wrong:
             return
-        wide = self.in_double()
-        shaken: dict[str, Any] | None = None
-        noise: dict[str, float] | None = None
+        wide, noise = self.in_double(), dict[str, float]()
         named = {f"output {i}": graph.producer.get(name, "") for i, name in enumerate(graph.outputs)}
         for what, a, b, least in wrong:
             if no_worse(a, b, wide.get(what), least):
                 continue
-            noise = self.rounding() if noise is None else noise
+            noise = noise or self.rounding()
             if distance(a, b) <= ROUNDINGS * noise.get(what, 0.0) < float("inf"):
                 continue
             if self.differentiated:
-                shaken = self.shaken() if shaken is None else shaken
-                if what in shaken and error(a, b, least) <= SHAKEN * error(shaken[what], b, least):
-                    continue
                 maker = named.get(what) or makers.get(what.removeprefix("the gradient of "), "")
                 where = f"It is made by {graph.task[maker].where}. " if maker else ""
             else:
@@ -223,26 +215,31 @@ class Eager(Snapshot):
         return pytree.tree_unflatten(leaves, spec) if told else output
 
     def in_double(self) -> dict[str, Any]:
-        """Return outputs and gradients of a copy of the model in float64; empty if there can be none."""
-        if any(task.random for task in self.captured.graph.tasks):
+        """Return outputs, updates and gradients of a copy of the model in float64; empty if there can be none."""
+        graph, now, live = self.captured.graph, generators(), self.live()
+        if any(task.random for task in graph.tasks):
             return {}
-        return self._retold("in float64", lambda path, leaf: _alike(widen(apart(leaf)), leaf), _widened)
+        saved = {id(live[name]): tensor for name, tensor in self.before.items()}
+        wide: dict[int, Any] = {}
 
-    def shaken(self) -> dict[str, Any]:
-        """Return outputs and gradients with weights that differ in their last bits, to bound the effect of
-        rounding; empty if there can be none."""
-        draw = torch.Generator().manual_seed(0)
-        # Autocast rounds weights to fewer bits than they have.
-        coarsest = max((torch.finfo(dtype).eps for dtype in rounded(self.captured.graph)), default=0.0)
+        def widened(item: Any) -> Any:
+            if id(item) not in wide:
+                wide[id(item)] = _alike(widen(apart(saved.get(id(item), item))), item)
+            return wide[id(item)]
 
-        def shaken(path: str, leaf: Any) -> Any:
-            made = apart(leaf)
-            if path and made.is_floating_point():
-                noise = torch.rand(made.shape, generator=draw, device="cpu").to(made) * 2 - 1
-                made.addcmul_(made, noise, value=max(4 * torch.finfo(made.dtype).eps, coarsest / 16))
-            return _alike(made, leaf)
-
-        return self._retold("of its rounding", shaken, lambda model: model)
+        restore(self.random)
+        try:
+            args = pytree.tree_map(widened, self.args)
+            leaves = {path: wide[id(tensor)] for path, tensor in self.leaves.items()}
+            outputs, gradients, _ = self._called(_widened(self.model), args, leaves)
+        except Exception as failure:
+            log.info("no second opinion in float64: %s", failure)
+            return {}
+        finally:
+            restore(now)
+        found = {f"output {index}": apart(result) for index, result in enumerate(outputs)}
+        updates = {graph.value[name].path: wide[id(live[name])].detach() for name in self.updates}
+        return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
     def rounding(self) -> dict[str, float]:
         """Return the largest change of each result by other roundings; empty if it cannot be told."""
@@ -270,36 +267,6 @@ class Eager(Snapshot):
         if self.differentiated:
             return [name for name in names if graph.value[name].dtype != "object"]
         return [next(made) if isinstance(leaf, torch.Tensor) else "" for leaf in self.outputs]
-
-    def _retold(
-        self, what: str, leaf: Callable[[str, Any], Any], make: Callable[[Any], Any]
-    ) -> dict[str, Any]:
-        """Return outputs and gradients of `make(model)`, called on `leaf(path, argument)` for each argument;
-        the path is "" for arguments without a gradient."""
-        graph, now = self.captured.graph, generators()
-        live = self.live()
-        saved = {id(live[name]): tensor for name, tensor in self.before.items()}
-        paths = {id(tensor): path for path, tensor in self.leaves.items()}
-        made: dict[int, Any] = {}
-
-        def told(item: Any) -> Any:
-            if id(item) not in made:
-                made[id(item)] = leaf(paths.get(id(item), ""), saved.get(id(item), item))
-            return made[id(item)]
-
-        restore(self.random)
-        try:
-            args = pytree.tree_map(told, self.args)
-            leaves = {path: made[id(tensor)] for path, tensor in self.leaves.items()}
-            outputs, gradients = self._called(make(self.model), args, leaves)
-        except Exception as failure:
-            log.info("no second opinion %s: %s", what, failure)
-            return {}
-        finally:
-            restore(now)
-        found = {f"output {index}": apart(result) for index, result in enumerate(outputs)}
-        updates = {graph.value[name].path: made[id(live[name])].detach() for name in self.updates}
-        return {**found, **updates, **{f"the gradient of {path}": g for path, g in gradients.items()}}
 
     def culprit(self) -> str:
         """Return a sentence on where the captured graph differs from eager, or that only its run does."""
@@ -345,7 +312,7 @@ def _allowed(reference: Any, loose: float) -> float:
     return max(allowed, loose) if allowed else 0.0
 
 
-def _widened(model: nn.Module) -> nn.Module:
+def _widened(model: Any) -> Any:
     """Return a copy of a model in float64, with the dtypes that it names if it was captured by Dynamo."""
 
     def wide(item: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from ..capture import Captured
 from ..capture import autocast as casting
 from ..capture.captured import memory_order
-from ..capture.torch_private import FakeTensorMode
+from ..capture.torch_private import FakeTensorMode, memory
 from ..errors import PlanError
 from ..ir.graph import Task, Value
 from ..ir.plan import Plan
@@ -285,21 +285,20 @@ def called(task: Task, kind: str, given: tuple[_Form | None, ...]) -> tuple[_Mad
             for form in given
         ]
         made = resolve.called(task, function, lambda name: tensors[int(name)], device)
-        owner: dict[int, int] = {}
+        owner: dict[int | None, int] = {}
         for index, tensor in enumerate(tensors):
             if tensor is not None:
-                owner.setdefault(tensor.untyped_storage()._cdata, index)
+                owner.setdefault(memory(tensor), index)
         return tuple(_outputs(made if task.unpack else [made], owner) if task.outputs else ())
 
 
-def _outputs(made: Any, owner: dict[int, int]) -> Iterator[_Made]:
+def _outputs(made: Any, owner: dict[int | None, int]) -> Iterator[_Made]:
     for index, item in enumerate(made):
         if not isinstance(item, torch.Tensor):
             yield _Made(None, None)
             continue
-        memory = item.untyped_storage()._cdata
-        yield _Made(_Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory))
-        owner.setdefault(memory, ~index)
+        yield _Made(_Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory(item)))
+        owner.setdefault(memory(item), ~index)
 
 
 @lru_cache(maxsize=4096)

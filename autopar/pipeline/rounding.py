@@ -23,13 +23,16 @@ def spread(
 ) -> dict[str, float]:
     """Return the largest change of each of the values `names` if every task rounds its inexact results otherwise.
 
-    start: inputs and state by name. begin: puts random generators in the state of the call.
+    start: inputs, state and tangents by name. begin: puts random generators in the state of the call.
     """
+    # The user's own loss is a task of a joint graph; its results, the tangents, are given.
+    tasks = tuple(task for task in captured.graph.tasks if not start.keys() >= {*task.outputs})
+    graph = replace(captured.graph, tasks=tasks)
     changes, exact, draw = dict.fromkeys(names, 0.0), dict[str, Any](), torch.Generator().manual_seed(0)
     for count in range(1 + DRAWS):
         begin()
         values: dict[str, Any] = {name: apart(tensor) for name, tensor in start.items()}
-        for task in interpret(captured.graph, captured.calls, values, captured.home):
+        for task in interpret(graph, captured.calls, values, captured.home):
             # Another run of a random task would draw other numbers.
             if count and not task.random:
                 wide = _in_double(captured, task, values)

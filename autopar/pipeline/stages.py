@@ -39,7 +39,7 @@ from ..system.process import uncollected
 from ..system.text import seconds, ticking
 from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
 from ..transform.rewrites import local
-from .batch_split import best_plan, passed_over
+from .batch_split import best_plan
 from .compare import present
 from .given_plan import as_given
 from .kernel_build import Form, in_place, symbols_of
@@ -230,7 +230,7 @@ def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prep
     placed.executor.close()
     beaten = placed.plan.candidate(f"measured {seconds(placed_s)}, the single device {seconds(alone_s)}")
     others = tuple(each for each in placed.plan.candidates if each.name != beaten.name)
-    kept = replace(passed_over(alone.plan, beaten), candidates=(*others, beaten))
+    kept = replace(alone.plan, candidates=(*others, beaten))
     return replace(alone, plan=kept, single_s=alone_s)
 
 

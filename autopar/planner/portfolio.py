@@ -13,7 +13,7 @@ from ..ir.plan import Plan
 from ..ir.plan_check import sound
 from ..system.text import seconds
 from .bounds import lower_bound
-from .candidates import SHORTER, Entry, Race
+from .candidates import Entry, Race
 from .lists.heft import heft, lookahead
 from .lists.memory_first import fill, follow
 from .lists.single import is_single, single
@@ -21,7 +21,6 @@ from .model.instance import Instance
 from .model.simulator import Schedule, schedule_of
 from .model.timing import timing
 from .policies import Policy, asked, enter_fitting
-from .reasons import reasons
 from .search.anneal import POLICY, anneal, pack, polish
 from .search.large import LARGE, contended, non_delay_list, weighted
 
@@ -191,12 +190,6 @@ def _plan(race: Race, chosen: Entry, alone: dict[int, list[Entry]], stopped: str
     for d, device in enumerate(instance.devices):
         fitting = [entry.makespan for entry in alone[d] if not entry.over]
         singles.append((device, min(fitting) if fitting and is_single(race.instance, d) else None))
-    several = [entry.makespan for entry in race.entries if not entry.over and len(set(entry.play.device)) > 1]
-    shortest = all(entry.over or entry.makespan >= found.makespan * (1 - SHORTER) for entry in race.entries)
-    others = ""
-    if several:
-        times = seconds(min(several)), seconds(found.makespan)
-        others = f"the best plan found over several devices would take {times[0]}, this one {times[1]}"
     # A losing entry refutes a bound as well as the plan does; `Plan` itself checks only the latter.
     least = min((entry.makespan for entry in race.entries if not entry.over), default=found.makespan)
     return replace(
@@ -204,6 +197,5 @@ def _plan(race: Race, chosen: Entry, alone: dict[int, list[Entry]], stopped: str
         lower_bound=sound(race.bound, least),
         singles=tuple(singles),
         candidates=tuple(race.candidates),
-        reasons=reasons(found, shortest, others),
         stopped=stopped,
     )

@@ -1,12 +1,11 @@
-"""What-if analysis: a plan replayed with one device or link twice as fast, or with a link without latency."""
+"""What-if analysis: a plan replayed with all devices of a kind, or one link, twice as fast or without latency."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
-from ..ir.costed import Cluster, CostedGraph
+from ..ir.costed import CostedGraph
 from ..ir.device import Link
 from ..ir.machine import Machine
 from ..ir.plan import Plan
@@ -17,7 +16,7 @@ from .model.simulator import schedule_of
 HELPS = 0.005
 """Share by which a change must shorten a plan to be reported."""
 FASTER = 2.0
-"""Speed-up of a device or bus that is tried."""
+"""Speed-up of devices or of a link that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +34,29 @@ def changes(plan: Plan) -> tuple[_Change, ...]:
     may be shorter still.
     """
     schedule, helping = schedule_of(plan), []
-    for what, change in _options(plan.costed):
-        entry = Race(Instance(change(plan.costed))).trial(schedule)
+    for what, costed in _options(plan.costed):
+        entry = Race(Instance(costed)).trial(schedule)
         if entry and not entry.over and entry.makespan < plan.makespan * (1 - HELPS):
             helping.append(_Change(what, entry.makespan))
     return tuple(sorted(helping, key=lambda change: change.seconds))
 
 
-def _options(costed: CostedGraph) -> Iterator[tuple[str, Callable[[CostedGraph], CostedGraph]]]:
-    """Yield each change with its name."""
-    for d, device in enumerate(costed.machine.devices):
-        yield f"{device.name} twice as fast", partial(_quicker, d=d)
-    for name, links in _wires(costed.machine).items():
+def _options(costed: CostedGraph) -> Iterator[tuple[str, CostedGraph]]:
+    """Yield the name of each change, and the graph costed with it. Equal devices change together: one of two that
+    share the work evenly would shorten nothing."""
+    machine = costed.machine
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for d, device in enumerate(machine.devices):
+        kinds.setdefault((device.kind, device.chip), []).append(d)
+    for (kind, chip), devices in kinds.items():
+        name = machine.devices[devices[0]].name
+        called = name if len(devices) == 1 else f"all {len(devices)} {chip or kind} devices"
+        yield f"{called} twice as fast", _quicker(costed, devices)
+    for name, links in _wires(machine).items():
         called = name if " → " in name else f"bus {name}"
-        yield f"{called} twice as fast", partial(_links, changed=links, rate=FASTER)
+        yield f"{called} twice as fast", _links(costed, links, rate=FASTER)
         if any(link.latency_s for link in links):
-            yield f"{called} without latency", partial(_links, changed=links, wait=0.0)
+            yield f"{called} without latency", _links(costed, links, wait=0.0)
 
 
 def _wires(machine: Machine) -> dict[str, list[Link]]:
@@ -61,21 +67,17 @@ def _wires(machine: Machine) -> dict[str, list[Link]]:
     return wires
 
 
-def _quicker(costed: CostedGraph, d: int) -> CostedGraph:
-    """Speed up the clusters on a device, except for the host's part."""
+def _quicker(costed: CostedGraph, devices: Collection[int]) -> CostedGraph:
+    """Speed up the clusters on some devices, except for the host's part."""
 
-    def quick(cluster: Cluster, seconds: float) -> float:
-        return min(seconds, cluster.dispatch_s + (seconds - cluster.dispatch_s) / FASTER)
+    def quick(seconds: float | None, dispatch: float) -> float | None:
+        return seconds and min(seconds, dispatch + (seconds - dispatch) / FASTER)
 
-    clusters = (
-        replace(
-            cluster,
-            seconds=tuple(
-                s if s is None or e != d else quick(cluster, s) for e, s in enumerate(cluster.seconds)
-            ),
-        )
-        for cluster in costed.clusters
-    )
+    clusters = []
+    for cluster in costed.clusters:
+        pairs = enumerate(cluster.seconds)
+        times = (quick(s, cluster.dispatch_s) if d in devices else s for d, s in pairs)
+        clusters.append(replace(cluster, seconds=tuple(times)))
     return replace(costed, clusters=tuple(clusters))
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-import torch._dynamo
 
 from ..capture.torch_private import keeps_graph, memory, packs_saved, raising
 from ..ops.composites.define import drawn
@@ -49,7 +48,7 @@ class _Bridge(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch._dynamo.disable
+    @torch.compiler.disable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         """Return the gradients of the leaves; None for arguments without one."""
         if all(tangent is None for tangent in tangents):

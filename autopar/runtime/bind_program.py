@@ -26,11 +26,11 @@ from ..ir.open_size import OPENED
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Piece, Program, Record, Step, Wait
 from ..ops import resolve
+from .gates import Gates, events
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
 from .lanes.host import HostLane, apart
-from .layout import Part, laid_out
-from .worker import Gates, events
+from .layout import laid_out
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
@@ -75,7 +75,7 @@ class Assembly:
         }
         # These gates only number the events; each crew has its own gates with the same numbers.
         self.gates = Gates(program)
-        self._codes: dict[tuple[str, bool, Part], _Code] = {}
+        self._codes: dict[tuple[str, bool], _Code] = {}
 
     def torch_device(self, name: str) -> torch.device:
         """Return the torch device of a device of the machine."""
@@ -85,11 +85,11 @@ class Assembly:
         """Return the torch device of a buffer."""
         return self.torch_device(self.program.buffer[buffer].device)
 
-    def code(self, lane: str, recorded: bool, part: Part = "whole") -> _Code:
-        """Return the code of a lane, or of a part of its steps, generated on first use."""
-        key = lane, recorded, part
+    def code(self, lane: str, recorded: bool) -> _Code:
+        """Return the code of a lane, generated on first use."""
+        key = lane, recorded
         if key not in self._codes:
-            self._codes[key] = _Writer(self, self.lanes[lane], recorded, part).code()
+            self._codes[key] = _Writer(self, self.lanes[lane], recorded).code()
         return self._codes[key]
 
     def step_of(self, lane: str, trace: TracebackType | None) -> int:
@@ -98,10 +98,10 @@ class Assembly:
         codes = [code for (name, *_), code in self._codes.items() if name == lane]
         return max((code.step_of(trace) for code in codes), default=-1)
 
-    def function(self, lane: str, recorded: bool, gates: Gates, part: Part = "whole") -> LaneFunction:
-        """Return the function of a lane, or of a part of its steps, that uses `gates`."""
+    def function(self, lane: str, recorded: bool, gates: Gates) -> LaneFunction:
+        """Return the function of a lane that uses `gates`."""
         # Writing the code adds to the names of the lane.
-        code = self.code(lane, recorded, part)
+        code = self.code(lane, recorded)
         return code.function({**gates.names(lane), **self.lanes[lane].names})
 
     def callable(self, step: Compute) -> Callable[..., Any]:
@@ -163,10 +163,10 @@ class _Code:
 
 
 class _Writer:
-    """Writer of the code of a `part` of one lane; `recorded` adds calls of the lane's recorder."""
+    """Writer of the code of one lane; `recorded` adds calls of the lane's recorder."""
 
-    def __init__(self, assembly: Assembly, backend: HostLane, recorded: bool, part: Part) -> None:
-        self.assembly, self.backend, self.recorded, self.part = assembly, backend, recorded, part
+    def __init__(self, assembly: Assembly, backend: HostLane, recorded: bool) -> None:
+        self.assembly, self.backend, self.recorded = assembly, backend, recorded
         self.program, self.graph, self.layout = assembly.program, assembly.graph, assembly.layout
         self.lane = self.program.lanes.index(backend.lane)
         self.names: dict[str, Any] = {}
@@ -285,7 +285,7 @@ class _Writer:
         gone = []
         for name in buffers:
             slot = self.layout.slots.get(name)
-            if slot is not None and self.part != "constant":
+            if slot is not None:
                 yield f"s[{slot}] = None"
             elif name in self.local:
                 gone.append(self.local.pop(name))
@@ -296,9 +296,6 @@ class _Writer:
     def step(self, step: Step, index: int) -> Iterator[str]:
         """Yield the lines of a step. Call it in the order of the steps, since they reuse locals."""
         gates, signals, declared = self.assembly.gates, self.assembly.signals, self.assembly.declared
-        if not self.layout.holds(step, self.part):
-            yield from self.drop(self.layout.drops.get((self.lane, index), ()))
-            return
         match step:
             case Compute():
                 yield from self.compute(step, index)

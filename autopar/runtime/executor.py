@@ -23,12 +23,11 @@ from .bind_program import Assembly
 from .flat_transfer import pieces
 from .inline_call import InlineCall
 from .kernels import Kernel
-from .lane_threads import Crew
+from .lane_threads import Crew, stop_all
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .record import CallRecord
 from .replicas import Replicas
-from .worker import stop_all
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
@@ -141,7 +140,7 @@ class Executor:
         self._plan = plan
         self._assembly = Assembly(self._captured, plan, self._program, self._kernels)
         self._crew = Crew(self._assembly)
-        weakref.finalize(self, stop_all, self._crew.workers)
+        weakref.finalize(self, stop_all, self._crew.threads)
         self._bind()
 
     def _bind(self) -> None:

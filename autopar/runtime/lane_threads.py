@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import torch
@@ -12,11 +15,11 @@ from ..ir.device import kind_of
 from ..ir.program import Compute, Copy, Lane, Piece, Wait, tasks_of
 from . import thread_state
 from .bind_program import Assembly, LaneFunction
+from .gates import Gates
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .lanes.host import HostLane
 from .record import CallRecord, LaneRecorder
-from .worker import Gates, Job, Worker, stop_all
 
 
 class _CallContext:
@@ -43,7 +46,7 @@ class _CallContext:
 
 
 class Crew:
-    """Workers and gates of an assembly. Threads start at the first call, and again after `stop`, an interrupt or a
+    """Threads and gates of an assembly. Threads start at the first call, and again after `stop`, an interrupt or a
     fork.
 
     The caller's thread runs the lane with the most tasks: of the CPU lanes with as many intra-op threads as
@@ -52,19 +55,20 @@ class Crew:
 
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
-        self.workers: list[Worker] = []
+        self.threads: list[ThreadPoolExecutor] = []
+        """An executor of one thread for each lane but the caller's."""
         self._gates = Gates(assembly.program)
         self._functions: dict[tuple[str, bool], LaneFunction] = {}
         self._own: HostLane | None = None
         self._busy = False
-        self._others: list[tuple[HostLane, Worker]] | None = None
+        self._others: list[tuple[HostLane, ThreadPoolExecutor]] | None = None
 
     def start(self) -> None:
         """Start the threads unless they run."""
         if self._busy:
             self._gates.fail("", KeyboardInterrupt())
             self._abandon()
-        if self._others is None or any(worker.gone for _, worker in self._others):
+        if self._others is None:
             self._others = self._start()
 
     def prepare(self) -> None:
@@ -80,12 +84,11 @@ class Crew:
         self._busy = True
         try:
             assert self._others is not None
-            for backend, worker in self._others:
-                worker.submit(self._job(backend, slots, call))
+            jobs = [thread.submit(self._job(backend, slots, call)) for backend, thread in self._others]
             if self._own is not None:
-                self._job(self._own, slots, call)[0]()
-            for _, worker in self._others:
-                worker.wait()
+                self._job(self._own, slots, call)()
+            for job in jobs:
+                job.result()
         except BaseException as error:
             # Only an interrupt gets here, at any point: any lane may be not yet started or still running.
             self._gates.fail("", error)
@@ -105,11 +108,11 @@ class Crew:
     def stop(self) -> None:
         """Stop the threads."""
         self._others = None
-        stop_all(self.workers)
+        stop_all(self.threads)
 
     def forked(self) -> None:
         """Reset in a forked child, where the threads are gone and locks are in an unknown state."""
-        self.workers.clear()
+        self.threads.clear()
         self._renew()
 
     def drain(self) -> None:
@@ -117,9 +120,9 @@ class Crew:
         for backend in self.assembly.lanes.values():
             backend.drain()
 
-    def _start(self) -> list[tuple[HostLane, Worker]]:
-        # An interrupt may have left workers of an earlier attempt.
-        stop_all(self.workers)
+    def _start(self) -> list[tuple[HostLane, ThreadPoolExecutor]]:
+        # An interrupt may have left threads of an earlier attempt.
+        stop_all(self.threads)
         assembly, threads = self.assembly, torch.get_num_threads()
         counts = intra_op_threads(assembly)
 
@@ -136,12 +139,13 @@ class Crew:
         others = []
         for name, backend in assembly.lanes.items():
             if backend is not self._own:
-                self.workers.append(Worker(name))
-                self.workers[-1].start()
-                others.append((backend, self.workers[-1]))
-                self.workers[-1].submit(_setup(counts[backend]))
-        for _, worker in others:
-            worker.wait()
+                self.threads.append(
+                    ThreadPoolExecutor(1, initializer=_begin, initargs=(name, counts[backend]))
+                )
+                others.append((backend, self.threads[-1]))
+        # An initialiser runs once the first job is there.
+        for job in [thread.submit(int) for thread in self.threads]:
+            job.result()
         if others:
             # Threads that start later take over the number that any thread has set last.
             torch.set_num_threads(threads)
@@ -152,7 +156,7 @@ class Crew:
             self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
         return self._functions[lane, recorded]
 
-    def _job(self, backend: HostLane, slots: list[Any], call: _CallContext) -> Job:
+    def _job(self, backend: HostLane, slots: list[Any], call: _CallContext) -> Callable[[], None]:
         name, gates = backend.lane.name, self._gates
         function = self._function(name, call.recording is not None)
         own = backend is self._own
@@ -169,7 +173,7 @@ class Crew:
             except BaseException as error:
                 gates.fail(name, error)
 
-        return run, lambda: gates.fail(name, _Ended())
+        return run
 
     def _raise(self) -> NoReturn:
         lane, error = self._gates.failed[0]
@@ -189,13 +193,13 @@ class Crew:
         """Stop every lane, whatever its state, and restore the state before the first call."""
         for _ in range(2):
             try:
-                stop_all(self.workers)
+                stop_all(self.threads)
                 self.drain()
                 break
             except BaseException:
                 # Interrupted while waiting for a busy lane: wait once more, then leave the lane to itself.
                 continue
-        self.workers.clear()
+        self.threads.clear()
         self._renew()
 
     def _renew(self) -> None:
@@ -224,14 +228,23 @@ def intra_op_threads(assembly: Assembly) -> dict[HostLane, int]:
     }
 
 
-def _setup(threads: int) -> Job:
-    def setup() -> None:
-        # The first query in a thread resets the number to what any thread has set last.
-        torch.get_num_threads()
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(False)
+def stop_all(threads: list[ThreadPoolExecutor]) -> None:
+    """Stop each thread after its current job and wait for its end; empty the list. If interrupted, call it again."""
+    for thread in threads:
+        thread.shutdown(wait=False)
+    while threads:
+        # A garbage collection may run this on the very thread that it stops.
+        with contextlib.suppress(RuntimeError):
+            threads[-1].shutdown()
+        threads.pop()
 
-    return setup, lambda: None
+
+def _begin(lane: str, threads: int) -> None:
+    threading.current_thread().name = f"autopar {lane}"
+    # The first query in a thread resets the number to what any thread has set last.
+    torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
 
 
 SHOWN = 5
@@ -242,20 +255,11 @@ _ASSERT = "aten._assert_async."
 """Target of the task of an `assert` on a tensor."""
 
 
-class _Ended(Exception):
-    """The thread of a lane ended in the middle of a call."""
-
-
 def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> BaseException:
     """Return the exception to raise for an error in lane `name`; `own`: the lane runs in the caller's thread.
 
     An interrupt of the caller is returned unchanged; any other error becomes a RunError, also of its own class.
     """
-    if isinstance(error, _Ended):
-        return RunError(
-            f"the thread of lane {name} was ended from outside in the middle of the call; nothing of the caller's "
-            "has changed, and the next call starts a new one"
-        )
     lane = assembly.lanes[name].lane
     index = assembly.step_of(name, error.__traceback__)
     step = lane.steps[index] if index >= 0 else None

@@ -1,7 +1,6 @@
 """Text for people: aligned tables, numbers, names, and the progress of long stages.
 
-Progress is a bar over items on a terminal, or a count of seconds without items; elsewhere, in a notebook or log, a
-line every few seconds.
+Progress is a count of seconds on a terminal; elsewhere, in a notebook or log, a line every few seconds.
 """
 
 from __future__ import annotations
@@ -12,23 +11,20 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from ..errors import DeviceError, PlanError
 
 log = logging.getLogger("autopar")
 
-T = TypeVar("T")
-
 PATIENCE_S = 1.0
-"""Seconds before a bar appears: most stages end sooner."""
+"""Seconds before a count appears: most stages end sooner."""
 EVERY_S = 5.0
 """Seconds between two lines without a terminal."""
-_WIDTH = 30
 
 
 def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
@@ -129,55 +125,33 @@ def parse_bytes(size: int | float | str) -> int:
 def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
     """Return the names that match a name or glob. Raises PlanError with the complaint and a suggestion if there are
     none."""
-    found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
+    matches = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+    if not matches:
         near = get_close_matches(pattern, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
         raise PlanError(f"{complaint}; {hint}")
-    return found
-
-
-def bar(items: Sequence[T], title: str, stream: TextIO | None = None) -> Iterator[T]:
-    """Yield the items, with a bar on a terminal after 1 s, wiped at the end; elsewhere, log progress every 5 s."""
-    number, count = 0, len(items)
-
-    def line(_: float) -> str:
-        return f"{title} [{('#' * (_WIDTH * number // count)).ljust(_WIDTH)}] {number}/{count}"
-
-    with _told(line, lambda took: f"{title}: {number} of {count}, after {took:.0f} s", stream):
-        for number, item in enumerate(items):  # noqa: B007 - what is told goes by it
-            yield item
+    return matches
 
 
 @contextmanager
 def ticking(title: str, stream: TextIO | None = None) -> Iterator[None]:
     """Count the seconds of the block on a terminal after 1 s, wiped at the end; elsewhere, log every 5 s that it
     runs."""
-    with _told(
-        lambda took: f"{title} … {took:.0f} s", lambda took: f"{title}: at work for {took:.0f} s", stream
-    ):
-        yield
-
-
-@contextmanager
-def _told(
-    line: Callable[[float], str], report: Callable[[float], str], stream: TextIO | None
-) -> Iterator[None]:
-    """Write the line with the seconds to a terminal, else log the report, from a thread while the block runs."""
     out = sys.stderr if stream is None else stream
     over = threading.Event()
 
     def tell() -> None:
         start, shown, terminal = time.monotonic(), 0, out.isatty()
         while not over.wait(PATIENCE_S if terminal else EVERY_S):
+            took = time.monotonic() - start
             if terminal:
-                text = line(time.monotonic() - start)
+                text = f"{title} … {took:.0f} s"
                 out.write("\r" + text.ljust(shown))
                 out.flush()
                 shown = len(text)
             else:
                 # A logger without handlers shows only warnings and errors.
-                log.warning("%s", report(time.monotonic() - start))
+                log.warning("%s: at work for %.0f s", title, took)
         if shown:
             out.write("\r" + " " * shown + "\r")
             out.flush()

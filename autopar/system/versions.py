@@ -15,8 +15,8 @@ TO_TYPE = "pip install 'torch>={}.{},<{}.{}'".format(*FIRST, LAST[0], LAST[1] + 
 
 def release(version: str) -> tuple[int, int]:
     """Return major and minor of a torch release, such as `2.13.0+cpu`; (0, 0) for other text."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def lacking(version: str, error: ImportError) -> str:

@@ -16,7 +16,7 @@ from ..capture import Captured
 from ..capture.ahead import ahead
 from ..capture.convert import captured_at
 from ..capture.eager_form import in_eager
-from ..capture.floats import numbered, numbers, open_or_fixed, taking
+from ..capture.floats import fixable, numbered, numbers, taking
 from ..capture.refusals import Untraceable, explain, valued
 from ..capture.region import Region
 from ..capture.torch_private import FakeTensorMode
@@ -72,6 +72,8 @@ class _Signatures:
         try:
             first = self._begun(self._region(module, examples), examples)
         except Exception as error:
+            if fixable(error, module):
+                raise
             # Dynamo would wrap an error raised here, so the call raises it instead.
             text = explain(self.name, error)
             refusal = CaptureError(text if self.name in text else f"{self.name}: {text}")
@@ -113,7 +115,7 @@ class _Signatures:
                 programs.add(sizes, found)
             self.latest = found
             assert self._take is not None
-            return bound.region.counts.fill(self._take(found, args), args)
+            return bound.region.numbers.fill(self._take(found, args), args)
 
         return taking(serve, floats)
 
@@ -147,7 +149,7 @@ class _Signatures:
         """Return the region of a captured loss. Raises CaptureError if it cannot be differentiated."""
         self.require_known()
         the_loss(module, self.name)
-        region = open_or_fixed(lambda: Region(module, examples, self.loss, self.loss.arguments), module)
+        region = Region(module, examples, self.loss, self.loss.arguments)
         for place in region.places:
             if place.kind == "input" and place.fake.requires_grad:
                 raise CaptureError(

@@ -49,13 +49,13 @@ def batch_of(graph: Graph) -> int | None:
     size of a first axis.
     """
     read = {name for task in graph.tasks if task.phase == "forward" for name in task.inputs}
-    given = [name for name in graph.inputs if name in read or not graph.readers[name]]
-    shapes = [graph.value[name].shape for name in given]
+    names = [name for name in graph.inputs if name in read or not graph.readers[name]]
+    shapes = [graph.value[name].shape for name in names]
     first = Counter(shape[0] for shape in shapes if shape)
     second = Counter(shape[1] for shape in shapes if len(shape) > 1)
     if not first:
         return None
-    sizes = [size for found in (first, second) for size, _ in found.most_common()]
+    sizes = [size for counts in (first, second) for size, _ in counts.most_common()]
     flows = [best_flow(graph, size) for size in dict.fromkeys(sizes) if size > 1]
     best = max(flows, key=_rating, default=None)
     return best.rows if best is not None and best.cuts else sizes[0]
@@ -157,16 +157,16 @@ class _Flow:
             blocks: set[int] = set()
             other = torn = False
             for name, axis in zip(task.inputs, cut.inputs, strict=True):
-                own = self.axis.get(name)
+                batch = self.axis.get(name)
                 if axis == OWN:
                     torn = torn or name not in self.own
-                elif own is not None and own == axis:
+                elif batch is not None and batch == axis:
                     blocks.add(self.outer.get(name, 1))
                     cost -= self.bytes([name])
                     continue
                 else:
                     other = other or axis is not None
-                if own is not None:
+                if batch is not None:
                     joined += self.bytes([name])
             if torn or len(blocks) != 1 or (blocks != {1} and (other or not self.rowwise(task, cut))):
                 continue
@@ -184,14 +184,14 @@ class _Flow:
 
     def worth(self, task: Task, cut: Cut, joined: int, held: int) -> bool:
         """Return True if a cut that splits `held` bytes is worth the `joined` bytes that it needs whole."""
-        made = self.bytes(task.outputs)
+        written = self.bytes(task.outputs)
         if SUMMED in cut.outputs and joined:
             return False
         if task.flops:
             return True
         if all(axis == SUMMED for axis in cut.outputs):
-            return self.parts * made <= held
-        return joined <= made
+            return self.parts * written <= held
+        return joined <= written
 
     def begun(self, task: Task) -> Cut | None:
         """Return the cut of a backward task that broadcasts a gradient, a value without rows, over the
@@ -210,19 +210,19 @@ class _Flow:
     def torn(self) -> set[str]:
         """Return tasks whose parts make their own values although a reader that needs these stays whole; and those that
         draw for a tape, or read it, if others of these stay whole."""
-        found = set()
+        torn = set()
         for task in self.graph.tasks:
             if task.target == TAPED and task.random:
                 bound = {task.name, *self.graph.readers[task.outputs[-1]]}
-                found |= set() if bound <= self.cuts.keys() else bound & self.cuts.keys()
+                torn |= set() if bound <= self.cuts.keys() else bound & self.cuts.keys()
         for task in self.graph.tasks if self.own else ():
             chosen = self.cuts.get(task.name)
             for index, name in enumerate(task.inputs):
                 if name in self.own and (chosen is None or chosen.inputs[index] not in (OWN, None)):
                     ways = {cut.inputs[index] for cut in task.cuts}
                     if OWN in ways and None not in ways:
-                        found.add(self.graph.producer[name])
-        return found
+                        torn.add(self.graph.producer[name])
+        return torn
 
     def rowwise(self, task: Task, cut: Cut) -> bool:
         """Return True if a cut treats rows independently, so any rows can form a part."""
@@ -235,8 +235,8 @@ class _Flow:
         """
         if task.target not in _RESHAPES or self.axis.get(task.inputs[0]) is None:
             return None, 1
-        (name,), (made,) = task.inputs, task.outputs
-        axis, before, after = self.axis[name], self.graph.value[name].shape, self.graph.value[made].shape
+        (name,), (output,) = task.inputs, task.outputs
+        axis, before, after = self.axis[name], self.graph.value[name].shape, self.graph.value[output].shape
         if 0 in after:
             return None, 1
         left = math.prod(before[:axis]) * self.outer.get(name, 1)
@@ -266,8 +266,8 @@ class _Flow:
 
     def cut_makes(self, *, summed: bool) -> list[str]:
         """Return outputs of the split tasks that are summed, or those that are joined along an axis."""
-        made = (zip(self.graph.task[name].outputs, cut.outputs) for name, cut in self.cuts.items())
-        pairs = ((name, axis) for pairs in made for name, axis in pairs if axis is not None)
+        outputs = (zip(self.graph.task[name].outputs, cut.outputs) for name, cut in self.cuts.items())
+        pairs = ((name, axis) for pairs in outputs for name, axis in pairs if axis is not None)
         return [name for name, axis in pairs if (axis == SUMMED if summed else axis >= 0)]
 
     def trim_views(self) -> None:
@@ -330,15 +330,15 @@ class _Flow:
         whole: set[str] = set()
         for task in self.graph.tasks:
             if task.phase in phases and (task.name in self.cuts or task.target not in LIKE):
-                given = self.cut_reads(task) if task.name in self.cuts else ()
-                whole.update(name for name in task.inputs if name in parts and name not in given)
+                in_parts = self.cut_reads(task) if task.name in self.cuts else ()
+                whole.update(name for name in task.inputs if name in parts and name not in in_parts)
                 whole.update(name for name in task.outputs if name in parts and name in self.graph.results)
         return {name: self.bytes([name]) for name in whole}
 
     def summed(self) -> dict[str, int]:
         """Return the bytes of the summands of each summed value with a reader."""
-        made = self.cut_makes(summed=True)
-        wanted = (name for name in made if self.graph.readers[name] or name in self.graph.results)
+        sums = self.cut_makes(summed=True)
+        wanted = (name for name in sums if self.graph.readers[name] or name in self.graph.results)
         return {name: self.parts * self.bytes([name]) for name in wanted}
 
     @cached_property
@@ -348,9 +348,9 @@ class _Flow:
         It counts only the forward, without sums, so a graph has the same batch with and without training.
         """
         cut = (task for task in self.graph.tasks if task.phase == "forward" and task.name in self.cuts)
-        kept = [task for task in cut if SUMMED not in self.cuts[task.name].outputs]
+        joined = [task for task in cut if SUMMED not in self.cuts[task.name].outputs]
         rejoined = sum(self.rejoined(("forward",)).values())
-        return sum(task.flops + self.touched(task) for task in kept) - _FLOPS_A_BYTE * rejoined
+        return sum(task.flops + self.touched(task) for task in joined) - _FLOPS_A_BYTE * rejoined
 
 
 def cut_axes(task: Task, cut: Cut) -> Iterator[tuple[str, int]]:

@@ -58,8 +58,8 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
     for task in graph.tasks:
         if task.name in closing:
             number = closing[task.name]
-            made, steps = _summed(graph, buckets[number], f"bucket{number}")
-            values += made
+            flats, steps = _summed(graph, buckets[number], f"bucket{number}")
+            values += flats
             tasks += steps
         elif task.name not in inside:
             tasks.append(task)
@@ -94,16 +94,16 @@ def _gradients(graph: Graph, nbytes: int) -> list[list[Task]]:
 
 def filled(items: Iterable[tuple[Hashable, int, _T]], nbytes: int) -> list[list[_T]]:
     """Group items (key, bytes) into buckets of one key and up to `nbytes` bytes, in order."""
-    found: list[list[_T]] = []
+    buckets: list[list[_T]] = []
     filling: dict[Hashable, list[_T]] = {}
     held: dict[Hashable, int] = {}
     for key, size, item in items:
         if key not in filling or held[key] + size > nbytes:
             filling[key], held[key] = [], 0
-            found.append(filling[key])
+            buckets.append(filling[key])
         filling[key].append(item)
         held[key] += size
-    return found
+    return buckets
 
 
 def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -124,31 +124,31 @@ def _makers(graph: Graph, task: Task, nbytes: int) -> tuple[tuple[str, ...], tup
 
 def _reaching(graph: Graph) -> dict[str, int]:
     """Return the tangents that each value depends on, as bits; empty without a user's own loss."""
-    found: dict[str, int] = {}
+    reaching: dict[str, int] = {}
     for task in graph.tasks:
         if task.target == LOSS:
-            found.update((name, 1 << bit) for bit, name in enumerate(task.outputs))
-        elif found:
+            reaching.update((name, 1 << bit) for bit, name in enumerate(task.outputs))
+        elif reaching:
             bits = 0
             for name in task.inputs:
-                bits |= found.get(name, 0)
-            found.update(dict.fromkeys(task.outputs, bits))
-    return found
+                bits |= reaching.get(name, 0)
+            reaching.update(dict.fromkeys(task.outputs, bits))
+    return reaching
 
 
 def _updated(graph: Graph) -> dict[str, str]:
     """Return, by value, the update of several parameters that reads it, or a view of it, as a gradient."""
-    found = {}
+    updates = {}
     for task in graph.tasks:
         if task.target in UPDATES and len(task.args) > 1:
             for name in task.inputs:
-                while name not in found:
-                    found[name] = task.name
+                while name not in updates:
+                    updates[name] = task.name
                     maker = graph.task.get(graph.producer.get(name, ""))
                     if maker is None or not maker.free or not maker.inputs:
                         break
                     name = maker.inputs[0]
-    return found
+    return updates
 
 
 def _summands(task: Task) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ def grouped(
     for bucket in buckets:
         label = _label(graph, len(closing))
         gone.update(task.name for task in bucket[:-1])
-        made = []
+        outputs = []
         for position, column in enumerate(zip(*(task.outputs for task in bucket))):
             states = [graph.value[target[name]] for name in column]
             entry = f"_{states[0].path.rpartition('.')[2]}" if position else ""
@@ -232,14 +232,14 @@ def grouped(
                 del values[name], updates[name, state.name]
                 updates[whole.name, state.name] = None
             values[whole.name] = whole
-            made.append(whole.name)
-        flat += made
+            outputs.append(whole.name)
+        flat += outputs
         first, args = bucket[0], tuple(task.args[0] for task in bucket)
         closing[bucket[-1].name] = replace(
             first,
             name=f"update {label}",
             args=args,
-            outputs=tuple(made),
+            outputs=tuple(outputs),
             flops=sum(task.flops for task in bucket),
             module="",
             origin=first.origin or first.name,

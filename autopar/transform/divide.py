@@ -1,7 +1,7 @@
 """Division of a joint graph into the graphs of forward and backward.
 
 The values that the backward reads from the forward are *saved*: outputs of one, inputs of the other. Each
-reader of a view of a weight has its own view (`rewrites.own`), so no copy of a weight is saved.
+reader of a view of a weight has its own view (`rewrites.with_own_views`), so no copy of a weight is saved.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ def divide(graph: Graph, gradients: int) -> tuple[Graph, Graph]:
         outputs=(*graph.outputs[:count], *saved),
     )
     used = _with_wholes(graph, read)
-    kept = tuple(name for name in graph.state if name in used and name in state)
+    state_read = tuple(name for name in graph.state if name in used and name in state)
     backward = replace(
         graph,
         name=f"{graph.name} backward",
-        values=_values(graph, [*saved, *tangents], kept, tasks),
+        values=_values(graph, [*saved, *tangents], state_read, tasks),
         tasks=tasks,
         inputs=(*saved, *tangents),
-        state=kept,
+        state=state_read,
         outputs=graph.outputs[count:],
         updates=(),
         changing=(),
         carried=(),
-        streamed=tuple(name for name in graph.streamed if name in kept),
+        streamed=tuple(name for name in graph.streamed if name in state_read),
     )
     return forward.check(), backward.check()
 
@@ -138,14 +138,14 @@ def _adds(task: Task, left: Sequence[str], values: Mapping[str, Value]) -> bool:
     """Return True if an addition returns its only remaining summand unchanged."""
     if task.target != "aten.add.Tensor" or task.kwargs or len(left) != 1:
         return False
-    summand, made = values[left[0]], values[task.outputs[0]]
-    return (summand.shape, summand.dtype) == (made.shape, made.dtype)
+    summand, output = values[left[0]], values[task.outputs[0]]
+    return (summand.shape, summand.dtype) == (output.shape, output.dtype)
 
 
 def reached(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> tuple[bool, ...]:
     """Return for each gradient whether a `live` tangent reaches it; True for one that depends on no tangent."""
-    found, made_up = depending(backward, live), constants(backward, tangents)
-    return tuple(name in found or name in made_up for name in backward.outputs)
+    dependent, made_up = depending(backward, live), constants(backward, tangents)
+    return tuple(name in dependent or name in made_up for name in backward.outputs)
 
 
 def constants(backward: Graph, tangents: Sequence[str]) -> set[str]:
@@ -156,11 +156,11 @@ def constants(backward: Graph, tangents: Sequence[str]) -> set[str]:
 
 def depending(graph: Graph, names: Iterable[str]) -> set[str]:
     """Return the names of these values and of all values that depend on them."""
-    found = {*names}
+    dependent = {*names}
     for task in graph.tasks:
-        if not found.isdisjoint(task.inputs):
-            found.update(task.outputs)
-    return found
+        if not dependent.isdisjoint(task.inputs):
+            dependent.update(task.outputs)
+    return dependent
 
 
 def needed(
@@ -169,50 +169,50 @@ def needed(
     """Eliminate dead code: return tasks that make these values, those to `keep`, and their dependencies."""
     wanted = {*values}
     orders: set[str] = set()
-    found: list[Task] = []
+    alive: list[Task] = []
     for task in reversed(tasks):
         if keep(task) or task.name in orders or not wanted.isdisjoint(task.outputs):
-            found.append(task)
+            alive.append(task)
             wanted.update(task.inputs)
             orders.update(task.after)
-    return found[::-1]
+    return alive[::-1]
 
 
 def _values(
-    graph: Graph, given: Sequence[str], state: Sequence[str], tasks: Sequence[Task]
+    graph: Graph, outside: Sequence[str], state: Sequence[str], tasks: Sequence[Task]
 ) -> tuple[Value, ...]:
     """Return a half's values; given ones have their own memory unless they share it with another given
     one."""
     owner: dict[str, str] = {}
-    found: dict[str, Value] = {}
-    for name in (*given, *state):
+    values: dict[str, Value] = {}
+    for name in (*outside, *state):
         value = graph.value[name]
         root = owner.setdefault(value.storage, name)
         kind: Literal["state", "input"] = "state" if name in state else "input"
-        found[name] = replace(value, storage=root, kind=kind, path=value.path or name)
+        values[name] = replace(value, storage=root, kind=kind, path=value.path or name)
     for task in tasks:
         for name in task.outputs:
             value = graph.value[name]
-            found[name] = replace(value, storage=_root(graph, value, owner, task, found))
-    return tuple(found.values())
+            values[name] = replace(value, storage=_root(graph, value, owner, task, values))
+    return tuple(values.values())
 
 
-def _root(graph: Graph, value: Value, owner: dict[str, str], task: Task, found: dict[str, Value]) -> str:
+def _root(graph: Graph, value: Value, owner: dict[str, str], task: Task, values: dict[str, Value]) -> str:
     """Return the storage of a made value in its half."""
     if value.storage == value.name:
         return value.name
-    if value.storage in found:
+    if value.storage in values:
         return value.storage
     for name in task.inputs:
         if name in graph.value and graph.value[name].storage == value.storage:
-            return found[name].storage
+            return values[name].storage
     return owner.get(value.storage, value.name)
 
 
 def _with_wholes(graph: Graph, names: Iterable[str]) -> set[str]:
     """Return these values, and the states that contain them."""
-    found = {*names}
-    return found | {part.of for name in found if name in graph.value and (part := graph.value[name].slice)}
+    wholes = {*names}
+    return wholes | {part.of for name in wholes if name in graph.value and (part := graph.value[name].slice)}
 
 
 def _zeros(task: Task, name: str, value: Value) -> Task:
@@ -228,15 +228,15 @@ def _pruned(
 ) -> Graph:
     """Return the graph with only the tasks that its outputs need, with the inputs and state of these."""
     there = {task.name for task in needed([replace(task, after=()) for task in tasks], outputs)}
-    kept = [
+    alive = [
         replace(task, after=tuple(name for name in task.after if name in there))
         for task in tasks
         if task.name in there
     ]
-    wanted = _with_wholes(backward, (*outputs, *(name for task in kept for name in task.inputs)))
+    wanted = _with_wholes(backward, (*outputs, *(name for task in alive for name in task.inputs)))
     state = tuple(name for name in backward.state if name in wanted)
     return backward.with_tasks(
-        kept,
+        alive,
         values=tuple(values.values()),
         inputs=tuple(name for name in backward.inputs if name in wanted and name not in dead),
         state=state,

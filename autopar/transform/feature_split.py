@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ..ir.costed import CostedGraph
-from ..ir.graph import PART, SUMMED, UPDATES, Cut, Graph, Ref, Task, Value
-from ..ir.slices import WORDS, Slice
+from ..ir.graph import PART, SUMMED, UPDATES, WORDS, Cut, Graph, Ref, Slice, Task, Value
 from .batch_axis import batch_of, cut_axes
 from .features import Stretch, stretches
 from .row_sums import drawn
@@ -67,20 +66,22 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
     cuts |= backward_cuts(graph, parts, axis)
     target = dict(graph.updates)
     updates = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)
-    apart = {made: target[made] for task in updates for made in task.outputs}
-    whole = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in apart))
+    in_parts = {new: target[new] for task in updates for new in task.outputs}
+    whole = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in in_parts))
     cut = _from_first(with_slices(cut_up(whole, (1,) * parts, cuts, axis, {}, "features")))
-    return _updating(replace(cut, split=f"{LABEL}{cut.split}"), apart, parts)
+    return _updating(replace(cut, split=f"{LABEL}{cut.split}"), in_parts, parts)
 
 
-def _updating(graph: Graph, apart: Mapping[str, str], parts: int) -> Graph:
-    """Return the graph in which parts of new values update parts of states. `apart`: the state for each new
+def _updating(graph: Graph, in_parts: Mapping[str, str], parts: int) -> Graph:
+    """Return the graph in which parts of new values update parts of states. `in_parts`: the state for each new
     value that is made in parts."""
-    if not apart:
+    if not in_parts:
         return graph
-    pairs = tuple((f"{made}#{at}", f"{target}#{at}") for made, target in apart.items() for at in range(parts))
+    pairs = tuple(
+        (f"{new}#{at}", f"{target}#{at}") for new, target in in_parts.items() for at in range(parts)
+    )
     targets = {target for _, target in pairs}
-    carried = (name for name in graph.carried if name not in apart.values())
+    carried = (name for name in graph.carried if name not in in_parts.values())
     return replace(
         graph, updates=(*graph.updates, *pairs), carried=(*carried, *(n for n in graph.state if n in targets))
     ).check()
@@ -97,9 +98,9 @@ def _separable(graph: Graph, chosen: Iterable[Stretch]) -> Graph:
             count = graph.value[task.inputs[0]].shape[0]
             tasks.append(replace(task, target=WORDS, args=(*task.args[:2], 0, count), kwargs=(), cuts=()))
         elif task.name in rows and len(task.inputs) > 2:
-            (made,) = task.outputs
-            product = f"{made}#product"
-            values.append(replace(graph.value[made], name=product, storage=product))
+            (output,) = task.outputs
+            product = f"{output}#product"
+            values.append(replace(graph.value[output], name=product, storage=product))
             tasks.append(replace(task, args=task.args[:2], kwargs=(), outputs=(product,), cuts=()))
             tasks.append(
                 replace(
@@ -131,7 +132,7 @@ def forward_of(graph: Graph) -> Graph:
     return graph.with_tasks(
         tasks,
         outputs=tuple(name for name in graph.outputs if name in there),
-        updates=tuple((made, target) for made, target in graph.updates if made in there),
+        updates=tuple((new, target) for new, target in graph.updates if new in there),
         flat=(),
     )
 
@@ -143,16 +144,16 @@ def backward_cuts(graph: Graph, parts: int, axis: dict[str, int]) -> dict[str, C
     of a split weight is split like the weight, and so are its update and optimizer state. A task without a
     matching cut stays whole. Linear in tasks and cuts.
     """
-    found: dict[str, Cut] = {}
+    cuts: dict[str, Cut] = {}
     for task in graph.tasks:
         if task.phase == "forward" or task.random or axis.keys().isdisjoint(task.inputs):
             continue
         cut = _update(task, axis) if task.target in UPDATES else _agreeing(graph, task, parts, axis)
         if cut is None:
             continue
-        found[task.name] = cut
+        cuts[task.name] = cut
         axis.update(cut_axes(task, cut))
-    return found
+    return cuts
 
 
 def _agreeing(graph: Graph, task: Task, parts: int, axis: Mapping[str, int]) -> Cut | None:
@@ -199,7 +200,7 @@ def with_slices(graph: Graph) -> Graph:
         if of not in graph.state or of in graph.mutated:
             tasks.append(task)
             continue
-        (made,), (_, axis, start, stop, count) = task.outputs, task.args
+        (output,), (_, axis, start, stop, count) = task.outputs, task.args
         assert (
             isinstance(axis, int)
             and isinstance(start, int)
@@ -209,8 +210,10 @@ def with_slices(graph: Graph) -> Graph:
         whole = values[of]
         unit = whole.shape[axis] // count
         part = Slice(of, axis, start * unit, (stop - start) * unit)
-        values[made] = replace(values[made], kind="state", path=whole.path, storage=whole.storage, slice=part)
-        parts.setdefault(of, []).append(made)
+        values[output] = replace(
+            values[output], kind="state", path=whole.path, storage=whole.storage, slice=part
+        )
+        parts.setdefault(of, []).append(output)
 
     def alike(names: Iterable[str]) -> tuple[str, ...]:
         return (*names, *(part for name in names for part in parts.get(name, ())))

@@ -56,12 +56,12 @@ def stretches(
     If a product begins no pair, a stretch of one column, whose parts are joined, follows the refusal. Each
     task is in at most one stretch that is no refusal. Linear, for each product, in its stretch.
     """
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     taken: set[str] = set()
     tainted = depending(graph, learned)
 
     def enter(stretch: Stretch) -> bool:
-        found.append(stretch)
+        stretches.append(stretch)
         if not stretch.refusal:
             taken.update(stretch.tasks)
         return not stretch.refusal
@@ -76,7 +76,7 @@ def stretches(
         growth = _Growth(graph, parts, tainted, taken, masks)
         if not enter(growth.grown(task)):
             enter(_alone(graph, task, parts))
-    return found
+    return stretches
 
 
 class _Refused(Exception):
@@ -119,25 +119,25 @@ class _Growth:
     def column(self, task: Task) -> None:
         """Split a product by its outputs."""
         if task.name not in self.columns:
-            self.own(task)
+            self.claim(task)
             self.columns[task.name] = None
             self.cuts[task.name] = cut = _by_columns(self.graph, task)
             self.axis.update(dict.fromkeys(task.inputs[1:], 0))
-            (made,), (axis,) = task.outputs, cut.outputs
+            (output,), (axis,) = task.outputs, cut.outputs
             assert axis is not None
-            self.hold(made, axis, task)
+            self.hold(output, axis, task)
 
-    def row(self, task: Task, given: str) -> None:
+    def row(self, task: Task, split: str) -> None:
         """Split a product by its inputs."""
-        if self.axis[given] != _last(self.graph, given):
+        if self.axis[split] != _last(self.graph, split):
             raise _Refused(f"{task.where} reads what would be cut along another axis than its features")
         if task.name not in self.rows:
-            self.own(task)
+            self.claim(task)
             self.rows[task.name] = None
-            self.cuts[task.name] = Cut((self.axis[given], 1), (SUMMED,))
+            self.cuts[task.name] = Cut((self.axis[split], 1), (SUMMED,))
             self.axis[task.inputs[1]] = 1
 
-    def own(self, task: Task) -> None:
+    def claim(self, task: Task) -> None:
         """Refuse weights that other tasks use too."""
         if task.name in self.taken:
             raise _Refused(f"{task.where} belongs to another pair")
@@ -158,14 +158,14 @@ class _Growth:
             )
         self.todo.append(name)
 
-    def read(self, task: Task, given: str) -> None:
+    def read(self, task: Task, split: str) -> None:
         """Handle a reader of a split value: it is a row, or passes the parts on."""
         if task.name in self.inner:
             return
-        if _has_weight(self.graph, task) and task.inputs[0] == given:
-            self.row(task, given)
+        if _has_weight(self.graph, task) and task.inputs[0] == split:
+            self.row(task, split)
         elif task.random and task.target.startswith(_DROPOUTS):
-            axis = self.axis[given]
+            axis = self.axis[split]
             self.enter(task, Cut((axis,), (axis,) * len(task.outputs)))
         elif task.random:
             raise _Refused(
@@ -173,8 +173,8 @@ class _Growth:
                 "nn.Dropout"
             )
         else:
-            place = task.inputs.index(given)
-            self.enter(task, self.cut(task, lambda cut: cut.inputs[place] == self.axis[given]))
+            place = task.inputs.index(split)
+            self.enter(task, self.cut(task, lambda cut: cut.inputs[place] == self.axis[split]))
 
     def cut(self, task: Task, fits: Callable[[Cut], bool]) -> Cut:
         """Return the first cut of a task that `fits` and agrees with the split values."""
@@ -198,9 +198,9 @@ class _Growth:
                     f"{task.where} reads all of {name!r}, which is learned, so that each rank would have but a part of "
                     "its gradient"
                 )
-        for name, made in zip(task.outputs, cut.outputs):
-            assert made is not None
-            self.hold(name, made, task)
+        for name, axis_out in zip(task.outputs, cut.outputs):
+            assert axis_out is not None
+            self.hold(name, axis_out, task)
 
     def want(self, name: str, axis: int) -> None:
         """Split another input of a task that was reached through one of its inputs."""
@@ -231,9 +231,9 @@ class _Growth:
             raise _Refused("nothing adds its parts up")
         for name in self.inner:
             task = self.graph.task[name]
-            for given, axis in zip(task.inputs, self.cuts[name].inputs):
-                if self.axis.get(given) != axis:
-                    raise _Refused(f"{task.where} needs {given!r} whole")
+            for name_in, axis in zip(task.inputs, self.cuts[name].inputs):
+                if self.axis.get(name_in) != axis:
+                    raise _Refused(f"{task.where} needs {name_in!r} whole")
         for name in self.columns:
             task = self.graph.task[name]
             if task.inputs[0] in self.axis:
@@ -249,8 +249,8 @@ def _has_weight(graph: Graph, task: Task) -> bool:
     """Return True for a linear with a matrix as weight whose inputs, except the first, are all state."""
     if task.target != LINEAR or len(task.inputs) < 2 or task.inputs[0] in graph.state:
         return False
-    given = [graph.value[name] for name in task.inputs[1:]]
-    return all(value.kind == "state" for value in given) and len(given[0].shape) == 2
+    weights = [graph.value[name] for name in task.inputs[1:]]
+    return all(value.kind == "state" for value in weights) and len(weights[0].shape) == 2
 
 
 def _looks_up(graph: Graph, task: Task) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from ..ir.graph import Cut, Graph, Ref, Task
 
@@ -34,10 +35,10 @@ def recomputed(graph: Graph, budget: float) -> Graph:
     """
     if not 0 <= budget <= 1:
         raise ValueError(f"budget={budget!r} is a share of the saved bytes: give a number from 0 to 1")
-    choice = _Choice(graph)
+    choice = _Selection(graph)
     choice.cheap(budget * saved_bytes(graph))
     if budget == 0:
-        others = [_Choice(graph), _Choice(graph)]
+        others = [_Selection(graph), _Selection(graph)]
         others[0].cheap(0)
         for other in others:
             other.segments()
@@ -53,13 +54,13 @@ def saved(graph: Graph) -> tuple[str, ...]:
     later = {
         graph.value[name].storage for task in graph.tasks if task.phase != "forward" for name in task.inputs
     }
-    kept = _results(graph)
+    results = _results(graph)
     return tuple(
         name
         for task in graph.tasks
         if task.phase == "forward"
         for name in task.outputs
-        if graph.value[name].storage == name and name in later and name not in kept
+        if graph.value[name].storage == name and name in later and name not in results
     )
 
 
@@ -73,7 +74,7 @@ def _results(graph: Graph) -> set[str]:
     return {graph.value[name].storage for name in graph.results}
 
 
-class _Choice:
+class _Selection:
     """Choice of storages to keep saved (`kept`) and to recompute (`gone`).
 
     bytes: of `kept`.
@@ -95,93 +96,79 @@ class _Choice:
     def cheap(self, limit: float) -> None:
         """Drop values that are cheap to recompute, the best first, until at most `limit` bytes stay saved."""
         late = self.late()
-        rated = []
-        for order, name in enumerate(self.kept):
-            again = self.again(name, costly=False) if name in late else None
+        rates: dict[str, float] = {}
+        for name in self.kept:
+            again = self.recomputation(name, costly=False) if name in late else None
             if again is not None:
-                work = sum(map(self.touched, again)) or 1
-                rated.append((-self.graph.value[name].bytes / work, order, name))
-        for _, _, name in sorted(rated):
+                rates[name] = self.graph.value[name].bytes / (sum(map(self.touched, again)) or 1)
+        for name in sorted(rates, key=rates.__getitem__, reverse=True):
             if self.bytes <= limit:
                 return
             # Values dropped meanwhile may have made the recomputation too long.
-            if self.again(name, costly=False) is not None:
+            if self.recomputation(name, costly=False) is not None:
                 self.drop(name)
 
     def segments(self) -> None:
         """Drop everything that a segment between two checkpoints can recompute, except the checkpoints."""
-        made = [self.place[self.graph.producer[name]] for name in self.kept]
-        upto = [0, *accumulate(self.graph.value[name].bytes for name in self.kept)]
-        places = [
-            (upto[bisect(made, place)], sum(self.graph.value[name].bytes for name in passing), place, passing)
-            for place, passing in self.places()
-        ]
-        best: tuple[float, list[tuple[int, frozenset[str]]]] | None = None
-        for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64):
-            chosen = _evenly([(held, passing) for held, passing, _, _ in places], self.bytes / pieces)
-            marks = [0, *(places[index][0] for index in chosen), self.bytes]
-            longest = max(after - before for before, after in pairwise(marks))
-            rating = longest + sum(places[index][1] for index in chosen)
-            if chosen and (best is None or rating < best[0]):
-                best = rating, [places[index][2:] for index in chosen]
-        if best is None:
+        points = self.checkpoints()
+        options = [_evenly(points, self.bytes / pieces) for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)]
+        if not any(options):
             return
-        bounds = [place for place, _ in best[1]]
-        stay = frozenset[str]().union(*(passing for _, passing in best[1]))
+
+        def rating(chosen: list[_Checkpoint]) -> int:
+            marks = [0, *(point.before for point in chosen), self.bytes]
+            return max(b - a for a, b in pairwise(marks)) + sum(point.bytes for point in chosen)
+
+        chosen = min(filter(None, options), key=rating)
+        bounds = [point.place for point in chosen]
+        stay = frozenset[str]().union(*(point.saved for point in chosen))
         regained = [0] * (len(bounds) + 1)
         late = self.late()
         for name in reversed(list(self.kept)):
-            if name in late and name not in stay and self.again(name, costly=True) is not None:
+            if name in late and name not in stay and self.recomputation(name, costly=True) is not None:
                 self.drop(name)
                 place = self.place[self.graph.producer[name]]
                 regained[bisect(bounds, place)] += self.graph.value[name].bytes
         self.largest = max(regained)
 
-    def places(self) -> list[tuple[int, frozenset[str]]]:
-        """Return tasks of the forward after which all values still read are saved, with these storages."""
+    def checkpoints(self) -> list[_Checkpoint]:
+        """Return the places after which all values that the forward still reads are saved, and some are."""
+        value = self.graph.value
+        makers = [self.place[self.graph.producer[name]] for name in self.kept]
+        upto = [0, *accumulate(value[name].bytes for name in self.kept)]
         forward = [(place, task) for place, task in enumerate(self.graph.tasks) if task.phase == "forward"]
-        last = {self.graph.value[name].storage: place for place, task in forward for name in task.inputs}
-        ends: dict[int, list[str]] = {}
-        for name, place in last.items():
-            ends.setdefault(place, []).append(name)
+        last = {value[name].storage: place for place, task in forward for name in task.inputs}
         alive: set[str] = set()
-        lost = 0
-        found: list[tuple[int, frozenset[str]]] = []
+        points: list[_Checkpoint] = []
         for place, task in forward:
-            for name in {self.graph.value[made].storage for made in task.outputs} - alive:
-                if self.graph.value[name].kind == "made" and last.get(name, place) > place:
-                    alive.add(name)
-                    lost += not self.ready(name)
-            for name in ends.get(place, ()):
-                if name in alive:
-                    alive.remove(name)
-                    lost -= not self.ready(name)
-            if not lost:
-                passing = frozenset(name for name in alive if name in self.kept)
-                if passing and (not found or passing != found[-1][1]):
-                    found.append((place, passing))
-        return found
+            made_here = {value[name].storage for name in task.outputs}
+            alive |= {name for name in made_here if value[name].kind == "made"}
+            alive = {name for name in alive if last.get(name, place) > place}
+            saved = frozenset(name for name in alive if name in self.kept)
+            if saved and all(map(self.ready, alive)) and (not points or saved != points[-1].saved):
+                nbytes = sum(value[name].bytes for name in saved)
+                points.append(_Checkpoint(upto[bisect(makers, place)], nbytes, place, saved))
+        return points
 
     def ready(self, name: str) -> bool:
         """Return True if a storage is there in the backward without recomputation."""
         return self.graph.value[name].kind != "made" or name in self.kept or name in self.results
 
-    def again(self, name: str, *, costly: bool) -> list[Task] | None:
+    def recomputation(self, name: str, *, costly: bool) -> list[Task] | None:
         """Return the tasks that recompute a storage; None if one may not be repeated or they are too many."""
-        found: dict[str, Task] = {}
+        tasks: dict[str, Task] = {}
         pending = [name]
         while pending:
             name = pending.pop()
-            task = self.anew(self.graph.task[self.graph.producer[name]])
+            task = self.repeatable(self.graph.task[self.graph.producer[name]])
             if name not in task.outputs or not self.repeats(task, costly):
                 return None
-            if task.name in found:
-                continue
-            if len(found) == _LONGEST and not costly:
+            if task.name not in tasks:
+                tasks[task.name] = task
+                pending += (read for read in task.inputs if not self.ready(self.graph.value[read].storage))
+            if len(tasks) > _LONGEST and not costly:
                 return None
-            found[task.name] = task
-            pending += (read for read in task.inputs if not self.ready(self.graph.value[read].storage))
-        return list(found.values())
+        return list(tasks.values())
 
     def repeats(self, task: Task, costly: bool) -> bool:
         """Return True if a task may be recomputed: it has no effects and, unless `costly`, is cheap."""
@@ -194,7 +181,7 @@ class _Choice:
             not task.flops and task.target.startswith("aten.") and not task.target.startswith(_COSTLY)
         )
 
-    def anew(self, task: Task) -> Task:
+    def repeatable(self, task: Task) -> Task:
         """Return the repeated form of a task.
 
         A BatchNorm omits its running statistics, as the forward updated them; a dropout applies the forward's
@@ -202,32 +189,21 @@ class _Choice:
         """
         args = task.args
         if task.target == "aten._native_batch_norm_legit_functional.default" and len(args) == 8:
-            return dataclasses.replace(
-                task,
-                target="aten._native_batch_norm_legit.no_stats",
-                args=(*args[:3], *args[5:]),
-                outputs=task.outputs[:3],
-                cuts=(),
-            )
+            target, args = "aten._native_batch_norm_legit.no_stats", (*args[:3], *args[5:])
+            return dataclasses.replace(task, target=target, args=args, outputs=task.outputs[:3], cuts=())
         if task.target == "aten.native_dropout.default" and task.random and len(args) == 3:
-            made, mask = (self.graph.value[name] for name in task.outputs)
+            output, mask = (self.graph.value[name] for name in task.outputs)
             probability = args[1]
             assert isinstance(probability, (int, float))
             # In half precision the two kernels of an accelerator may round differently.
-            if made.dtype in ("float32", "float64") and self.ready(mask.storage):
+            if output.dtype in ("float32", "float64") and self.ready(mask.storage):
                 scale = 1 / (1 - probability) if probability != 1 else 0.0
-                axes = (axis for axis, size in enumerate(made.shape) if size > 1)
+                axes = (axis for axis, size in enumerate(output.shape) if size > 1)
                 return dataclasses.replace(
-                    task,
-                    target="aten.native_dropout_backward.default",
-                    args=(args[0], Ref(mask.name), scale),
-                    outputs=(made.name,),
-                    unpack=False,
-                    random=None,
-                    home=False,
-                    after=(),
+                    task, target="aten.native_dropout_backward.default", args=(args[0], Ref(mask.name), scale),
+                    outputs=(output.name,), unpack=False, random=None, home=False, after=(),
                     cuts=tuple(Cut((axis, axis), (axis,)) for axis in axes),
-                )
+                )  # fmt: skip
         return task
 
     def touched(self, task: Task) -> int:
@@ -252,45 +228,38 @@ class _Choice:
             if task.phase == "forward":
                 tasks.append(task)
                 continue
-            needed = self.needed(task, names)
             anchor = self.anchor(task)
-            for first in sorted(needed, key=lambda task: self.place[task.name]):
-                again = self.anew(first)
+            for first in self.needed(task, names):
+                again = self.repeatable(first)
                 fresh = {name: f"{name}#again" for name in again.outputs}
+                lost = {name for name in fresh if not self.ready(graph.value[name].storage)}
                 for old, new in fresh.items():
-                    value = graph.value[old]
-                    own = value.storage in fresh or not self.ready(value.storage)
-                    storage = f"{value.storage}#again" if own else value.storage
-                    values.append(dataclasses.replace(value, name=new, storage=storage))
-                tasks.append(
-                    dataclasses.replace(
-                        again.reading(names),
-                        name=f"{first.name}#again",
-                        outputs=tuple(fresh.values()),
-                        after=(anchor,) if anchor else (),
-                        phase=task.phase,
-                    )
-                )
-                names.update(
-                    (old, new) for old, new in fresh.items() if not self.ready(graph.value[old].storage)
-                )
+                    storage = graph.value[old].storage
+                    storage += "#again" * (old in lost or storage in fresh)
+                    values.append(dataclasses.replace(graph.value[old], name=new, storage=storage))
+                again = dataclasses.replace(
+                    again.reading(names), name=f"{first.name}#again", outputs=tuple(fresh.values()),
+                    after=(anchor,) if anchor else (), phase=task.phase,
+                )  # fmt: skip
+                tasks.append(again)
+                names |= {name: fresh[name] for name in lost}
             tasks.append(task.reading(names))
         return dataclasses.replace(graph, values=tuple(values), tasks=tuple(tasks))
 
     def needed(self, reader: Task, names: dict[str, str]) -> list[Task]:
-        """Return the tasks to repeat before `reader`: those that make missing values that it needs."""
-        found: dict[str, Task] = {}
+        """Return the tasks to repeat before `reader`, in order: those that make missing values that it needs."""
+        missing: dict[str, Task] = {}
         pending = [reader]
         while pending:
             for name in pending.pop().inputs:
                 maker = self.graph.producer.get(name)
-                if maker is None or name in names or maker in found:
+                if maker is None or name in names or maker in missing:
                     continue
                 task = self.graph.task[maker]
                 if task.phase == "forward" and not self.ready(self.graph.value[name].storage):
-                    found[maker] = task
-                    pending.append(self.anew(task))
-        return list(found.values())
+                    missing[maker] = task
+                    pending.append(self.repeatable(task))
+        return sorted(missing.values(), key=lambda task: self.place[task.name])
 
     def late(self) -> set[str]:
         """Return storages whose first reader in the backward also reads a value made in the backward."""
@@ -304,22 +273,31 @@ class _Choice:
     def anchor(self, task: Task) -> str | None:
         """Return the last task of the backward whose values a task reads; None if it reads none."""
         makers = (self.graph.producer.get(name, "") for name in task.inputs)
-        found = [name for name in makers if name and self.graph.task[name].phase != "forward"]
-        return max(found, key=self.place.__getitem__, default=None)
+        backward = [name for name in makers if name and self.graph.task[name].phase != "forward"]
+        return max(backward, key=self.place.__getitem__, default=None)
 
 
-def _evenly(places: list[tuple[int, int]], length: float) -> list[int]:
-    """Return indices of places (bytes before, passing bytes) about `length` bytes apart, each with the fewest
-    passing bytes nearby."""
-    chosen: list[int] = []
+class _Checkpoint(NamedTuple):
+    """A place in the forward: saved bytes `before` it, and the storages `saved` that pass it, with their bytes."""
+
+    before: int
+    bytes: int
+    place: int
+    saved: frozenset[str]
+
+
+def _evenly(points: list[_Checkpoint], length: float) -> list[_Checkpoint]:
+    """Return checkpoints about `length` bytes apart, each with the fewest passing bytes nearby."""
+    chosen: list[_Checkpoint] = []
     start, index = 0, 0
-    while index < len(places):
+    while index < len(points):
         window: list[int] = []
-        while index < len(places) and (not window or places[index][0] <= start + length):
-            if places[index][0] > start + length / 2:
+        while index < len(points) and (not window or points[index].before <= start + length):
+            if points[index].before > start + length / 2:
                 window.append(index)
             index += 1
         if window:
-            chosen.append(min(window, key=lambda found: (places[found][1], -found)))
-            start, index = places[chosen[-1]][0], chosen[-1] + 1
+            best = min(window, key=lambda each: (points[each].bytes, -each))
+            chosen.append(points[best])
+            start, index = points[best].before, best + 1
     return chosen

@@ -1,5 +1,5 @@
 """Equivalent rewrites of a graph: local random draws and renamed values. In a joint graph,
-redundant views of weights are folded (`folded`) and the others repeated for each reader (`own`).
+redundant views of weights are folded (`folded`) and the others repeated for each reader (`with_own_views`).
 
 A differentiated `linear` transposes its weight, the transpose and the gradient. This is free on one device,
 but a view read by two devices would be made on one and sent to the other.
@@ -36,16 +36,16 @@ def local(graph: Graph) -> Graph:
 def _cuts(graph: Graph, task: Task) -> tuple[Cut, ...]:
     """Return the axes along which parts may draw independently."""
     shapes = [graph.value[name].shape for name in task.inputs]
-    made = graph.value[task.outputs[0]].shape
-    if task.target in _ATTENTION and all((len(s), s[:1]) == (len(made), made[:1]) for s in shapes):
+    shape = graph.value[task.outputs[0]].shape
+    if task.target in _ATTENTION and all((len(s), s[:1]) == (len(shape), shape[:1]) for s in shapes):
         # A mask need not have the rows of the batch, and what has only two axes has no batch.
-        masked = any(isinstance(given, Ref) for given in (*task.args[3:], *dict(task.kwargs).values()))
-        axes = range(0 if masked or len(made) < 3 else 1)
-    elif task.target in _ELEMENTWISE and shapes == [made]:
-        axes = range(len(made))
+        masked = any(isinstance(argument, Ref) for argument in (*task.args[3:], *dict(task.kwargs).values()))
+        axes = range(0 if masked or len(shape) < 3 else 1)
+    elif task.target in _ELEMENTWISE and shapes == [shape]:
+        axes = range(len(shape))
     else:
         return ()
-    ways = ((axis,) * len(shapes) for axis in axes if made[axis] > 1)
+    ways = ((axis,) * len(shapes) for axis in axes if shape[axis] > 1)
     return tuple(Cut(way, way[:1] * len(task.outputs)) for way in ways)
 
 
@@ -120,16 +120,16 @@ def folded(graph: Graph) -> tuple[Graph, dict[str, str]]:
         tasks.append(_linear(task, flipped, state, graph) or task)
     outputs = tuple(names.get(name, name) for name in graph.outputs)
     updates = tuple((names.get(made, made), target) for made, target in graph.updates)
-    kept = needed(tasks, [*outputs, *(made for made, _ in updates)], lambda task: task.target != T)
-    return graph.with_tasks(kept, outputs=outputs, updates=updates), names
+    alive = needed(tasks, [*outputs, *(made for made, _ in updates)], lambda task: task.target != T)
+    return graph.with_tasks(alive, outputs=outputs, updates=updates), names
 
 
-def own(graph: Graph) -> Graph:
+def with_own_views(graph: Graph) -> Graph:
     """Repeat each view of state, and each number made from state, for every reader, in the reader's part of
     the batch: recomputing is cheaper than sending."""
     fixed = set(graph.state) - graph.mutated
     view: dict[str, Task] = {}
-    given: set[str] = set()
+    first_taken: set[str] = set()
     count: dict[str, int] = {}
     values = dict(graph.value)
     tasks: list[Task] = []
@@ -141,15 +141,15 @@ def own(graph: Graph) -> Graph:
             chain.append(view[name])
             name = view[name].inputs[0]
         for task in reversed(chain):
-            (made,) = task.outputs
-            first = made not in graph.results and made not in given
-            given.add(made)
-            number = count.get(made, 0)
-            while not first and f"{made}~{number}" in values:
+            (output,) = task.outputs
+            first = output not in graph.results and output not in first_taken
+            first_taken.add(output)
+            number = count.get(output, 0)
+            while not first and f"{output}~{number}" in values:
                 number += 1
-            now = made if first else f"{made}~{number}"
-            count[made] = number + (not first)
-            values[now] = replace(values[made], name=now)
+            now = output if first else f"{output}~{number}"
+            count[output] = number + (not first)
+            values[now] = replace(values[output], name=now)
             tasks.append(
                 replace(
                     task.reading({task.inputs[0]: name}),

@@ -63,12 +63,12 @@ def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tu
     while True:
         free = [d for d, speed in enumerate(speeds) if d not in full and speed > 0]
         rest = batch - sum(full.values())
-        given = dict(zip(free, allot(rest, [speeds[d] for d in free]))) if rest and free else {}
-        over = {d: max(0, math.floor(rooms[d])) for d, rows in given.items() if rows > rooms[d]}
+        allotted = dict(zip(free, allot(rest, [speeds[d] for d in free]))) if rest and free else {}
+        over = {d: max(0, math.floor(rooms[d])) for d, rows in allotted.items() if rows > rooms[d]}
         if not over:
             break
         full |= over
-    shares = full | given
+    shares = full | allotted
     return tuple(shares.get(d, 0) for d in range(len(speeds))) if sum(shares.values()) == batch else None
 
 
@@ -84,34 +84,34 @@ def fitting(
     limits = [math.inf if cap is None else float(cap) for cap in caps]
     samples: list[dict[int, int]] = [{} for _ in speeds]
 
-    def hold(found: Sequence[int]) -> bool:
-        return all(peak <= limit for peak, limit in zip(found, limits))
+    def hold(used: Sequence[int]) -> bool:
+        return all(peak <= limit for peak, limit in zip(used, limits))
 
     plain = allot(batch, speeds)
-    found = peaks(plain)
-    if found is None or hold(found):
+    used = peaks(plain)
+    if used is None or hold(used):
         return None
-    _note(samples, plain, found)
+    _note(samples, plain, used)
     # In the second prediction, every other device has more rows than in the first, the rest fewer.
     tilted = allot(batch, [speed * (1.5 if d % 2 else 0.5) for d, speed in enumerate(speeds)])
-    found = peaks(tilted)
-    if found is None:
+    used = peaks(tilted)
+    if used is None:
         return None
-    _note(samples, tilted, found)
-    spare = tilted if hold(found) else None
+    _note(samples, tilted, used)
+    spare = tilted if hold(used) else None
     for _ in range(TURNS):
         rooms = [_room(known, limit) for known, limit in zip(samples, limits)]
         chosen = share_out(batch, speeds, rooms)
-        if chosen is None or (found := peaks(chosen)) is None:
+        if chosen is None or (used := peaks(chosen)) is None:
             return spare
-        if hold(found):
+        if hold(used):
             return chosen
-        _note(samples, chosen, found)
+        _note(samples, chosen, used)
     return spare
 
 
-def _note(samples: list[dict[int, int]], rows: Sequence[int], found: Sequence[int]) -> None:
-    for known, count, peak in zip(samples, rows, found):
+def _note(samples: list[dict[int, int]], rows: Sequence[int], peaks: Sequence[int]) -> None:
+    for known, count, peak in zip(samples, rows, peaks):
         known[count] = max(peak, known.get(count, 0))
 
 
@@ -186,7 +186,7 @@ class _Split:
         self.values: dict[str, Value] = {value.name: value for value in graph.values if value.kind != "made"}
         self.tasks: list[Task] = []
         self.parts: dict[tuple[str, int], tuple[str, ...]] = {}
-        self.results = dict.fromkeys((*graph.outputs, *(made for made, _ in graph.updates)))
+        self.results = dict.fromkeys((*graph.outputs, *(new for new, _ in graph.updates)))
         self.phase: Literal["forward", "backward", "update"] = "forward"
 
     def run(self) -> Graph:
@@ -226,19 +226,19 @@ class _Split:
     def cut(self, task: Task, cut: Cut) -> None:
         """Append one task for each part."""
         reads = task.inputs
-        given = [
+        parts_in = [
             (self.whole(name),) * len(self.sizes) if axis is None else self.split(name, axis)
             for name, axis in zip(reads, cut.inputs)
         ]
-        made = [self.names(name, axis) for name, axis in zip(task.outputs, cut.outputs)]
+        parts_out = [self.names(name, axis) for name, axis in zip(task.outputs, cut.outputs)]
         self.parts.update(
             ((name, axis), parts)
-            for name, axis, parts in zip(task.outputs, cut.outputs, made)
+            for name, axis, parts in zip(task.outputs, cut.outputs, parts_out)
             if axis is not None and axis != SUMMED
         )
         for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
-            names = {name: parts[index] for name, parts in zip(reads, given)}
-            for name, axis, parts in zip(task.outputs, cut.outputs, made):
+            names = {name: parts[index] for name, parts in zip(reads, parts_in)}
+            for name, axis, parts in zip(task.outputs, cut.outputs, parts_out):
                 storage = self.storage(self.graph.value[name], parts[index], names)
                 self.put(self.graph.value[name], parts[index], axis, size, storage)
             args = task.args
@@ -248,7 +248,7 @@ class _Split:
                 dataclasses.replace(
                     dataclasses.replace(task, args=args).reading(names),
                     name=f"{task.name}#{index}",
-                    outputs=tuple(parts[index] for parts in made),
+                    outputs=tuple(parts[index] for parts in parts_out),
                     after=self.after(task, index),
                     flops=task.flops * stop // self.total - task.flops * (stop - size) // self.total,
                     cuts=(),
@@ -256,7 +256,7 @@ class _Split:
                     part=f"{self.noun} {stop - size}–{stop - 1}",
                 )
             )
-        for name, axis, parts in zip(task.outputs, cut.outputs, made):
+        for name, axis, parts in zip(task.outputs, cut.outputs, parts_out):
             if axis == SUMMED and (self.graph.readers[name] or name in self.results):
                 self.values[name] = dataclasses.replace(self.graph.value[name], storage=name)
                 self.add(name, f"{name}#sum", SUM, (tuple(map(Ref, parts)),), name, free=False)
@@ -275,10 +275,10 @@ class _Split:
             nbytes = nbytes // self.total * size
         self.values[name] = Value(name, shape, value.dtype, nbytes, storage, open=opened)
 
-    def storage(self, value: Value, name: str, given: dict[str, str]) -> str:
+    def storage(self, value: Value, name: str, names: dict[str, str]) -> str:
         """Return the storage of a new output: that of the input whose memory it shared, or its own."""
         if value.storage != value.name:
-            for before, now in given.items():
+            for before, now in names.items():
                 if self.graph.value[before].storage == value.storage:
                     return self.values[now].storage
         return name
@@ -304,13 +304,13 @@ class _Split:
         """Join rows in `outer` blocks of one axis: separate the axes, join, and merge them again."""
         joined = f"{value.name}#blocks"
         for part in parts:
-            shape = _apart(self.values[part].shape, axis, outer)
+            shape = _with_blocks(self.values[part].shape, axis, outer)
             blocks = f"{part}#blocks"
             self.values[blocks] = dataclasses.replace(self.values[part], name=blocks, shape=shape)
             self.add(blocks, blocks, _RESHAPE, (Ref(part), shape), value.name, free=True)
-        order = _order_apart(value.order, axis)
+        order = _order_with_blocks(value.order, axis)
         self.values[joined] = dataclasses.replace(
-            value, name=joined, shape=_apart(value.shape, axis, outer), storage=joined, order=order
+            value, name=joined, shape=_with_blocks(value.shape, axis, outer), storage=joined, order=order
         )
         args = _joined([f"{part}#blocks" for part in parts], axis + 1, order)
         self.add(joined, f"{value.name}#join", JOIN, args, value.name, free=False)
@@ -336,12 +336,12 @@ class _Split:
         return self.parts[name, axis]
 
     def add(
-        self, made: str, task: str, target: str, args: tuple[Argument, ...], value: str, *, free: bool
+        self, output: str, task: str, target: str, args: tuple[Argument, ...], value: str, *, free: bool
     ) -> None:
         """Append an inserted task, at the source location of the value's producer, in its reader's phase."""
         producer = self.graph.producer.get(value)
         where = self.graph.task[producer] if producer else Task("", "")
-        added = Task(task, target, args, outputs=(made,), free=free, phase=self.phase)
+        added = Task(task, target, args, outputs=(output,), free=free, phase=self.phase)
         self.tasks.append(dataclasses.replace(added, module=where.module, source=where.source))
 
     def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
@@ -360,11 +360,11 @@ class _Split:
 _RESHAPE = "aten.reshape.default"
 
 
-def _apart(shape: tuple[int, ...], axis: int, outer: int) -> tuple[int, ...]:
+def _with_blocks(shape: tuple[int, ...], axis: int, outer: int) -> tuple[int, ...]:
     return (*shape[:axis], outer, shape[axis] // outer, *shape[axis + 1 :])
 
 
-def _order_apart(order: tuple[int, ...], axis: int) -> tuple[int, ...]:
+def _order_with_blocks(order: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """Return `Value.order` of a value with two axes in place of one."""
     pairs = ((place, place + 1) if place == axis else (place + (place > axis),) for place in order)
     return tuple(chain.from_iterable(pairs))

@@ -1,10 +1,9 @@
-"""Rows of `python -m autopar bench --suite gpu` that measure what a model does which is not all on the GPU, or on two
-of its streams: each contestant has figures and is right. A real GPU has the suite itself."""
+"""Rows of `python -m autopar bench --suite gpu` of models that are not all on the GPU: each contestant has figures
+and is right. A real GPU has the suite itself."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ def figures(row: str) -> dict[str, Any]:
         found = contestants[name]
         assert found["median_s"] > 0 and found["ratio"] > 0 and found["error"] <= 1e-4
         assert 0 <= found["kept_bytes"] <= found["peak_bytes"]
-        assert len(data["samples_s"][name]) == 1
+        assert data["samples_s"][name]
     return {**data, "names": names}
 
 
@@ -82,15 +81,6 @@ def test_the_update_on_the_cpu() -> None:
     assert data[forced]["peak_bytes"] < state_too
 
 
-def test_two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    data = figures("branches")
-    assert data["names"] == {"eager", "torch.compile", "autopar, two streams"}
-    graphs = [found for name, found in data.items() if "graph" in name]
-    assert len(graphs) == 4
-    assert all(found == {"failed": f"CUDA alone has graphs, and {FIRST} is none"} for found in graphs)
-
-
 def test_a_wrong_contestant_is_not_timed_and_one_above_the_cap_is_named(capsys) -> None:
     x = torch.ones(1000, device=FIRST)
     expected = [(x + 1).cpu()]
@@ -111,4 +101,4 @@ def test_a_wrong_contestant_is_not_timed_and_one_above_the_cap_is_named(capsys) 
     assert data["large"]["above_cap"] and "above_cap" not in data["eager"]
     assert "large does NOT keep to the cap of 12.0 kB" in capsys.readouterr().out
     assert data["failing"]["failed"] == "ValueError: no such library"
-    assert list(data["samples_s"]) == ["eager", "large"] and len(data["samples_s"]["eager"]) == 2
+    assert list(data["samples_s"]) == ["eager", "large"] and len(data["samples_s"]["eager"]) >= 2

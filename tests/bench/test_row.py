@@ -1,15 +1,12 @@
-"""Rows of results: what a median is made of, many rows in a few figures, and rows as data and as a picture."""
+"""Rows of results: what a median is made of, many rows in a few figures, and rows as data."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict
-from xml.etree import ElementTree
 
-import pytest
-
-from autopar.bench.contest import Row, chart, read, summary
+from autopar.bench.contest import Row, read, summary
 from autopar.costs.blocks import Block
 
 
@@ -90,29 +87,6 @@ def test_the_table_names_who_has_no_time():
     )
 
 
-@pytest.mark.parametrize("slowest", [1.0, 40.0])
-def test_the_chart_has_longer_bars_for_longer_times(slowest):
-    found = chart(
-        [
-            row('<odd> & "named"', eager=1.0, compile=0.4, autopar=0.9 * slowest),
-            Row("b", False, (outcome("eager", 2.0), made("openvino", {}, "not <here>"))),
-        ],
-        "a machine",
-    )
-    picture = ElementTree.fromstring(found)
-    space = "{http://www.w3.org/2000/svg}"
-    texts = ["".join(node.itertext()) for node in picture.iter(f"{space}text")]
-    assert '<odd> & "named"' in texts and "not <here>" in texts
-    bars = [node for node in picture.iter(f"{space}rect") if node.get("stroke")]
-    eager, compiled, own, other = (float(bar.get("width")) for bar in bars)
-    assert compiled < eager == other and (own > eager) == (slowest > 1)
-    assert len({bar.get("stroke") for bar in bars}) == 2
-    (one,) = [node for node in picture.iter(f"{space}text") if node.text == "1"]
-    assert float(bars[0].get("x")) + eager == pytest.approx(float(one.get("x")), abs=0.02)
-    assert all(float(bar.get("x")) + float(bar.get("width")) <= float(picture.get("width")) for bar in bars)
-
-
 def test_a_row_without_any_times_is_summarized():
     failed = Row("slow", False, (made("eager", {}, "failed"), made("autopar", {}, "failed")))
     assert "slow" in summary([failed]) and "nan" not in summary([failed])
-    assert "slow" in chart([failed], "a machine")

@@ -15,7 +15,7 @@ from autopar.planner import schedule
 from autopar.planner.formats import described
 from autopar.system.text import table
 
-from .judging import Asked, Data, Goal, verdict
+from .judging import Data, Goal, verdict
 from .replay import replay
 from .varied import lacks_links, varied
 from .verify import infeasibilities
@@ -38,9 +38,9 @@ BAD = {
 }
 
 
-def run(asked: Asked) -> Data:
-    """So many seeds; 20,000 is full size."""
-    seeds = asked.seeds or REDUCED
+def run(seeds: int = 0) -> Data:
+    """Print and return the outcomes of `seeds` random graphs; 20,000 is full size."""
+    seeds = seeds or REDUCED
     kinds = dict.fromkeys(("planned", "nothing fits", "no way", *BAD), 0)
     bad: list[str] = []
     digests: dict[str, str] = {}
@@ -64,7 +64,7 @@ def run(asked: Asked) -> Data:
 
 
 def attempt(seed: int) -> tuple[str, str, str]:
-    """What becomes of one graph, a digest of its plan, and what is wrong with it."""
+    """Return the outcome of one graph, a digest of its plan, and the errors of the plan as text."""
     graph = varied(seed)
     try:
         with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def attempt(seed: int) -> tuple[str, str, str]:
 
 
 def worker(share: int, seeds: int) -> None:
-    """Print what becomes of a share of the graphs as JSON."""
+    """Print the outcomes of a share of the graphs as JSON."""
     found = {}
     for seed in range(seeds):
         if seed % PROCESSES == share or seed % REPEATED == 0:

@@ -213,7 +213,7 @@ def planted(
 
 
 def _shares(tasks: int, speeds: Sequence[float]) -> list[int]:
-    """How many tasks each device gets: in proportion to its speed, at least one."""
+    """Return the number of tasks of each device, in proportion to its speed, at least one."""
     shares = [max(1, int(tasks * speed / sum(speeds))) for speed in speeds]
     for extra in range(tasks - sum(shares)):
         shares[extra % len(shares)] += 1

@@ -1,12 +1,10 @@
-"""What all parts share: our plan, judged by `verify`, its figures, and the verdict against a goal."""
+"""Plans judged by `verify`, with their figures, and goals for figures, for all parts."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from autopar.ir.costed import CostedGraph
@@ -20,15 +18,6 @@ Data = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command line asks of a part: a folder of graphs (None: none given), and how many instances or seeds
-    (0: the part's own reduced number)."""
-
-    graphs: Path | None = None
-    seeds: int = 0
-
-
-@dataclass(frozen=True)
 class Judged:
     """A plan as JSON, in seconds of the graph's clock; `cost` is the CPU seconds that planning took, and `wrong`
     what the judge has to say, a sentence each."""
@@ -39,12 +28,12 @@ class Judged:
 
     @property
     def makespan(self) -> float:
-        """Seconds it takes."""
+        """Predicted seconds of the plan."""
         return self.data["makespan_s"]
 
     @property
     def bound(self) -> float:
-        """Seconds that any plan takes, as proven by the planner."""
+        """Seconds below which no plan can be, as the planner proves."""
         return self.data["lower_bound_s"]
 
 
@@ -81,27 +70,21 @@ def by_direction(graph: Data) -> Data:
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that must be shown: `found` at most (or at least) `limit`; None where nothing could be measured, which
-    is then said."""
+    """A figure, `found`, that is to be at most `limit`."""
 
     what: str
-    found: float | None
+    found: float
     limit: float
-    least: bool = False
     form: str = ".2%"
 
     @property
-    def met(self) -> bool | None:
-        """None when nothing was measured."""
-        if self.found is None:
-            return None
-        return self.found >= self.limit if self.least else self.found <= self.limit
+    def met(self) -> bool:
+        """True if the figure is within the limit."""
+        return self.found <= self.limit
 
     def __str__(self) -> str:
-        asked = f"{self.what}, goal {'≥' if self.least else '≤'} {self.limit:{self.form}}"
-        if self.found is None:
-            return f"{asked}: not measured"
-        return f"{asked}: {self.found:{self.form}}, {'met' if self.met else 'NOT MET'}"
+        verdict = "met" if self.met else "NOT MET"
+        return f"{self.what}, goal ≤ {self.limit:{self.form}}: {self.found:{self.form}}, {verdict}"
 
 
 def verdict(goals: Iterable[Goal]) -> list[Data]:
@@ -116,14 +99,3 @@ def verdict(goals: Iterable[Goal]) -> list[Data]:
 def worst(found: Mapping[str, float], count: int = 5) -> list[tuple[str, float]]:
     """The instances with the largest figures, the largest first."""
     return sorted(found.items(), key=lambda item: (-item[1], item[0]))[:count]
-
-
-def median(values: Sequence[float]) -> float | None:
-    """The median; None of nothing."""
-    return statistics.median(values) if values else None
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The least value that `share` of all are not above; None of nothing."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-round(share * 1000) * len(ordered) // 1000) - 1)] if ordered else None

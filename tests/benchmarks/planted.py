@@ -8,7 +8,7 @@ from autopar.planner.formats import read
 from autopar.system.text import table
 
 from . import instances
-from .judging import Asked, Data, Goal, by_policy, planned, verdict, worst
+from .judging import Data, Goal, by_policy, planned, verdict, worst
 
 RATIOS = (0.1, 1.0, 5.0)
 SIZES = ((50, 2), (100, 4), (200, 8), (500, 4), (1000, 8))
@@ -18,9 +18,9 @@ QUICK = 200
 RIVALS = {"HEFT": "heft", "look-ahead": "heft+lookahead"}
 
 
-def run(asked: Asked) -> Data:
+def run(seeds: int = 0) -> Data:
     """Seeds 0, 1, ... of every size and ratio, 20 being full size; reduced, two seeds and up to 200 tasks."""
-    sizes, seeds = (SIZES, asked.seeds) if asked.seeds else (REDUCED, 2)
+    sizes, seeds = (SIZES, seeds) if seeds else (REDUCED, 2)
     each: dict[str, Data] = {}
     for tasks, devices in sizes:
         for ratio in RATIOS:

@@ -1,4 +1,4 @@
-"""What becomes of a plan when only its placement and its orders are kept: everything as early as it can be.
+"""Replay of a plan with its placement and its orders alone: everything as early as it can be.
 
 Plain JSON data in and out. Nothing here knows how plans are made, or imports what makes them.
 """
@@ -58,7 +58,7 @@ class _Replay:
         self._run()
 
     def _waits(self, value: Mapping[str, Data]) -> None:
-        """What each step waits for: the step that first brings a value to where it is read."""
+        """Return the step that each step waits for: the one that first brings a value to where it is read."""
         source: dict[tuple[str, str], int] = {}
         since: dict[tuple[str, str], float] = {}
 

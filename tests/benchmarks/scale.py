@@ -16,7 +16,7 @@ from autopar.planner import schedule
 from autopar.system.text import table
 
 from . import instances
-from .judging import Asked, Data, Goal, by_direction, judged, verdict
+from .judging import Data, Goal, by_direction, judged, verdict
 
 SIZES = (2_000, 10_000, 100_000)
 REDUCED = (2_000, 10_000)
@@ -29,12 +29,12 @@ WIDE = 40
 WORKER = "import sys; from {package}.scale import worker; worker(*sys.argv[1:])"
 
 
-def run(asked: Asked) -> Data:
+def run(seeds: int = 0) -> Data:
     """The reduced size leaves 100,000 tasks out."""
     rows = [("graph", "tasks", "CPU s", "µs a task", "above the bound", "peak MB", "of them before planning")]
     each: dict[str, Data] = {}
     for shape in SHAPES:
-        for tasks in SIZES if asked.seeds else REDUCED:
+        for tasks in SIZES if seeds else REDUCED:
             own = _measured(shape, tasks)
             each[f"{shape} {tasks}"] = own
             rows.append((
@@ -53,7 +53,7 @@ def run(asked: Asked) -> Data:
 
 
 def _measured(shape: str, tasks: int) -> Data:
-    """What a fresh process finds, so that its peak memory is that of this graph alone."""
+    """Return the figures of a fresh process, whose peak memory is that of this graph alone."""
     done = subprocess.run(
         [sys.executable, "-c", WORKER.format(package=__package__), shape, str(tasks)],
         capture_output=True,

@@ -9,7 +9,7 @@ from .instances import SHAPES
 from .judging import Data
 
 NAMES = ("t{}", "{}", "task.{}", "tâche {}", "a task of a name that is rather long, number {}")
-"""How tasks are called; values may be called what tasks are."""
+"""Patterns of task names; values may have the names of tasks."""
 PARTLY = 16
 """Every so manieth graph lacks some links."""
 SIZES = (4, 8, 8, 8, 12, 12, 12, 20)
@@ -72,7 +72,7 @@ def varied(seed: int) -> Data:
 
 
 def lacks_links(seed: int) -> bool:
-    """Whether the graph of a seed is one of those whose values may find no way."""
+    """Return True if the graph of a seed may lack a route for a value."""
     return seed % PARTLY == PARTLY // 2
 
 

@@ -254,29 +254,6 @@ def test_a_loop_in_channels_last_is_eagers(which: str) -> None:
         assert torch.allclose(one.grad, other.grad, atol=1e-5) and one.grad.stride() == other.grad.stride()
 
 
-@pytest.mark.parametrize("which", ["input", "module", "both"])
-def test_training_steps_in_channels_last_are_eagers(which: str) -> None:
-    model, plain, x = both(which)
-    target = torch.arange(4)
-
-    def loss(outputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-        return F.cross_entropy(outputs[0], target) + outputs[1].square().mean()
-
-    step = autopar.train_step(model, loss, torch.optim.SGD(model.parameters(), 0.1), ["cpu*2"], split=2)
-    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
-    torch.manual_seed(1)
-    ours = [float(step(x, target)) for _ in range(3)]
-    torch.manual_seed(1)
-    for found in ours:
-        optimizer.zero_grad()
-        wanted = loss(plain(x), target)
-        wanted.backward()
-        optimizer.step()
-        assert found == pytest.approx(wanted.item(), abs=1e-5)
-    for one, other in zip(model.parameters(), plain.parameters()):
-        assert torch.allclose(one, other, atol=1e-5) and one.stride() == other.stride()
-
-
 def test_strides_that_are_traced_wrong_are_those_of_the_first_check() -> None:
     """Fake tensors of torch 2.11 say that a Fourier transform along an inner axis leaves rows as they were."""
 

@@ -70,6 +70,7 @@ def test_a_step():
         step(x)
     pairs = zip(model.parameters(), plain.parameters())
     for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
         states = [ours.state[one]["momentum_buffer"], one], [eagers.state[other]["momentum_buffer"], other]
         assert strides(states[0]) == strides(states[1])
     step.close()

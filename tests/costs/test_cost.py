@@ -103,17 +103,10 @@ def test_a_cast_computes_in_what_it_makes():
 
 def test_home_tasks_run_only_where_the_call_comes_from():
     graph = one_task(home=True)
-    assert [s is not None for s in cost(graph, MACHINE, homes={"x": "cuda:0"}).costs[0].seconds] == [
-        False,
-        True,
-        False,
-    ]
     # A home outside the machine is reached through the host.
-    assert [s is not None for s in cost(graph, MACHINE, homes={"x": "cuda:7"}).costs[0].seconds] == [
-        True,
-        False,
-        False,
-    ]
+    for home, able in (("cuda:0", [False, True, False]), ("cuda:7", [True, False, False])):
+        priced = cost(graph, MACHINE, homes={"x": home})
+        assert [s is not None for s in priced.costs[0].seconds] == able
 
 
 def test_pins_leave_one_device_and_home_goes_before_them():
@@ -121,12 +114,16 @@ def test_pins_leave_one_device_and_home_goes_before_them():
     assert [s is not None for s in seconds(one_task(home=True), pins={"t": "cuda:1"})] == [True, False, False]
 
 
-def test_measured_seconds_go_before_the_roofline_and_say_so():
-    graph = one_task()
-    priced = cost(graph, MACHINE, homes={}, ratios={("t", "cuda:0"): 2.5})
-    assert priced.costs[0].seconds[1] == 2.5 * seconds(graph)[1]
-    assert priced.costs[0].how == "measured"
-    assert priced.costs[0].seconds[2] == seconds(graph)[2]
+@given(st.floats(1e-3, 1e3))
+def test_measured_seconds_go_before_the_roofline_for_a_task_and_the_parts_of_it(ratio):
+    known = {("t", "cuda:0"): ratio}
+    for part in ({}, {"name": "t#0", "origin": "t", "part": "rows 0–1"}):
+        graph = one_task()
+        graph = replace(graph, tasks=(replace(graph.tasks[0], **part),))
+        priced = cost(graph, MACHINE, homes={}, ratios=known).costs[0]
+        assert priced.seconds[1] == pytest.approx(ratio * seconds(graph)[1])
+        assert priced.how == "measured"
+        assert priced.seconds[2] == seconds(graph)[2]
 
 
 def test_signature_tells_shapes_dtypes_and_constants_apart_but_not_names():

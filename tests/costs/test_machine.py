@@ -8,7 +8,10 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
+from autopar.costs import detect as detecting
+from autopar.costs.detect import detect
 from autopar.errors import DeviceError, PlanError
 from autopar.ir.device import Device, Link
 from autopar.ir.hardware import BUSES, CHIPS, REACHED
@@ -108,13 +111,28 @@ def test_a_bus_and_caps_can_be_given():
         (lambda: Machine.declare("t4", Device("cuda:0", "cuda")), r"'cuda:0' is listed twice"),
         (lambda: Machine.declare(), r"the chip list is empty"),
         (lambda: Machine.emulate("cpu", "t4", slow_down=0), r"slow_down is a number above 0"),
-        (lambda: Machine((Device("a", "cuda"),), (Link("a", "b", 0, 1, None),)).check(), r"names 'b'"),
-        (lambda: Machine((Device("a", "cuda", lanes=0),)).check(), r"has 0 lanes"),
+        (lambda: Machine((Device("a", "cuda"),), (Link("a", "b", 0, 1, None),)), r"names 'b'"),
+        (lambda: Machine((Device("a", "cuda", lanes=0),)), r"has 0 lanes"),
+        (lambda: Machine(["cpu", "cuda:0"]), r"is not a tuple of Device; for names write Machine\.declare"),
+        (lambda: Machine(3), r"devices=3 is not a tuple of Device"),
+        (lambda: Machine((replace(CPU, bytes_per_s=0),)), r"'cpu' needs bytes_per_s and flops > 0"),
+        (lambda: Machine((replace(CPU, flops=(("float32", float("nan")),)),)), r"'cpu' needs bytes_per_s"),
+        (lambda: Machine((replace(CPU, memory_bytes=-1),)), r"memory_bytes ≥ 0"),
+        (lambda: Machine((CPU,), (Link("cpu", "cpu", 0.0, float("nan"), None),)), r"bytes_per_s > 0"),
+        (
+            lambda: Machine.declare(["cpu-16", "t4"]),
+            r"\['cpu-16', 't4'\] is not a chip; write the names one by",
+        ),
+        (lambda: Machine.declare(None), r"None is not a chip"),
+        (lambda: Machine.declare("cpu", "t4", bus=3), r"no bus '3' is known"),
+        (lambda: Machine.declare("cpu", "t4", memory="6GiB"), r"names no device; write memory="),
+        (lambda: Machine.emulate("cpu", "t4", slow_down=True), r"slow_down is a number above 0"),
+        (lambda: Machine.emulate("cpu", "t4", slow_down=float("inf")), r"slow_down is a number above 0"),
     ],
 )  # fmt: skip
 def test_errors_of_descriptions(call, text):
     with pytest.raises(DeviceError, match=text):
-        call()
+        call().check()
 
 
 def test_an_emulated_machine_says_so_and_leaves_its_slow_down_to_be_chosen():
@@ -154,8 +172,6 @@ def test_declaring_needs_no_torch():
 
 @pytest.mark.slow
 def test_detecting_measures_once_and_keeps_it(folder, caplog):
-    from autopar.costs.detect import detect
-
     caplog.set_level(logging.INFO, "autopar")
     first = detect(["cpu", "emulated:0", "emulated:1"])
     assert "measured memcpy" in caplog.text
@@ -168,10 +184,6 @@ def test_detecting_measures_once_and_keeps_it(folder, caplog):
 
 @pytest.mark.slow
 def test_lanes_share_the_threads_and_never_exceed_what_one_lane_with_all_would_do(folder):
-    import torch
-
-    from autopar.costs.detect import detect
-
     whole = detect(["cpu"]).device["cpu"]
     assert whole.threads == torch.get_num_threads() and whole.memory_bytes
     lanes = detect(["cpu*2"]).device["cpu"]
@@ -202,15 +214,11 @@ def test_lanes_share_the_threads_and_never_exceed_what_one_lane_with_all_would_d
     ],
 )
 def test_errors_of_device_lists(folder, devices, text):
-    from autopar.costs.detect import detect
-
     with pytest.raises(DeviceError, match=text):
         detect(devices)
 
 
 def test_a_device_stands_for_itself(folder):
-    from autopar.costs.detect import detect
-
     own = Device("cpu", "cpu", threads=1, bytes_per_s=1e9)
     assert detect([own]).device["cpu"] == own
 
@@ -236,8 +244,6 @@ def test_an_unwritable_cache_costs_only_a_line(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_nonsense_figures_in_the_cache_are_measured_again(folder):
-    from autopar.costs.detect import detect
-
     detect(["cpu"])
     (file,) = folder.glob("machine-*.json")
     data = json.loads(file.read_text())
@@ -255,26 +261,24 @@ def test_measurements_are_kept_apart_by_what_they_are_about(folder):
     ("text", "share"), [("1000\n", 1000), ("max\n", None), ("9223372036854771712\n", None), (None, None)]
 )
 def test_the_memory_of_a_host_is_what_its_container_may_use(monkeypatch, tmp_path, text, share):
-    from autopar.costs import detect
-
     limit = tmp_path / "memory.max"
     if text is not None:
         limit.write_text(text)
-    monkeypatch.setattr(detect, "Path", lambda name: limit)
+    monkeypatch.setattr(detecting, "Path", lambda name: limit)
     fitted = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert detect._host_memory() == (share or fitted)
+    assert detecting._host_memory() == (share or fitted)
 
 
 def test_ranks_of_torchrun_share_the_accelerators_out(monkeypatch):
-    from autopar.costs import detect
-
     def shares(here: int, ranks: int) -> list[tuple[str, ...]]:
-        monkeypatch.setattr(detect, "accelerators", lambda: tuple(f"cuda:{index}" for index in range(here)))
+        monkeypatch.setattr(
+            detecting, "accelerators", lambda: tuple(f"cuda:{index}" for index in range(here))
+        )
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
         found = []
         for rank in range(ranks):
             monkeypatch.setenv("LOCAL_RANK", str(rank))
-            host, *own = detect._auto()
+            host, *own = detecting._auto()
             assert host == "cpu"
             found.append(tuple(own))
         return found
@@ -284,28 +288,3 @@ def test_ranks_of_torchrun_share_the_accelerators_out(monkeypatch):
     assert shares(5, 2) == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
     assert shares(2, 4) == [("cuda:0",), ("cuda:1",)] * 2
     assert shares(0, 2) == [(), ()]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (lambda: Machine(["cpu", "cuda:0"]), r"is not a tuple of Device; for names write Machine\.declare"),
-        (lambda: Machine(3), r"devices=3 is not a tuple of Device"),
-        (lambda: Machine((replace(CPU, bytes_per_s=0),)), r"'cpu' needs bytes_per_s and flops > 0"),
-        (lambda: Machine((replace(CPU, flops=(("float32", float("nan")),)),)), r"'cpu' needs bytes_per_s"),
-        (lambda: Machine((replace(CPU, memory_bytes=-1),)), r"memory_bytes ≥ 0"),
-        (lambda: Machine((CPU,), (Link("cpu", "cpu", 0.0, float("nan"), None),)), r"bytes_per_s > 0"),
-        (
-            lambda: Machine.declare(["cpu-16", "t4"]),
-            r"\['cpu-16', 't4'\] is not a chip; write the names one by",
-        ),
-        (lambda: Machine.declare(None), r"None is not a chip"),
-        (lambda: Machine.declare("cpu", "t4", bus=3), r"no bus '3' is known"),
-        (lambda: Machine.declare("cpu", "t4", memory="6GiB"), r"names no device; write memory="),
-        (lambda: Machine.emulate("cpu", "t4", slow_down=True), r"slow_down is a number above 0"),
-        (lambda: Machine.emulate("cpu", "t4", slow_down=float("inf")), r"slow_down is a number above 0"),
-    ],
-)
-def test_errors_of_machines(wrong, text):
-    with pytest.raises(DeviceError, match=text):
-        wrong().check()

@@ -1,10 +1,8 @@
 """Timing operations: what is timed, what is left alone, and that nothing is timed twice."""
 
-import io
 import json
 import logging
 import math
-import time
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from autopar.costs.scales import operations
 from autopar.ir.graph import Const, Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.planner import place
-from autopar.system import text as progress
 
 pytestmark = pytest.mark.slow
 
@@ -239,29 +236,6 @@ def test_weights_near_and_far_are_measured_apart(folder):
     near = set(entries(folder))
     measure(large, machine, {}, **QUICK)
     assert len(near) == 1 and len(entries(folder)) == 2
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_bar_shows_on_a_terminal_and_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE_S", -1)
-    out = Terminal()
-    for number in progress.bar(range(5), "measuring", out):
-        until = time.monotonic() + 60
-        while f"{number}/5" not in out.getvalue():
-            assert time.monotonic() < until
-            time.sleep(0.001)
-    assert number == 4 and out.getvalue().endswith(" \r")
-    silent = io.StringIO()
-    assert list(progress.bar(range(5), "measuring", silent)) == [0, 1, 2, 3, 4] and not silent.getvalue()
-
-
-def test_short_work_shows_no_bar():
-    out = Terminal()
-    assert list(progress.bar([1], "measuring", out)) == [1] and not out.getvalue()
 
 
 def planned(side, machine, policy="heft"):

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autopar.costs.detect import detect
-from autopar.costs.scales import fitted, keep, kept
+from autopar.costs.scales import fitted, keep, stored
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def test_each_family_has_its_own():
 def test_scales_are_kept_by_chip(folder):
     keep({"one": (("f", 1e-6, 2.0),)})
     keep({"other": (("f", 1e-6, 3.0),)})
-    assert kept("one") == (("f", 1e-6, 2.0),) and kept("other") == (("f", 1e-6, 3.0),)
-    assert kept("none") == ()
+    assert stored("one") == (("f", 1e-6, 2.0),) and stored("other") == (("f", 1e-6, 3.0),)
+    assert stored("none") == ()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_no_scale_is_not_used(folder, wrong):
     data = json.loads(file.read_text())
     data["entries"]["one"] = wrong
     file.write_text(json.dumps(data))
-    assert kept("one") == ()
+    assert stored("one") == ()
 
 
 @pytest.mark.slow

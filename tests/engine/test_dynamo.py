@@ -4,15 +4,19 @@ end."""
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import itertools
 import re
 import weakref
+from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
 from machines import TWO
 from torch import nn
+from turns import by_turns
 
 import autopar
 from autopar.capture import dynamo_private
@@ -76,6 +80,86 @@ def test_parts_without_a_batch_stay_whole_if_the_model_is_to_be_split(caplog):
     alone = autopar.compile(nn.Linear(8, 8), TWO, split=3)
     with pytest.raises(PlanError, match="split"):
         alone(torch.randn(8))
+
+
+class Masks(nn.Module):
+    """Writes a weight into a tensor that comes from outside, between two graph breaks or in one graph."""
+
+    def __init__(self, broken: bool, reads: bool) -> None:
+        super().__init__()
+        self.first, self.fill = nn.Linear(4, 4), nn.Parameter(torch.randn(4))
+        self.broken, self.reads = broken, reads
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x) if self.reads else x.clone()
+        if self.broken:
+            torch._dynamo.graph_break()
+        h[1:3] = self.fill
+        if self.broken:
+            torch._dynamo.graph_break()
+        with torch.no_grad():
+            self.seen.lerp_(self.fill, 0.5)
+        return h * 2
+
+
+class Numbers(nn.Module):
+    """Tensors that forward makes of numbers, which torch.compile leaves in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        y[0] = 7
+        return torch.where(x > 0, y, torch.tensor(-1.5)) * torch.tensor([1.0, 2, 3, 4])
+
+
+@pytest.mark.slow
+@by_turns(
+    "model, training",
+    [
+        Numbers,
+        Numbers,
+        *(functools.partial(Masks, *each) for each in itertools.product((False, True), repeat=2)),
+    ],
+    [False, True],
+)
+def test_what_is_made_of_numbers_and_changed_in_place(model: Callable[[], nn.Module], training: bool) -> None:
+    torch.manual_seed(0)
+    model = model()
+    twin = copy.deepcopy(model)
+    fast = autopar.compile(model, TWO, policy="round_robin", split=None)
+    with torch.set_grad_enabled(training):
+        for rows in (5, 5, 4):
+            x = torch.randn(rows, 4)
+            found, right = fast(x), twin(x)
+            torch.testing.assert_close(found, right)
+            if training:
+                found.pow(2).sum().backward()
+                right.pow(2).sum().backward()
+    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters()):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        assert ours.grad is None or torch.allclose(ours.grad, theirs.grad), name
+    assert all(map(torch.allclose, model.buffers(), twin.buffers()))
+    fast.close()
+
+
+def test_an_argument_that_is_given_a_weight() -> None:
+    fill = nn.Parameter(torch.randn(4))
+
+    def put(into: torch.Tensor) -> None:
+        into[0] = fill
+
+    fast = autopar.compile(put, ["cpu"])
+    for _ in range(2):
+        into = torch.zeros(2, 4)
+        fast(into)
+        assert into.requires_grad
+        into.sum().backward()
+    assert torch.equal(fill.grad, torch.full((4,), 2.0))
+    fast.close()
 
 
 class Block(nn.Module):

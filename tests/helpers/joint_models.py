@@ -13,18 +13,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.capture import Captured
-from autopar.ir.graph import Graph
 from autopar.pipeline.compare import interpret
 
 LIMIT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Error of a tensor that is allowed, max|Δ| ÷ max|reference|: a sum of parts may be in another order."""
-
-
-def given_to(graph: Graph, captured: Captured) -> dict[str, Any]:
-    """The inputs of a graph of a model in float64: the same random inputs every time, and the live state."""
-    torch.manual_seed(1)
-    inputs = {name: torch.randn(graph.value[name].shape, dtype=torch.float64) for name in graph.inputs}
-    return {**inputs, **{name: owner[key].detach() for name, (owner, key) in captured.state.items()}}
 
 
 def differentiable(captured: Captured) -> tuple[bool, ...]:

@@ -9,7 +9,7 @@ from autopar.ir.costed import Cluster, CostedGraph, TaskCost
 from autopar.ir.device import Device, Link
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
-from autopar.ir.plan import Candidate, Choice, Plan, Reason
+from autopar.ir.plan import Candidate, Plan
 from autopar.ir.timeline import Memory, Placed, Span, Timeline, Transfer
 
 
@@ -49,7 +49,7 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
     home = {value: "cpu" for value, _ in (*inputs, *state)}
     values = [Value(v, (b // 4,), "float32", b, v, "input", v) for v, b in inputs]
     values += [Value(v, (b // 4,), "float32", b, v, "state", f"{v}.weight") for v, b in state]
-    tasks, clusters, costs, placed, transfers, reasons = [], [], [], [], [], []
+    tasks, clusters, costs, placed, transfers = [], [], [], [], []
     free: dict[str, float] = {}
     there = {(v, "cpu"): 0.0 for v in home}
     for v, _ in state:
@@ -72,7 +72,6 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
         arrives = max((bring(value, device) for value in job.reads), default=0.0)
         start = max(arrives, free.get(job.lane, 0.0))
         end = start + job.seconds
-        before = free.get(job.lane, 0.0)
         free[job.lane] = there[job.name, device] = end
         made_on[job.name], size_of[job.name] = device, job.bytes
         values.append(Value(job.name, (job.bytes // 4,), "float32", job.bytes, job.name))
@@ -85,13 +84,6 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
         clusters.append(Cluster(job.name, (job.name,), seconds, 5e-6, job.reads, (job.name,)))
         costs.append(TaskCost(job.name, seconds))
         placed.append(Placed(job.name, device, job.lane, start, end))
-        choices = tuple(
-            Choice(
-                d.name, arrives if d.name == device else start, before, end if d.name == device else start + s
-            )
-            for d, s in zip(on.devices, seconds)
-        )
-        reasons.append(Reason(job.name, f"It would finish first on {device}.", choices))
     outputs = outputs or (jobs[-1].name,)
     for value in outputs:
         bring(value, "cpu")
@@ -117,7 +109,6 @@ def build(name, jobs, on, *, inputs=(("x", 64_000),), state=(), outputs=None, po
         (Candidate(policy, "2 parts", makespan, "chosen"),
          Candidate("round_robin", "2 parts", makespan * 1.4),
          Candidate("single cuda:9", "", None, "does not fit: needs 20 GB of 16 GB")),
-        tuple(reasons),
     )  # fmt: skip
     fields = {**plan.__dict__, "memory": memories(plan, size_of), **more}
     return Plan(**{key: fields[key] for key in Plan.__dataclass_fields__})

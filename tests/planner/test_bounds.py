@@ -4,7 +4,6 @@ import random
 
 import graphs
 import pytest
-from benchmarks import stg
 from benchmarks.instances import planted, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,8 +132,17 @@ def test_the_shortest_schedule_on_equal_lanes_is_not_below_the_bound(seed, tasks
     draw = random.Random(seed)
     seconds = [float(draw.randint(0, 9)) for _ in range(tasks)]
     waits = [draw.sample(range(r), min(r, draw.randint(0, 3))) for r in range(tasks)]
-    lines = [f"{r} {seconds[r]} {len(own)} {' '.join(map(str, own))}" for r, own in enumerate(waits)]
-    instance = Instance(read(stg.read("\n".join([str(tasks), *lines]), lanes)))
+    graph = {
+        "tasks": [{"id": f"t{r}", "seconds": {"cpu": took}} for r, took in enumerate(seconds)],
+        "values": [
+            {"id": f"{p} to {r}", "producer": f"t{p}", "consumers": [f"t{r}"], "bytes": 0}
+            for r, own in enumerate(waits)
+            for p in own
+        ],
+        "devices": [{"name": "cpu", "lanes": lanes, "memory_bytes": None}],
+        "links": [],
+    }
+    instance = Instance(read(graph))
     assert lower_bound(instance) <= shortest(seconds, waits, (0.0,) * lanes, {})
 
 

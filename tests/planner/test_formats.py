@@ -125,11 +125,6 @@ def test_nothing_to_do_takes_no_time():
     assert plan == {"makespan_s": 0.0, "lower_bound_s": 0.0, "tasks": [], "transfers": []}
 
 
-def test_written_text_is_the_plan():
-    plan = schedule(small())
-    assert json.loads(text(plan)) == json.loads(json.dumps(described(plan)))
-
-
 def broken(**change: Any) -> dict[str, Any]:
     """The small graph with one field of one entry changed: `tasks_0_id="b"`; `...` takes it out."""
     graph = copy.deepcopy(small())
@@ -234,19 +229,6 @@ def test_what_is_wrong_is_said_in_one_line(graph, says):
     with pytest.raises(PlanError, match=says) as caught:
         schedule(graph)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [(b"{", "is not JSON"), (b"", "is empty"), (b"\xff\xfe\x00", "is not text"), (b"[" * 10**6, "nested"),
-     (b'"tasks"', "must be an object"), (b"NaN", "must be an object")],
-    ids=["cut", "empty", "bytes", "nested", "text", "number"],
-)  # fmt: skip
-def test_files_that_are_no_graphs(tmp_path, content, says):
-    path = tmp_path / "graph.json"
-    path.write_bytes(content)
-    with pytest.raises(PlanError, match=says):
-        schedule(path)
 
 
 def test_a_missing_file_and_a_folder(tmp_path):

@@ -45,11 +45,11 @@ def copied(folder: Path) -> None:
 @pytest.mark.slow
 def test_what_is_not_python_is_installed_and_shipped(tmp_path):
     copied(tmp_path)
-    written = (".c", ".h", ".html", ".css", ".js", ".json")
+    written = (".c", ".h", ".html", ".css", ".js", ".json", ".csv", ".pyi")
     data = {
         path.relative_to(ROOT).as_posix() for path in (ROOT / "autopar").rglob("*") if path.suffix in written
     }
-    assert {Path(name).parent.name for name in data} == {"native", "drawing", "pages"}
+    assert {Path(name).parent.name for name in data} == {"native", "drawing", "pages", "hardware", "autopar"}
     code = "from setuptools import setup; setup()"
     for command in (["build_py", "--build-lib", "built"], ["sdist", "--formats", "tar"]):
         subprocess.run([sys.executable, "-W", "ignore", "-c", code, "-q", *command], cwd=tmp_path, check=True)

@@ -29,19 +29,10 @@ def test_seconds_are_counted_and_wiped():
     assert not [thread for thread in threading.enumerate() if thread.name == "autopar progress"]
 
 
-def test_a_bar_follows_the_items_and_is_wiped():
-    out = Terminal()
-    for _ in progress.bar(range(4), "measuring", out):
-        time.sleep(0.02)
-    assert "measuring [" in out.getvalue() and "3/4" in out.getvalue()
-    assert out.getvalue().endswith(" \r")
-
-
 def test_nothing_is_written_where_nobody_looks(caplog):
     out = io.StringIO()
     with progress.ticking("capture", out):
         time.sleep(0.05)
-    assert list(progress.bar([1, 2], "measuring", out)) == [1, 2]
     assert out.getvalue() == "" and not caplog.records
 
 
@@ -53,9 +44,6 @@ def test_a_line_is_logged_now_and_then_where_there_is_no_terminal(caplog, monkey
         raise KeyError
     said = len(caplog.records)
     assert 2 <= said <= 10 and "capture: at work for 0 s" in caplog.text
-    for _ in progress.bar(range(4), "measuring", out):
-        time.sleep(0.03)
-    assert "measuring: 2 of 4" in caplog.text
     assert {(record.name, record.levelname) for record in caplog.records} == {("autopar", "WARNING")}
     assert out.getvalue() == ""
     assert not [thread for thread in threading.enumerate() if thread.name == "autopar progress"]

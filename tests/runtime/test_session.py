@@ -6,6 +6,7 @@ import gc
 import linecache
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ import autopar
 from autopar.capture import region
 from autopar.pipeline.eager_check import Eager
 from autopar.runtime.lane_threads import Crew
-from autopar.runtime.worker import Worker
 
 pytestmark = pytest.mark.slow
 
@@ -309,10 +309,10 @@ def test_threads_that_give_other_layers_do_not_meet():
     fast.close()
 
 
-@pytest.mark.parametrize("when", ["start", "submit", "abandon"])
+@pytest.mark.parametrize("when", ["submit", "abandon"])
 @torch.no_grad()
 def test_an_interrupt_leaves_no_thread_behind(monkeypatch, when):
-    """It comes as a thread has just started, as a job has just been given, or twice in a row."""
+    """It comes as a thread has just been given a job, or twice in a row."""
 
     def threads() -> int:
         return sum(thread.name.startswith("autopar ") for thread in threading.enumerate())
@@ -322,12 +322,10 @@ def test_an_interrupt_leaves_no_thread_behind(monkeypatch, when):
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval()
     fast = autopar.compile(model, DEVICES, pins={"2": "emulated:0"}, split=None)
     x = torch.randn(4, 8)
-    if when != "start":
-        fast(x)
+    fast(x)
     change = {
-        "start": ((Worker, "start"),),
-        "submit": ((Worker, "submit"),),
-        "abandon": ((Worker, "submit"), (Crew, "_abandon")),
+        "submit": ((ThreadPoolExecutor, "submit"),),
+        "abandon": ((ThreadPoolExecutor, "submit"), (Crew, "_abandon")),
     }
 
     def interrupted(function):

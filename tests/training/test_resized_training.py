@@ -1,4 +1,4 @@
-"""Training with a split batch whose lengths vary: two programs serve all, and what they compute is eager's."""
+"""Training with a split batch whose lengths vary: what is computed is eager's."""
 
 import copy
 
@@ -14,7 +14,6 @@ pytestmark = pytest.mark.slow
 TWO = ["cpu", "emulated:0"]
 WEIGHTS = torch.linspace(0.5, 2, 5).double()
 LENGTHS = (6, 9, 12, 3, 12)
-"""The last is called again: a signature of other sizes is first compared with eager."""
 
 
 class Encoder(nn.Module):
@@ -73,37 +72,24 @@ def equal(model, plain):
         torch.testing.assert_close(one, other)
 
 
-def trained(loss, lengths=LENGTHS, optimizer=None):
-    """The training step after steps of these lengths, each equal to that of a plain loop."""
+@pytest.mark.parametrize(
+    ("loss", "optimizer"),
+    [
+        (squares, None),
+        *(pytest.param(*case, marks=pytest.mark.release) for case in ((classes, None), (spread, None))),
+        pytest.param(classes, torch.optim.RMSprop, marks=pytest.mark.release),
+    ],
+)
+def test_steps(loss, optimizer):
     plain, model, theirs, ours = twins()
     if optimizer is not None:
         theirs, ours = (optimizer(each.parameters(), 1e-3) for each in (plain, model))
     step = autopar.train_step(model, loss, ours, TWO, split=2)
-    for seed, length in enumerate(lengths):
+    for seed, length in enumerate(LENGTHS):
         given = batch(length)
         torch.manual_seed(seed)
         torch.testing.assert_close(step(*given), expected(plain, theirs, loss, given, seed))
     equal(model, plain)
-    return step
-
-
-@pytest.mark.parametrize("loss", [squares, pytest.param(classes, marks=pytest.mark.release)])
-def test_steps(loss):
-    step = trained(loss)
-    # The first is of a graph for one length.
-    assert len(step._signatures.kept[-1]) == 2
-    assert step._signatures.latest._whole is not None
-
-
-@pytest.mark.release
-def test_a_number_known_for_the_sizes_of_one_call_alone():
-    """A variance divides by one less than the number of elements."""
-    assert len(trained(spread, LENGTHS[:4])._signatures.kept[-1]) == 3
-
-
-@pytest.mark.release
-def test_an_optimizer_that_steps_by_itself():
-    assert len(trained(classes, optimizer=torch.optim.RMSprop)._signatures.kept[-1]) == 2
 
 
 @pytest.mark.release
@@ -119,4 +105,3 @@ def test_a_loop():
         ours.step()
         torch.testing.assert_close(found.detach(), expected(plain, theirs, squares, given, seed))
     equal(model, plain)
-    assert len(fast._placement.backend.served[-1].programs) == 2

@@ -1,20 +1,22 @@
-"""Products cut along features give what the whole gives, and are cut only where one row leaves nothing else."""
+"""Products cut along features give what the whole gives, gradients included, and are cut only where one row leaves
+nothing else."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from capturing import capture
-from hypothesis import given, settings
+from capturing import capture, joint
+from executing import execute, given
+from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
-from tensor_models import GPT, Attention, Gated, mlp
-from test_split import interpret
+from tensor_models import GPT, Attention, Block, Gated, mlp
 from torch import nn
 
 import autopar
 from autopar.errors import PlanError
 from autopar.ir.device import Device, Link
-from autopar.ir.graph import SUM
+from autopar.ir.graph import JOIN, SUM, Graph
 from autopar.ir.machine import Machine
 from autopar.transform.feature_split import LABEL, products, split_features
 from autopar.transform.features import stretches
@@ -36,20 +38,21 @@ def two(flops: float = 1e6) -> Machine:
     return Machine(devices, links, absent=True)
 
 
-def halves(model: nn.Module, *args: torch.Tensor, parts: int = 2):
-    """The graph of a call, the same cut along features, and the largest difference of their outputs."""
-    with torch.no_grad():
-        captured = capture(model.eval(), args, {})
-        graph = captured.graph
-        cut = split_features(graph, parts, [stretch.tasks[0] for stretch in products(graph, parts)]).check()
-        inputs = captured.flatten(args, {})
-        whole, parted = (interpret(each, captured, inputs) for each in (graph, cut))
-    off = max(float((whole[name] - parted[name]).abs().max()) for name in graph.outputs)
-    return graph, cut, off
+def halves(
+    model: nn.Module, *args: torch.Tensor, parts: int = 2, trained: bool = False
+) -> tuple[Graph, Graph, float]:
+    """The graph of a call, differentiated if `trained`, the same cut along features, and the largest difference of
+    their outputs and gradients."""
+    with torch.set_grad_enabled(trained):
+        captured = joint(model.double() if trained else model.eval(), args)
+    graph = captured.graph
+    cut = split_features(graph, parts, [stretch.tasks[0] for stretch in products(graph, parts)]).check()
+    whole, parted = (execute(each, captured, given(captured, args)) for each in (graph, cut))
+    return graph, cut, max(float((whole[name] - parted[name]).abs().max()) for name in graph.outputs)
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.booleans())
+@drawn(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.booleans())
 def test_attention_is_cut_by_heads(parts: int, each: int, sizes: bool, more: bool) -> None:
     heads = parts * each
     model = Attention(4 * heads, heads, sizes)
@@ -76,18 +79,18 @@ def test_tied_heads_and_tables_are_cut_by_words() -> None:
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.sampled_from([2, 3]), st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=9))
+@drawn(st.sampled_from([2, 3]), st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=9))
 def test_words_are_looked_up_in_the_part_that_has_them(parts: int, width: int, words: list[int]) -> None:
     model = nn.Embedding(12, width)
     model.weight.data[0] = torch.inf
     with torch.no_grad():
         captured = capture(model, (torch.tensor(words),), {})
         cut = split_features(captured.graph, parts, [products(captured.graph, parts)[0].tasks[0]]).check()
-        live = interpret(cut, captured, [torch.tensor(words)])
+        live = execute(cut, captured, [torch.tensor(words)])
         assert torch.equal(live[cut.outputs[0]], model(torch.tensor(words)))
         for wrong in (12, -1):
             with pytest.raises(IndexError):
-                interpret(cut, captured, [torch.tensor([*words[1:], wrong])])
+                execute(cut, captured, [torch.tensor([*words[1:], wrong])])
 
 
 def test_no_stretch_shares_a_task_with_another() -> None:
@@ -132,3 +135,61 @@ def test_what_is_cut_is_not_cut_again() -> None:
     _, cut, _ = halves(mlp(), torch.randn(2, 8))
     with pytest.raises(PlanError, match="split already"):
         split(cut, (1, 1))
+
+
+def rows(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+@settings(max_examples=8, deadline=None)
+@drawn(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans())
+def test_a_pair_is_trained_in_parts(parts: int, each: int, batch: int, bias: bool, deep: bool) -> None:
+    wide = parts * each
+    model = nn.Sequential(nn.Linear(5, wide, bias), nn.GELU(), nn.Linear(wide, 3, bias))
+    x = rows(batch, 2, 5) if deep else rows(batch, 5)
+    _, cut, off = halves(model, x, parts=parts, trained=True)
+    assert off < 1e-12 and cut.split.startswith(LABEL)
+    # Each weight is read in parts alone, and each gradient of one is joined once, where the caller gets it.
+    assert not cut.readers["0.weight"] and not cut.readers["2.weight"]
+    assert [task.target for task in cut.tasks].count(JOIN) == (3 if bias else 2)
+
+
+@pytest.mark.parametrize(
+    "model, x",
+    [
+        (Gated(), rows(4, 8)),
+        (Attention(16, 4, True), rows(2, 5, 16)),
+        (Block(16, 4, False), rows(2, 5, 16)),
+        (GPT(), torch.arange(16).view(2, 8)),
+    ],
+    ids=["gated", "attention", "block", "gpt"],
+)
+@pytest.mark.parametrize("parts", [2, 4])
+def test_gates_and_heads_are_trained_in_parts(model: nn.Module, x: torch.Tensor, parts: int) -> None:
+    graph, cut, off = halves(model, x, parts=parts, trained=True)
+    assert off < 1e-12
+    backward = [task.origin for task in cut.tasks if task.part and task.phase == "backward"]
+    products = [
+        task.name for task in graph.tasks if task.phase == "backward" and task.target == "aten.mm.default"
+    ]
+    in_parts = [name for name in products if name in backward]
+    # All but those of a head that is tied to an embedding.
+    assert len(in_parts) >= len(products) - 2 and all(backward.count(name) == parts for name in backward)
+    assert sum(task.flops for task in cut.tasks) == sum(task.flops for task in graph.tasks)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_dropouts_within_draw_their_masks_whole(train: bool) -> None:
+    model, x = mlp(dropout=0.5).train(train), torch.randn(4, 8)
+    captured = joint(model, (x,))
+    graph = captured.graph
+    cut = split_features(graph, 2, [stretch.tasks[0] for stretch in products(graph, 2)])
+    drawn = [task for task in cut.tasks if task.random]
+    assert cut.split.startswith(LABEL) and not any(task.part for task in drawn) and len(drawn) == 2 * train
+    inputs = [*captured.flatten((x,)), torch.ones(4, 8)]
+    found = []
+    for each in (graph, cut):
+        live = execute(each, captured, inputs)
+        found.append([live[name] for name in graph.outputs])
+    for whole, parted in zip(*found):
+        torch.testing.assert_close(parted, whole)

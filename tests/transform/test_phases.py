@@ -9,7 +9,7 @@ from torch import nn
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.pipeline.compare import interpret
 from autopar.transform.divide import alive, closed, divide, reached
-from autopar.transform.rewrites import own
+from autopar.transform.rewrites import with_own_views
 
 
 class Heads(nn.Module):
@@ -49,7 +49,7 @@ def taken_apart(name):
     model, x = make(), data()
     captured = joint(model, (x,))
     tangents = [name for name, _ in captured.tangents]
-    graph = own(closed(captured.graph, tangents, len(captured.gradients)))
+    graph = with_own_views(closed(captured.graph, tangents, len(captured.gradients)))
     return model, x, captured, *divide(graph, len(captured.gradients))
 
 

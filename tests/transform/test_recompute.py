@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from capturing import joint
+from executing import execute
 from graphs import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joint_models import given_to
 from split_models import Block
 from torch import nn
 from turns import by_turns
@@ -20,7 +20,6 @@ from turns import by_turns
 from autopar.capture import Captured
 from autopar.costs.roofline import cost
 from autopar.ir.graph import Graph, Ref, Task, Value
-from autopar.pipeline.compare import interpret
 from autopar.planner import place
 from autopar.transform.rematerialize import recomputed, saved, saved_bytes
 from autopar.transform.row_sums import summed
@@ -59,20 +58,6 @@ def case(name: str) -> Captured:
     torch.manual_seed(0)
     make, shape = CASES[name]
     return joint(make().double(), (torch.randn(shape, dtype=torch.float64),))
-
-
-def execute(graph: Graph, captured: Captured) -> dict[str, Any]:
-    live = given_to(graph, captured)
-    with torch.no_grad():
-        for task in interpret(graph, captured.calls, live, torch.device("cpu")):
-            for name in task.outputs:
-                value, item = graph.value[name], live[name]
-                if name.endswith("#again"):
-                    assert tuple(item.shape) == value.shape and str(item.dtype) == f"torch.{value.dtype}"
-                    root = live[value.storage]
-                    shared = item.untyped_storage().data_ptr() == root.untyped_storage().data_ptr()
-                    assert shared or item.is_contiguous()
-    return live
 
 
 @pytest.mark.parametrize("name", CASES)

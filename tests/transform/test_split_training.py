@@ -7,20 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from capturing import joint
+from executing import in_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_models import MLP, Block, D
 from torch import nn
 from turns import by_turns
 
-from autopar.capture import Captured
 from autopar.ir.graph import JOIN, PART, SUM, Graph
-from autopar.pipeline.compare import interpret
 from autopar.transform.batch_axis import batch_of
-from autopar.transform.split import split
-
-CPU = torch.device("cpu")
 
 
 class Residual(nn.Module):
@@ -121,46 +116,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[torch.Ten
 }
 
 
-def values(captured: Captured, args: tuple[torch.Tensor, ...]) -> dict[str, Any]:
-    """What is there before the call, tangents drawn at random, the same each time."""
-    graph = captured.graph
-    found: dict[str, Any] = dict(zip(graph.inputs, captured.flatten(args, {})))
-    generator = torch.Generator().manual_seed(1)
-    for name, _ in captured.tangents:
-        found[name] = torch.randn(graph.value[name].shape, generator=generator, **D)
-    return found | {name: owner[key] for name, (owner, key) in captured.state.items()}
-
-
-def run(graph: Graph, captured: Captured, args: tuple[torch.Tensor, ...]) -> dict[str, Any]:
-    """Every value of a graph; each must be what its Value says, and nothing may change what it reads."""
-    found = values(captured, args)
-    with torch.no_grad():
-        for task in interpret(graph, captured.calls, found, CPU):
-            for name in task.outputs:
-                value, item = graph.value[name], found[name]
-                if isinstance(item, torch.Tensor):
-                    assert (tuple(item.shape), item.dtype) == (value.shape, getattr(torch, value.dtype)), name
-                    assert item.numel() * item.element_size() == value.bytes, name
-    return found
-
-
-def same(
-    model: nn.Module | Callable[..., Any], args: tuple[torch.Tensor, ...], sizes: tuple[int, ...]
-) -> tuple[Captured, Graph]:
-    """Differentiate, split, run both; the graph and the split graph."""
-    captured = joint(model, args)
-    whole = captured.graph
-    parted = split(whole, sizes).check()
-    before, after = run(whole, captured, args), run(parted, captured, args)
-    assert parted.outputs == whole.outputs
-    for name in (*whole.outputs, *(made for made, _ in whole.updates)):
-        scale = max(before[name].abs().max().item(), 0.1)
-        torch.testing.assert_close(after[name] / scale, before[name] / scale, rtol=0, atol=1e-12)
-    assert sum(task.flops for task in parted.tasks) == sum(task.flops for task in whole.tasks)
-    assert split(whole, sizes) == parted
-    return captured, parted
-
-
 def origins(graph: Graph) -> set[str]:
     """Names that cut tasks had in the whole graph."""
     return {task.origin for task in graph.tasks if task.part}
@@ -180,7 +135,7 @@ def test_a_joint_graph_in_parts_gives_what_it_gives_whole(name: str, sizes: tupl
     torch.manual_seed(0)
     make, given = MODELS[name]
     model, args = make().double(), given(sum(sizes))
-    captured, parted = same(model, args, sizes)
+    captured, parted = in_parts(model, args, sizes, trained=True)
     whole = captured.graph
     assert batch_of(whole) == sum(sizes)
     cut = origins(parted)
@@ -199,7 +154,7 @@ def test_a_joint_graph_in_parts_gives_what_it_gives_whole(name: str, sizes: tupl
 
 def test_gradients_of_inputs_keep_their_rows() -> None:
     x = torch.randn(8, 8, **D, requires_grad=True)
-    captured, parted = same(MLP().double(), (x,), (3, 4, 1))
+    captured, parted = in_parts(MLP().double(), (x,), (3, 4, 1), trained=True)
     assert dict(captured.gradients).keys() >= {captured.graph.inputs[0]}
     gradient = dict(captured.gradients)[captured.graph.inputs[0]]
     task = parted.task[parted.producer[gradient]]
@@ -207,7 +162,7 @@ def test_gradients_of_inputs_keep_their_rows() -> None:
 
 
 def test_each_task_of_ours_is_in_the_phase_of_who_asks() -> None:
-    captured, parted = same(MLP().double(), (torch.randn(8, 8, **D),), (3, 5))
+    captured, parted = in_parts(MLP().double(), (torch.randn(8, 8, **D),), (3, 5), trained=True)
     tangent = captured.tangents[0][0]
     output = captured.graph.outputs[0]
     assert parted.task[parted.producer[output]].phase == "forward"
@@ -233,7 +188,7 @@ def test_a_table_much_larger_than_the_rows_is_not_summed() -> None:
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.head(self.words(ids))
 
-    _, parted = same(Words().double(), (torch.randint(1000, (6, 2)),), (3, 3))
+    _, parted = in_parts(Words().double(), (torch.randint(1000, (6, 2)),), (3, 3), trained=True)
     (task,) = (task for task in parted.tasks if "embedding_dense_backward" in task.target)
     assert not task.part
     assert any(task.target == "aten.mm.default" and task.part for task in parted.tasks)
@@ -241,10 +196,9 @@ def test_a_table_much_larger_than_the_rows_is_not_summed() -> None:
 
 @pytest.mark.slow
 def test_a_weight_as_wide_as_the_batch_is_long_does_no_harm() -> None:
-    same(
-        nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double(), (torch.randn(8, 8, **D),), (3, 5)
-    )
-    same(layer().double(), (torch.randn(8, 8, 8, **D),), (3, 5))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double()
+    in_parts(model, (torch.randn(8, 8, **D),), (3, 5), trained=True)
+    in_parts(layer().double(), (torch.randn(8, 8, 8, **D),), (3, 5), trained=True)
 
 
 def test_one_weight_used_twice_has_one_gradient() -> None:
@@ -256,19 +210,22 @@ def test_one_weight_used_twice_has_one_gradient() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x @ self.weight).relu() @ self.weight.t()
 
-    captured, parted = same(Tied().double(), (torch.randn(7, 6, **D),), (3, 4))
+    captured, parted = in_parts(Tied().double(), (torch.randn(7, 6, **D),), (3, 4), trained=True)
     assert len(captured.gradients) == 1
     assert sum(task.target == SUM for task in parted.tasks) == 2
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_any_differentiable_program_is_the_same_in_parts(data: st.DataObject) -> None:
     """Random programs over a pool of values with a weight: views, products, norms, reductions, joins."""
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     steps: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "linear": lambda a, b, w: F.linear(a, w) / 3,
+        "residual": lambda a, b, w: a.relu() - b.mean(1, keepdim=True),
+        "flat": lambda a, b, w: a.reshape(-1).view(a.shape) + 1,
+        "flip": lambda a, b, w: a.flip(0) + b,
         "scale": lambda a, b, w: a * w[0] + b,
         "turn": lambda a, b, w: a.transpose(0, 1).contiguous().transpose(0, 1) * b,
         "merge": lambda a, b, w: (a.reshape(-1, 6) @ w).view(a.shape) / 3,
@@ -305,4 +262,6 @@ def test_any_differentiable_program_is_the_same_in_parts(data: st.DataObject) ->
 
     rows = data.draw(st.sampled_from([5, 6, 7]))
     first = data.draw(st.integers(1, rows - 1))
-    same(Program(), (torch.randn(rows, 4, 6, **D),), (first, rows - first))
+    in_parts(
+        Program(), (torch.randn(rows, 4, 6, **D),), (first, rows - first), trained=data.draw(st.booleans())
+    )

@@ -10,35 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from capturing import capture, joint
+from executing import execute, given
 from torch import nn
 
 from autopar.capture import Captured
 from autopar.ir.graph import SUM, SUMMED, Graph, Task
-from autopar.pipeline.compare import interpret
 from autopar.transform.row_sums import single_valued, summed
 from autopar.transform.split import split
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 ROWS, WIDTH = 7, 5
-
-
-def execute(graph: Graph, captured: Captured, inputs: list[torch.Tensor], seed: int = 0) -> dict[str, Any]:
-    """Every value of a graph, each as its Value says."""
-    live: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
-    live.update((name, owner[key].detach()) for name, (owner, key) in captured.state.items())
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for task in interpret(graph, captured.calls, live, CPU):
-            for name in task.outputs:
-                value, item = graph.value[name], live[name]
-                if isinstance(item, torch.Tensor):
-                    assert tuple(item.shape) == value.shape, name
-                    # What was captured may name the type that another device's kernel gives.
-                    assert "#" not in name or str(item.dtype) == f"torch.{value.dtype}", name
-                    assert "#" not in name or item.numel() * item.element_size() == value.bytes, name
-    return live
 
 
 def compare(graph: Graph, other: Graph, captured: Captured, inputs: list[torch.Tensor]) -> None:
@@ -51,16 +33,6 @@ def compare(graph: Graph, other: Graph, captured: Captured, inputs: list[torch.T
         torch.testing.assert_close(one, two, rtol=bound, atol=bound * scale, equal_nan=True)
 
 
-def tangents(captured: Captured, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Inputs of a joint graph: those of the call, and a gradient for each output."""
-    given = [item.detach() for item in captured.flatten(args, {})]
-    torch.manual_seed(3)
-    for name in captured.graph.inputs[len(given) :]:
-        value = captured.graph.value[name]
-        given.append(torch.randn(value.shape).to(getattr(torch, value.dtype)))
-    return given
-
-
 def same(
     model: Callable[..., Any],
     args: tuple[Any, ...],
@@ -70,7 +42,7 @@ def same(
 ) -> tuple[Graph, Graph]:
     """Capture, rewrite, compare whole and in parts; the rewritten graph, and it in parts."""
     captured = joint(model, args)
-    inputs = tangents(captured, args)
+    inputs = given(captured, args)
     whole = captured.graph
     rewritten = summed(whole, batch_norm=batch_norm).check()
     assert summed(whole, batch_norm=batch_norm) == rewritten
@@ -162,9 +134,9 @@ def test_losses_of_classes(name: str) -> None:
     parted = split(rewritten, (1, 4, 2)).check()
     # None ignored, a whole part, some of each, all: 0 ÷ 0, as in eager.
     for ignored in ((), (0,), (0, 3), tuple(range(ROWS))):
-        given = tangents(captured, (rows(), classes(ignored)))
-        compare(captured.graph, rewritten, captured, given)
-        compare(captured.graph, parted, captured, given)
+        inputs = given(captured, (rows(), classes(ignored)))
+        compare(captured.graph, rewritten, captured, inputs)
+        compare(captured.graph, parted, captured, inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -213,7 +185,7 @@ def test_a_mean_of_half_precision_does_not_overflow() -> None:
         return F.mse_loss(x, t), x.mean()
 
     captured = joint(model, (x, t))
-    live = execute(split(summed(captured.graph), (3, 4)), captured, tangents(captured, (x, t)))
+    live = execute(split(summed(captured.graph), (3, 4)), captured, given(captured, (x, t)))
     assert [float(live[name]) for name in captured.graph.outputs[:2]] == pytest.approx([40000, 200])
 
 
@@ -242,9 +214,9 @@ def test_dropout_draws_what_it_drew(kind: type[nn.Module], dtype: torch.dtype) -
                    for name in _ancestors(graph, task.name))  # fmt: skip
     assert len(parts_of(parted, "aten.")) >= 6
     captured = joint(model, (x,))
-    given = tangents(captured, (x,))
+    inputs = given(captured, (x,))
     first = captured.graph.outputs[0]
-    one, two = (execute(graph, captured, given)[first] for graph in (captured.graph, summed(captured.graph)))
+    one, two = (execute(graph, captured, inputs)[first] for graph in (captured.graph, summed(captured.graph)))
     assert torch.equal(one, two)
 
 

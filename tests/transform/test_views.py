@@ -6,7 +6,7 @@ from capturing import joint
 from test_phases import CASES, values_of
 from torch import nn
 
-from autopar.transform.rewrites import T, folded, own
+from autopar.transform.rewrites import T, folded, with_own_views
 from autopar.transform.split import split
 
 
@@ -27,7 +27,7 @@ def given(found, x):
 def test_values_stay(name):
     found, x = captured(name)
     before = values_of(found.graph, found, given(found, x))
-    graph = own(found.graph)
+    graph = with_own_views(found.graph)
     after = values_of(graph, found, given(found, x))
     assert graph.outputs == found.graph.outputs
     for output in graph.outputs:
@@ -57,7 +57,7 @@ def test_each_reader_of_a_view_of_state_has_its_own_beside_it():
             return torch.tanh(x @ w) @ w.t()
 
     found = joint(Turned(), (torch.randn(8, 5),))
-    graph = own(split(found.graph, (4, 4)))
+    graph = with_own_views(split(found.graph, (4, 4)))
     fixed = set(graph.state)
     views = [task for task in graph.tasks if task.free and fixed & set(task.inputs)]
     assert len(views) > 2

@@ -199,14 +199,6 @@ def conjugates(m: Any, x: torch.Tensor) -> Any:
     return h.conj(), torch.fft.fft(m.linear(x)).conj().imag, h, h.conj()[0], torch.fft.fft(x).mH
 
 
-def writes_across_breaks(m: Any, x: torch.Tensor) -> Any:
-    h = m.linear(x)
-    torch._dynamo.graph_break()
-    h[1:3] = m.linear.bias
-    torch._dynamo.graph_break()
-    return h * 2
-
-
 def grad_of_what_it_made(m: Any, x: torch.Tensor) -> Any:
     h = m.linear(x)
     h.retain_grad()
@@ -235,7 +227,7 @@ class Model(nn.Module):
 BODIES = (
     functions, by_hand, no_grad, hooked, penalty, constant_gradient, physics, mapped, keeps, counts, reads, removes,
     on_a_node, packs, reentrant, writes_a_parameter, writes_a_buffer, stores, branches, views, conjugates,
-    grad_of_what_it_made, writes_across_breaks,
+    grad_of_what_it_made,
 )  # fmt: skip
 
 
@@ -354,19 +346,3 @@ def test_a_gradient_penalty_around_the_model():
         x = torch.randn(3, 4)
         wanted = gradients(plain, lambda x=x: loss(plain, x))
         assert alike(wanted, gradients(fast, lambda x=x: loss(fast, x)))
-
-
-def test_an_argument_that_is_given_a_weight():
-    fill = nn.Parameter(torch.randn(4))
-
-    def put(into: torch.Tensor) -> None:
-        into[0] = fill
-
-    fast = compiled(put)
-    for _ in range(2):
-        into = torch.zeros(2, 4)
-        fast(into)
-        assert into.requires_grad
-        into.sum().backward()
-    assert torch.equal(fill.grad, torch.full((4,), 2.0))
-    fast.close()

@@ -8,7 +8,7 @@ import pytest
 import view_plans
 
 from autopar.system.text import size
-from autopar.view import draw
+from autopar.view import draw, save_timeline
 from autopar.view.pages import placed_page
 from autopar.view.placed.layout import lay_out
 
@@ -24,7 +24,7 @@ def test_the_page_has_the_facts_of_each_box_and_arrow(make):
     facts = {name: html.unescape(text) for name, text in told}
     for index, box in enumerate(layout.boxes):
         assert box.card.title in facts[f"b{index}"] and "<dt>measured</dt>" in facts[f"b{index}"]
-        if len(box.card.clusters) == 1 and box.card.clusters[0] in plan.reason:
+        if len(box.card.clusters) == 1:
             reason = plan.reason[box.card.clusters[0]]
             assert reason.text in facts[f"b{index}"]
             if len(reason.choices) > 1:
@@ -42,23 +42,11 @@ def test_the_page_is_self_contained_and_well_formed(make, tmp_path):
     plan = make()
     draw(plan, tmp_path / "a.html", timeline=view_plans.measured(plan))
     page = (tmp_path / "a.html").read_text()
-    bare = page.replace("http://www.w3.org/2000/svg", "")
+    save_timeline(view_plans.measured(plan), tmp_path / "run.html")
+    bare = (page + (tmp_path / "run.html").read_text()).replace("http://www.w3.org/2000/svg", "")
     for fetch in ("http://", "https://", "//cdn", "<link", "<img", "<iframe", "@import", "url(", " src="):
         assert fetch not in bare, fetch
     draw(plan, tmp_path / "a.svg")
     ET.fromstring((tmp_path / "a.svg").read_text())
     inner = page[page.index("<svg") : page.index("</svg>") + 6]
     ET.fromstring(inner)
-
-
-def test_names_that_markup_would_read_are_escaped(tmp_path):
-    name = '</script><b a="1">&\x00\u2028'
-    on = view_plans.machine(1)
-    plan = view_plans.build(
-        name, [view_plans.Job(name, "emulated:0/0", 1e-3, ("x",), module=name, code=name)], on
-    )
-    for suffix in ("html", "svg", "dot"):
-        draw(plan, tmp_path / f"a.{suffix}")
-    ET.fromstring((tmp_path / "a.svg").read_text())
-    page = (tmp_path / "a.html").read_text()
-    assert page.count("</script>") == 1 and "<b a=" not in page

@@ -24,7 +24,7 @@ def test_what_is_written_is_what_a_reader_finds(text):
     svg = Svg(10.0, 10.0, text)
     svg.add("rect", data_name=text)
     with svg.group(text, data_name=text):
-        svg.label(Label(1, 2, text, halo=True))
+        svg.label(Label(1, 2, text, ground="#FFFFFF"))
         svg.quantity(1, 2, text)
     root = ET.fromstring(str(svg))
     named = [element for element in root.iter() if "data-name" in element.attrib]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-import view_plans
 
 from autopar.ir.timeline import Memory, Span, Timeline
 from autopar.view.trace import trace
@@ -36,7 +35,7 @@ def queued(span: Span) -> float | None:
     return None if span.ready is None else span.start - span.ready
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_comes_after_is_moved_as_a_whole(seed):
     first, second = timeline(seed), timeline(seed + 50)
     both = first.then(second)
@@ -59,7 +58,7 @@ def test_what_comes_after_is_moved_as_a_whole(seed):
     assert all(both.busy(lane) == pytest.approx(first.busy(lane) + second.busy(lane)) for lane in LANES)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_trace_gives_every_time_in_microseconds(seed):
     made = timeline(seed, predicted=False)
     slices = {event["name"]: event for event in trace(made)["traceEvents"] if event["ph"] == "X"}
@@ -76,22 +75,3 @@ def test_a_trace_gives_every_time_in_microseconds(seed):
     assert [(e["ts"], e["args"]["bytes"]) for e in counts] == [
         (pytest.approx(at * 1e6), count) for memory in made.memory for at, count in memory.steps
     ]
-
-
-def test_arrows_of_a_trace_begin_in_work_that_is_done_and_end_in_work_that_waits():
-    plan = view_plans.transformer()
-    events = trace(plan.timeline())["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X"]
-    flows: dict[int, dict[str, dict]] = {}
-    for event in events:
-        if event["ph"] in "sf":
-            flows.setdefault(event["id"], {})[event["ph"]] = event
-    assert flows
-    for pair in flows.values():
-        assert pair["s"]["ts"] <= pair["f"]["ts"]
-        for event in pair.values():
-            assert any(
-                (s["pid"], s["tid"]) == (event["pid"], event["tid"])
-                and s["ts"] - 1e-3 <= event["ts"] <= s["ts"] + s["dur"] + 1e-3
-                for s in slices
-            )

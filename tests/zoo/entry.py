@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from autopar.bench import stacks
+from benchmarks.timed import stacks
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A module or plain function, and the positional and keyword arguments it is called with."""

@@ -17,9 +17,9 @@ pytestmark = [
     pytest.mark.skipif(rig.KIND != "strict", reason="its devices are the stand-in's: --accelerator strict"),
 ]
 NAMED = (
-    "timm resnet10t", "gpt2", "outputs alias each other", "write through a view",
-    "inputs that share memory, one mutated", "operators that hand their argument on", "cache kept as an attribute", "shape that depends on values",
-    "random draws of several kinds", "attention with dropout in training", "buffer replaced by assignment",
+    "timm resnet10t", "gpt2", "outputs alias each other", "write through a view", "cache kept as an attribute",
+    "inputs that share memory, one mutated", "operators that hand their argument on", "random draws of several kinds",
+    "shape that depends on values", "attention with dropout in training", "buffer replaced by assignment",
 )  # fmt: skip
 CHOSEN = [entry for entry in (*MODELS, *TRAPS) if entry.name in NAMED or (entry in TRAPS and entry.quick)]
 

@@ -56,18 +56,13 @@ def rows(table: str) -> Iterator[dict[str, str]]:
 
 
 def _of(*kinds: str) -> dict[str, _Bus]:
-    return {
-        row["bus"]: _Bus(
-            row["bus"],
-            row["title"],
-            float(row["gb_per_s"]) * 1e9,
-            float(row["latency_us"]) / 1e6,
-            row["source"],
-            peer=row["kind"] == "peer",
-        )
-        for row in rows("buses.csv")
-        if row["kind"] in kinds
-    }
+    buses = {}
+    for row in rows("buses.csv"):
+        if row["kind"] in kinds:
+            rate, latency = float(row["gb_per_s"]) * 1e9, float(row["latency_us"]) / 1e6
+            figures = row["bus"], row["title"], rate, latency, row["source"]
+            buses[row["bus"]] = _Bus(*figures, peer=row["kind"] == "peer")
+    return buses
 
 
 BUSES = _of("host", "peer")
@@ -129,33 +124,24 @@ def _accelerators() -> Iterator[Chip]:
         # Turing and Volta have no bfloat16 units: torch computes it at the float32 rate.
         rates = {name: row[name] for name in ("float32", "float64", "float16", "bfloat16", "tf32")}
         rates["bfloat16"] = rates["bfloat16"] or rates["float16"]
-        yield Chip(
-            row["chip"],
-            row["title"],
-            "cuda",
-            int(float(row["memory_gb"]) * 1e9),
-            float(row["gb_per_s"]) * 1e9,
-            tuple((name, float(rate)) for name, rate in rates.items() if rate),
-            row["bus"],
-            row["peer_bus"],
-            row["source"],
-        )
+        memory, bandwidth = int(float(row["memory_gb"]) * 1e9), float(row["gb_per_s"]) * 1e9
+        tflops = tuple((name, float(rate)) for name, rate in rates.items() if rate)
+        texts = row["bus"], row["peer_bus"], row["source"]
+        yield Chip(row["chip"], row["title"], "cuda", memory, bandwidth, tflops, *texts)
 
 
-def _cpu(name: str, title: str, cores: int, clock: float, bandwidth: float, source: str) -> Chip:
+def _cpu(name: str, cores: int, clock: float, bandwidth: float, source: str) -> Chip:
     # AVX2: two fused multiply-adds of 8 float32 per core and cycle.
     single = cores * 32 * clock / 1e3
     rates = (("float32", single), ("float64", single / 2), ("float16", single / 2), ("bfloat16", single / 2))
-    return Chip(name, title, "cpu", None, bandwidth * 1e9, rates, "", "", source, cores)
+    return Chip(name, f"{cores}-core CPU", "cpu", None, bandwidth * 1e9, rates, "", "", source, cores)
 
 
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        _cpu("cpu-16", "16-core CPU", 16, 3.0, 204.8, "AMD EPYC 7313 product page: 3.0 GHz base, 204.8 GB/s"),
-        _cpu(
-            "cpu-64", "64-core CPU", 64, 2.45, 204.8, "AMD EPYC 7763 product page: 2.45 GHz base, 204.8 GB/s"
-        ),
+        _cpu("cpu-16", 16, 3.0, 204.8, "AMD EPYC 7313 product page: 3.0 GHz base, 204.8 GB/s"),
+        _cpu("cpu-64", 64, 2.45, 204.8, "AMD EPYC 7763 product page: 2.45 GHz base, 204.8 GB/s"),
         *_accelerators(),
     )
 }
@@ -181,15 +167,15 @@ def declared(
 
     `bus` replaces the chips' own buses. Raises DeviceError for unknown chips and buses.
     """
-    found = [chip if isinstance(chip, Device) else find_chip(chip) for chip in chips]
-    if not found:
+    sheets = [chip if isinstance(chip, Device) else find_chip(chip) for chip in chips]
+    if not sheets:
         raise DeviceError('the chip list is empty; give at least one, for example "cpu", "h100-sxm"')
     named = bus if isinstance(bus, (list, tuple)) else () if bus is None else (bus,)
-    given = [find("bus", str(name), BUSES) for name in named]
+    replacing = [find("bus", str(name), BUSES) for name in named]
     devices: list[Device] = []
     buses: dict[str, tuple[_Bus, _Bus | None]] = {}
     accelerators = 0
-    for chip in found:
+    for chip in sheets:
         if kind_of(chip.kind).host:
             if any(device.traits.host for device in devices):
                 raise DeviceError(
@@ -197,8 +183,8 @@ def declared(
                 )
             devices.append(chip.device("cpu") if isinstance(chip, Chip) else chip)
             continue
-        host = next((b for b in given if not b.peer), None)
-        peer = next((b for b in given if b.peer), None)
+        host = next((b for b in replacing if not b.peer), None)
+        peer = next((b for b in replacing if b.peer), None)
         if isinstance(chip, Chip):
             devices.append(chip.device(f"{kind}:{accelerators}", kind))
             accelerators += 1

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, cast
 
 from ...errors import PlanError
-from ...system.jsonfile import short, whole
+from ...ir.serialize import short, whole
 
 LARGEST = 1e30
 """Limit on the numbers of a file, so that sums of them stay finite."""

@@ -13,7 +13,7 @@ import networkx
 from ...errors import DeviceError, PlanError
 from ...ir.costed import CostedGraph
 from ...ir.machine import Machine
-from ...system import jsonfile
+from ...ir.serialize import read_json
 from . import graph_file
 from .fields import JsonObject
 from .graph_file import read_machine
@@ -47,7 +47,7 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         name = path.stem
-        data = jsonfile.load(path, WAY)
+        data = read_json(path, WAY)
     if isinstance(data, networkx.Graph):
         name = str(data.name or name)
         if isinstance(machine, int):
@@ -91,7 +91,7 @@ def _networkx(graph: networkx.DiGraph, machine: Machine | None, processors: int 
 
     With a number of `processors`, these are equal lanes of one device, between which nothing is transferred.
 
-    A node has the attribute `seconds`, a number for every device or {device: seconds} (or {device: {lanes: seconds}}),
+    A node has the attribute `seconds`, a number for every device or {device: seconds},
     and optionally `state_bytes`, `workspace_bytes`, `colocate` and `pin`. An edge may have `bytes` (default 0) and
     `value`: edges of one node with the same `value` are one value, sent once to each device; without it each edge is
     its own value. Without a machine, the lists of devices and links are the attributes `devices` and `links` of the

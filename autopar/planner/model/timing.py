@@ -95,11 +95,6 @@ def _number(exact: Any) -> Any:
     return exact if isinstance(exact, int) else float(exact)
 
 
-def fits(play: Play) -> bool:
-    """Return True if a simulated schedule respects all caps."""
-    return not play.instance.tight or all(one.cap is None or one.peak <= one.cap for one in memory(play))
-
-
 def _spans(play: Play) -> Iterator[tuple[int, float, float, int]]:
     """Yield device, start and end in seconds, and bytes of each storage, including its views and kept state.
     O(V + E) for V steps."""

@@ -1,5 +1,5 @@
 """Topological orders: depth first, which keeps the inputs of a task together, or smallest number first. Also
-reverses the edges of a graph, and finds all ancestors."""
+reverses the edges of a graph."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ def inverse(before: Sequence[Iterable[int]]) -> list[list[int]]:
         for p in earlier:
             after[p].append(r)
     return after
-
-
-def ancestors(before: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
-    """Return the direct and indirect predecessors of each number, visited in this topological order, as a bit mask."""
-    found = [0] * len(before)
-    for r in order:
-        for p in before[r]:
-            found[r] |= found[p] | 1 << p
-    return found
 
 
 def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:

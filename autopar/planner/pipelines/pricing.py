@@ -30,8 +30,7 @@ class _Cutting:
 
     The least feasible limit is found by bisection (Iqbal, "Approximate algorithms for partitioning problems", IJPP
     1991; Pınar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", JPDC 2004). A limit is tested
-    by a greedy pass that takes as many units as possible and, if that fails, by dynamic programming over all positions,
-    since a shorter stage may help. Among equals, the stages are balanced.
+    by dynamic programming over all positions, since a shorter stage may help. Among equals, the stages are balanced.
 
     spent[s]: seconds of all units before each position.
     link[s]: seconds on the outgoing link for a cut at each position.
@@ -88,10 +87,6 @@ class _Cutting:
         )
 
     def _under(self, limit: float) -> list[int] | None:
-        """Return cuts under a limit, or None."""
-        return self._furthest(limit) or self._any(limit)
-
-    def _any(self, limit: float) -> list[int] | None:
         """Find cuts under a limit by dynamic programming over the ends of each stage; None if infeasible. A stage that
         ends at a position is shortest from the last position at which the previous stage can end."""
         stages, units, slack = len(self.spent), len(self.spent[0]) - 1, limit * (1 + 1e-12)
@@ -117,19 +112,6 @@ class _Cutting:
         for start in reversed(before):
             cuts.append(int(start[cuts[-1]]))
         return cuts[::-1]
-
-    def _furthest(self, limit: float) -> list[int] | None:
-        """Return the cuts of a greedy pass under a limit, or None."""
-        stages, units = len(self.spent), len(self.spent[0]) - 1
-        cuts, slack = [0], limit * (1 + 1e-12)
-        for s in range(stages - 1):
-            stop = min(self._reach(s, cuts[-1], slack), units - (stages - 1 - s))
-            while stop > cuts[-1] and self.link[s][stop] > slack:
-                stop -= 1
-            if stop <= cuts[-1]:
-                return None
-            cuts.append(stop)
-        return [*cuts, units] if self._reach(stages - 1, cuts[-1], slack) >= units else None
 
     def _reach(self, s: int, start: int, limit: float) -> int:
         """Return the last position that a stage can reach."""

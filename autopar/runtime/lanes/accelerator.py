@@ -18,8 +18,8 @@ import torch
 
 from ...costs.calibrate import pins_memory
 from ...ir.program import Copy, Lane, Program
+from ..gates import Gates
 from ..record import CallRecord, LaneRecorder
-from ..worker import Gates
 from .host import HostLane
 
 PINNED_LIMIT = 256 << 20

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...ir.program import Copy, Free, Lane, Program, Wait
+from ..gates import Gates
 from ..record import CallRecord, LaneRecorder
-from ..worker import Gates
 
 
 class HostLane:

@@ -35,11 +35,11 @@ _CLASSES = "self target weight reduction ignore_index"
 
 def native_dropout(steps: Steps) -> bool:
     """Draw the mask by the same kernel, applied to ones: it has the same bits as for the input."""
-    given = steps.given("input p train")
-    name, probability = given["input"], given["p"]
+    arguments = steps.arguments("input p train")
+    name, probability = arguments["input"], arguments["p"]
     if steps.task.random != DEFAULT:
         return False
-    made, mask = steps.task.outputs
+    output, mask = steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
     unit = f"{steps.task.name}#unit"
     steps.value(unit, shape, dtype, open=steps.values[name].open)
@@ -50,10 +50,10 @@ def native_dropout(steps: Steps) -> bool:
     scale = 0.0 if probability == 1 else 1 / (1 - probability)
     if dtype in HALF:
         # The kernel rounds the scale first and then multiplies the input by it.
-        steps.pointwise("rows", "aten.mul.Tensor", (Ref(name), Ref(unit)), dtype, make=made)
+        steps.pointwise("rows", "aten.mul.Tensor", (Ref(name), Ref(unit)), dtype, make=output)
     else:
         args = (Ref(name), Ref(mask), scale)
-        steps.pointwise("rows", "aten.native_dropout_backward.default", args, dtype, make=made)
+        steps.pointwise("rows", "aten.native_dropout_backward.default", args, dtype, make=output)
     # Only the draw keeps the order and place of a random task; the tasks around it have neither.
     plain = (dataclasses.replace(task, random=None, home=False, after=()) for task in steps.tasks)
     steps.tasks = [old if old.name == steps.task.name else new for old, new in zip(steps.tasks, plain)]
@@ -62,15 +62,15 @@ def native_dropout(steps: Steps) -> bool:
 
 def noise(steps: Steps) -> bool:
     """Make an empty tensor, to be filled with random numbers, independent of its template."""
-    (made,) = steps.task.outputs
-    if not any(steps.graph.task[reader].random == DEFAULT for reader in steps.graph.readers[made]):
+    (output,) = steps.task.outputs
+    if not any(steps.graph.task[reader].random == DEFAULT for reader in steps.graph.readers[output]):
         return False
-    shape, dtype = steps.shape(made), steps.dtype(made)
+    shape, dtype = steps.shape(output), steps.dtype(output)
     kwargs = {"dtype": typed(dtype), "device": Const("device")}
     # Keep the memory layout, since numbers are drawn in memory order.
-    order, sizes = steps.values[made].order, extents(steps.values[made])
+    order, sizes = steps.values[output].order, extents(steps.values[output])
     target = "aten.empty_permuted.default" if order else "aten.empty.memory_format"
-    steps.put("", target, (sizes, order) if order else (sizes,), shape, dtype, kwargs=kwargs, make=made)
+    steps.put("", target, (sizes, order) if order else (sizes,), shape, dtype, kwargs=kwargs, make=output)
     return True
 
 
@@ -95,10 +95,10 @@ def loss(steps: Steps) -> bool:
     """Replace a mean loss by the summed loss ÷ the number of elements."""
     order, inputs = _LOSSES[steps.task.target.split(".")[1]], steps.task.inputs
     shape = broadcast_shapes(*map(steps.shape, inputs))
-    if steps.given(order, reduction=_MEAN)["reduction"] != _MEAN or 0 in shape:
+    if steps.arguments(order, reduction=_MEAN)["reduction"] != _MEAN or 0 in shape:
         return False
-    (made,) = steps.task.outputs
-    dtype = steps.dtype(made)
+    (output,) = steps.task.outputs
+    dtype = steps.dtype(output)
     each = dtype in HALF
     args, kwargs = _with(steps, order, _NONE if each else _SUM)
     cuts = steps.rows(inputs, shape, None if each else SUMMED)
@@ -108,7 +108,7 @@ def loss(steps: Steps) -> bool:
     if each:
         total = steps.total(total, range(len(shape)), "sum")
     elements = _elements(steps, inputs, shape)
-    steps.kept("", "aten.div.Scalar", (Ref(total), elements), steps.dtype(total), made)
+    steps.computed_in("", "aten.div.Scalar", (Ref(total), elements), steps.dtype(total), output)
     return True
 
 
@@ -117,20 +117,20 @@ def backward(steps: Steps) -> bool:
     are read once."""
     name = steps.task.target.split(".")[1].removesuffix("_backward")
     order = f"grad_output {_LOSSES[name]}"
-    given = steps.given(order, reduction=_MEAN)
-    tensors = [value for value in steps.task.inputs if value != given["grad_output"]]
+    arguments = steps.arguments(order, reduction=_MEAN)
+    tensors = [value for value in steps.task.inputs if value != arguments["grad_output"]]
     shape = broadcast_shapes(*map(steps.shape, tensors))
-    if given["reduction"] != _MEAN or 0 in shape or len(tensors) + 1 != len(steps.task.inputs):
+    if arguments["reduction"] != _MEAN or 0 in shape or len(tensors) + 1 != len(steps.task.inputs):
         return False
-    (made,) = steps.task.outputs
+    (output,) = steps.task.outputs
     args, kwargs = _with(steps, order, _SUM)
-    dtype = steps.dtype(given["grad_output"])
+    dtype = steps.dtype(arguments["grad_output"])
     elements = _elements(steps, tensors, shape)
-    share = steps.pointwise("share", "aten.div.Scalar", (Ref(given["grad_output"]), elements), dtype)
+    share = steps.pointwise("share", "aten.div.Scalar", (Ref(arguments["grad_output"]), elements), dtype)
     names = (share, *tensors)
     steps.put(
-        "", steps.task.target, (Ref(share), *args[1:]), steps.shape(made), steps.dtype(made),
-        kwargs=kwargs, cuts=steps.rows(names, shape), make=made,
+        "", steps.task.target, (Ref(share), *args[1:]), steps.shape(output), steps.dtype(output),
+        kwargs=kwargs, cuts=steps.rows(names, shape), make=output,
     )  # fmt: skip
     return True
 
@@ -141,22 +141,22 @@ def nll_forward(steps: Steps) -> bool:
     The total weight is an output of its own that depends only on the targets; otherwise, the gradient, which
     needs it, would wait for the loss of every part.
     """
-    given = steps.given(_CLASSES)
-    scores, target = given["self"], given["target"]
+    arguments = steps.arguments(_CLASSES)
+    scores, target = arguments["self"], arguments["target"]
     shape, rows = steps.shape(scores), steps.shape(target)
     # The classes are on axis 1 of the scores.
-    if given["reduction"] == _NONE or len(shape) < 2 or 0 in shape or rows != (shape[0], *shape[2:]):
+    if arguments["reduction"] == _NONE or len(shape) < 2 or 0 in shape or rows != (shape[0], *shape[2:]):
         return False
-    made, weight = steps.task.outputs
-    dtype = steps.dtype(made)
+    output, weight = steps.task.outputs
+    dtype = steps.dtype(output)
     acc, each = wide(dtype), dtype in HALF
-    total = _weight(steps, given, acc, weight if steps.dtype(weight) == acc else "")
+    total = _weight(steps, arguments, acc, weight if steps.dtype(weight) == acc else "")
     if steps.dtype(weight) != acc:
         steps.cast(total, steps.dtype(weight), "weight", weight)
     args, kwargs = _with(steps, _CLASSES, _NONE if each else _SUM)
     step = "elements" if each else "sum"
-    last = given["reduction"] == _SUM and not each
-    part = made if last else steps.named(step)
+    last = arguments["reduction"] == _SUM and not each
+    part = output if last else steps.named(step)
     unread = f"{steps.task.name}#unread"
     steps.value(part, rows if each else (), dtype, open=steps.values[target].open if each else ())
     steps.value(unread, (), dtype)
@@ -171,10 +171,10 @@ def nll_forward(steps: Steps) -> bool:
     if last:
         return True
     loss = steps.total(part, range(len(rows)), "sum") if each else part
-    if given["reduction"] == _SUM:
-        steps.cast(loss, dtype, "", made)
+    if arguments["reduction"] == _SUM:
+        steps.cast(loss, dtype, "", output)
     else:
-        steps.kept("", "aten.div.Tensor", (Ref(loss), Ref(total)), steps.dtype(loss), made)
+        steps.computed_in("", "aten.div.Tensor", (Ref(loss), Ref(total)), steps.dtype(loss), output)
     return True
 
 
@@ -184,9 +184,9 @@ def _elements(steps: Steps, names: Sequence[str], shape: tuple[int, ...]) -> int
     return count(steps.values[full]) if full else math.prod(shape)
 
 
-def _weight(steps: Steps, given: dict[str, str], dtype: str, make: str = "") -> str:
+def _weight(steps: Steps, arguments: dict[str, str], dtype: str, make: str = "") -> str:
     """Append the weight of all targets but ignored ones, by number or class weight; return its name."""
-    target, weight, ignored = given["target"], given["weight"], int(given["ignore_index"])
+    target, weight, ignored = arguments["target"], arguments["weight"], int(arguments["ignore_index"])
     kwargs: dict[str, Argument] = {"dtype": typed(dtype)}
     if weight is None:
         args: tuple[Argument, ...] = (Ref(target), ignored)
@@ -261,9 +261,9 @@ def _rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
         rule = rules.get(rest.partition(".")[0]) if space == "aten" else None
         steps = Steps(graph, task, values)
         tasks += steps.tasks if rule is not None and rule(steps) else (task,)
-    kept = {name for task in tasks for name in task.outputs}
+    outputs = {name for task in tasks for name in task.outputs}
     return dataclasses.replace(
         graph,
-        values=tuple(value for value in values.values() if value.kind != "made" or value.name in kept),
+        values=tuple(value for value in values.values() if value.kind != "made" or value.name in outputs),
         tasks=tuple(tasks),
     )

@@ -35,12 +35,12 @@ class Steps:
         """Return the dtype of a value."""
         return self.values[name].dtype
 
-    def given(self, names: str, **defaults: Any) -> dict[str, Any]:
+    def arguments(self, names: str, **defaults: Any) -> dict[str, Any]:
         """Return arguments by schema name: `names` in order, then keywords; the name of a value for a `Ref`."""
-        found: dict[str, Any] = dict(defaults)
-        found.update(zip(names.split(), self.task.args))
-        found.update(self.task.kwargs)
-        return {key: item.value if isinstance(item, Ref) else item for key, item in found.items()}
+        arguments: dict[str, Any] = dict(defaults)
+        arguments.update(zip(names.split(), self.task.args))
+        arguments.update(self.task.kwargs)
+        return {key: item.value if isinstance(item, Ref) else item for key, item in arguments.items()}
 
     def put(  # noqa: PLR0913 - what a task and its output have
         self,
@@ -61,10 +61,10 @@ class Steps:
         `view`: the value whose memory the output shares. `open`: its `Value.open`.
         """
         task = self.named(step)
-        made = make or task
-        self.value(made, shape, dtype, view, open)
-        self.append(task, target, args, (made,), kwargs=kwargs, cuts=cuts, free=bool(view))
-        return made
+        output = make or task
+        self.value(output, shape, dtype, view, open)
+        self.append(task, target, args, (output,), kwargs=kwargs, cuts=cuts, free=bool(view))
+        return output
 
     def append(
         self,
@@ -161,22 +161,22 @@ class Steps:
         """Append a sum over axes; return its name. Along these, parts are summands, along others parts of the
         sum."""
         shape, dtype = self.shape(name), dtype or wide(self.dtype(name))
-        kept = [axis for axis in range(len(shape)) if keep or axis not in axes]
-        made = tuple(1 if axis in axes else shape[axis] for axis in kept)
+        rest = [axis for axis in range(len(shape)) if keep or axis not in axes]
+        shape_out = tuple(1 if axis in axes else shape[axis] for axis in rest)
         cuts = [
-            Cut((axis,), (SUMMED if axis in axes else kept.index(axis),))
+            Cut((axis,), (SUMMED if axis in axes else rest.index(axis),))
             for axis, size in enumerate(shape)
             if size > 1
         ]
         kwargs = {} if dtype == self.dtype(name) else {"dtype": typed(dtype)}
         args, known = (Ref(name), tuple(axes), keep), self.values[name].open
-        sizes = tuple(1 if axis in axes else known[axis] for axis in kept) if known else ()
+        sizes = tuple(1 if axis in axes else known[axis] for axis in rest) if known else ()
         return self.put(
-            step, "aten.sum.dim_IntList", args, made, dtype, kwargs=kwargs, cuts=cuts,
+            step, "aten.sum.dim_IntList", args, shape_out, dtype, kwargs=kwargs, cuts=cuts,
             open=(*sizes, math.prod(sizes)) if known else (),
         )  # fmt: skip
 
-    def kept(
+    def computed_in(
         self, step: str, target: str, args: tuple[Argument, ...], dtype: str, make: str, like: str = ""
     ) -> str:
         """Append a pointwise task that computes in `dtype`. Its result `make` has its own dtype or that of
@@ -200,16 +200,16 @@ def typed(dtype: str) -> Const:
 
 def aligned(shape: tuple[int, ...], axis: int, whole: tuple[int, ...]) -> int | None:
     """Return the axis that broadcasts into axis `axis` of `whole`; None if the value is needed whole."""
-    own = axis - (len(whole) - len(shape))
-    return own if own >= 0 and shape[own] == whole[axis] else None
+    place = axis - (len(whole) - len(shape))
+    return place if place >= 0 and shape[place] == whole[axis] else None
 
 
 def axes_of(dims: Any, rank: int) -> tuple[int, ...]:
     """Return axes counted from the front, in order; None or an empty tuple means all."""
     if dims is None or dims == ():
         return tuple(range(rank))
-    given = (dims,) if isinstance(dims, int) else dims
-    return tuple(sorted(axis + rank if axis < 0 else axis for axis in given))
+    axes = (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted(axis + rank if axis < 0 else axis for axis in axes))
 
 
 def holds_batch(shape: tuple[int, ...], axes: Sequence[int]) -> bool:

@@ -22,17 +22,17 @@ _BACKWARD = "grad_out input weight running_mean running_var save_mean save_invst
 
 def mean(steps: Steps) -> bool:
     """Replace `mean` over a possible batch axis by a sum ÷ the number of summed elements."""
-    given = steps.given(
+    arguments = steps.arguments(
         "self dim keepdim" if ".dim" in steps.task.target else "self", dim=None, keepdim=False
     )
-    (made,), name = steps.task.outputs, given["self"]
+    (output,), name = steps.task.outputs, arguments["self"]
     shape = steps.shape(name)
-    axes = axes_of(given["dim"], len(shape))
+    axes = axes_of(arguments["dim"], len(shape))
     if not holds_batch(shape, axes) or 0 in shape:
         return False
-    dtype = wide(steps.dtype(made))
-    total = steps.total(name, axes, "sum", keep=bool(given["keepdim"]), dtype=dtype)
-    steps.kept("", "aten.div.Scalar", (Ref(total), count(steps.values[name], axes)), dtype, made)
+    dtype = wide(steps.dtype(output))
+    total = steps.total(name, axes, "sum", keep=bool(arguments["keepdim"]), dtype=dtype)
+    steps.computed_in("", "aten.div.Scalar", (Ref(total), count(steps.values[name], axes)), dtype, output)
     return True
 
 
@@ -41,15 +41,15 @@ def variance(steps: Steps) -> bool:
 
     This avoids cancellation (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983).
     """
-    given = steps.given("self dim", dim=None, keepdim=False, correction=None)
-    name, outputs = given["self"], steps.task.outputs
+    arguments = steps.arguments("self dim", dim=None, keepdim=False, correction=None)
+    name, outputs = arguments["self"], steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
-    axes = axes_of(given["dim"], len(shape))
+    axes = axes_of(arguments["dim"], len(shape))
     if not holds_batch(shape, axes) or 0 in shape or dtype.startswith("complex"):
         return False
-    correction = 1 if given["correction"] is None else given["correction"]
+    correction = 1 if arguments["correction"] is None else arguments["correction"]
     elements = math.prod(shape[axis] for axis in axes)
-    keep = bool(given["keepdim"])
+    keep = bool(arguments["keepdim"])
     total = steps.total(name, axes, "sum", keep=True)
     acc = steps.dtype(total)
     middle = steps.pointwise("mean", "aten.div.Scalar", (Ref(total), elements), acc)
@@ -79,32 +79,42 @@ def batch_norm(steps: Steps) -> bool:
 
     Statistics of float16 and bfloat16 are in float32.
     """
-    given = _forward(steps)
-    rows = given["input"]
+    arguments = _forward(steps)
+    rows = arguments["input"]
     shape = steps.shape(rows)
     # An InstanceNorm is a BatchNorm of one row with the rows as channels: it mixes no rows.
-    if not given["training"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
+    if not arguments["training"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
         return False
-    made, save_mean, save_invstd, *running = steps.task.outputs
+    output, save_mean, save_invstd, *running = steps.task.outputs
     acc, axes = wide(steps.dtype(rows)), _others(shape)
     elements = math.prod(shape) // shape[1]
     total = steps.total(rows, axes, "sum", dtype=acc)
     mean = steps.pointwise("mean", "aten.div.Scalar", (Ref(total), elements), acc, make=save_mean)
     squares = steps.total(_centred_squares(steps, rows, _column(steps, mean, shape), acc), axes, "squares")
     var = steps.pointwise("var", "aten.div.Scalar", (Ref(squares), elements), acc)
-    safe = steps.pointwise("safe", "aten.add.Scalar", (Ref(var), given["eps"]), acc)
+    safe = steps.pointwise("safe", "aten.add.Scalar", (Ref(var), arguments["eps"]), acc)
     steps.pointwise("invstd", "aten.rsqrt.default", (Ref(safe),), acc, make=save_invstd)
     if running:
         unbiased = steps.pointwise("unbiased", "aten.div.Scalar", (Ref(squares), elements - 1), acc)
         for kind, new, out in zip(("mean", "var"), (mean, unbiased), running):
-            name = given[f"running_{kind}"]
+            name = arguments[f"running_{kind}"]
             old, step = steps.cast(name, acc, f"old_{kind}"), f"running_{kind}"
-            pair = (Ref(old), Ref(new), given["momentum"])
-            steps.kept(step, "aten.lerp.Scalar", pair, acc, out, like=name)
-    weight, bias = (_ref(_wider(steps, given[key], acc, key)) for key in ("weight", "bias"))
-    args = (Ref(rows), weight, bias, Ref(mean), Ref(var), False, given["momentum"], given["eps"], False)
+            pair = (Ref(old), Ref(new), arguments["momentum"])
+            steps.computed_in(step, "aten.lerp.Scalar", pair, acc, out, like=name)
+    weight, bias = (_ref(_wider(steps, arguments[key], acc, key)) for key in ("weight", "bias"))
+    args = (
+        Ref(rows),
+        weight,
+        bias,
+        Ref(mean),
+        Ref(var),
+        False,
+        arguments["momentum"],
+        arguments["eps"],
+        False,
+    )
     cuts = _cuts(steps, args, {rows}, shape, (None,))
-    steps.put("", "aten.batch_norm.default", args, shape, steps.dtype(made), cuts=cuts, make=made)
+    steps.put("", "aten.batch_norm.default", args, shape, steps.dtype(output), cuts=cuts, make=output)
     return True
 
 
@@ -114,14 +124,14 @@ def batch_norm_backward(steps: Steps) -> bool:
 
     dx = w σ⁻¹ (dy − Σdy/N − (x − μ) σ⁻¹ Σ(dy x̂)/N).
     """
-    given = steps.given(_BACKWARD)
-    name, grad, mask = given["input"], given["grad_out"], given["output_mask"]
+    arguments = steps.arguments(_BACKWARD)
+    name, grad, mask = arguments["input"], arguments["grad_out"], arguments["output_mask"]
     shape = steps.shape(name)
-    if not given["train"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
+    if not arguments["train"] or len(shape) < 2 or 0 in shape or shape[0] == 1:
         return False
     acc, elements = wide(steps.dtype(name)), math.prod(shape) // shape[1]
-    weight = _wider(steps, given["weight"], acc, "weight")
-    mean, invstd = (steps.cast(given[key], acc, f"{key}_wide") for key in ("save_mean", "save_invstd"))
+    weight = _wider(steps, arguments["weight"], acc, "weight")
+    mean, invstd = (steps.cast(arguments[key], acc, f"{key}_wide") for key in ("save_mean", "save_invstd"))
     sums = []
     for key, on, out in zip(("dweight", "dbias"), mask[1:], steps.task.outputs[1:]):
         direct = on and steps.dtype(out) == acc
@@ -130,7 +140,7 @@ def batch_norm_backward(steps: Steps) -> bool:
     dweight, dbias = sums
     none = f"{steps.task.name}#none"
     steps.values[none] = Value(none, (), "object", 0, none)
-    stats = (None, None, Ref(mean), Ref(invstd), True, given["eps"], (False, True, True))
+    stats = (None, None, Ref(mean), Ref(invstd), True, arguments["eps"], (False, True, True))
     args = (Ref(grad), Ref(name), _ref(weight), *stats)
     cuts = _cuts(steps, args, {name, grad}, shape, (OWN, SUMMED, SUMMED))
     last = "sums" if mask[0] else ""
@@ -153,7 +163,7 @@ def batch_norm_backward(steps: Steps) -> bool:
     middle, steep = (Ref(_column(steps, value, shape)) for value in (mean, scale))
     centred = steps.pointwise("centred", "aten.sub.Tensor", (Ref(name), middle), acc)
     moved = steps.pointwise("moved", "aten.addcmul.default", (shift, Ref(centred), slope), acc)
-    steps.kept("", "aten.addcmul.default", (Ref(moved), Ref(grad), steep), acc, steps.task.outputs[0])
+    steps.computed_in("", "aten.addcmul.default", (Ref(moved), Ref(grad), steep), acc, steps.task.outputs[0])
     return True
 
 
@@ -161,15 +171,20 @@ def per_part(steps: Steps) -> bool:
     """Keep the task, with each part's own statistics; the first part's update the running statistics."""
     task = steps.task
     if task.target.startswith("aten.native_batch_norm_backward"):
-        given = steps.given(_BACKWARD)
-        training = given["train"]
-        axes = {given["grad_out"]: 0, given["input"]: 0, given["save_mean"]: OWN, given["save_invstd"]: OWN}
-        outputs = tuple(out if on else OWN for on, out in zip(given["output_mask"], (0, SUMMED, SUMMED)))
+        arguments = steps.arguments(_BACKWARD)
+        training = arguments["train"]
+        axes = {
+            arguments["grad_out"]: 0,
+            arguments["input"]: 0,
+            arguments["save_mean"]: OWN,
+            arguments["save_invstd"]: OWN,
+        }
+        outputs = tuple(out if on else OWN for on, out in zip(arguments["output_mask"], (0, SUMMED, SUMMED)))
     else:
-        given = _forward(steps)
-        training = given["training"]
-        axes, outputs = {given["input"]: 0}, (0, *(OWN for _ in task.outputs[1:]))
-    if not training or steps.shape(given["input"])[0] < 2:
+        arguments = _forward(steps)
+        training = arguments["training"]
+        axes, outputs = {arguments["input"]: 0}, (0, *(OWN for _ in task.outputs[1:]))
+    if not training or steps.shape(arguments["input"])[0] < 2:
         return False
     cut = Cut(tuple(axes.get(name) for name in task.inputs), outputs)
     steps.tasks.append(dataclasses.replace(task, cuts=(cut,)))
@@ -182,16 +197,16 @@ def single_valued(graph: Graph) -> Task | None:
     for task in graph.tasks:
         if task.part and "native_batch_norm" in task.target and "backward" not in task.target:
             steps = Steps(graph, task, values)
-            given = _forward(steps)
-            shape = steps.shape(given["input"])
+            arguments = _forward(steps)
+            shape = steps.shape(arguments["input"])
             # The form for evaluation has a number in this position.
-            if given.get("training") is True and math.prod(shape) == shape[1]:
+            if arguments.get("training") is True and math.prod(shape) == shape[1]:
                 return task
     return None
 
 
 def _forward(steps: Steps) -> dict[str, Any]:
-    return steps.given(_NO_STATS if steps.task.target.endswith(".no_stats") else _STATS)
+    return steps.arguments(_NO_STATS if steps.task.target.endswith(".no_stats") else _STATS)
 
 
 def _others(shape: tuple[int, ...]) -> tuple[int, ...]:

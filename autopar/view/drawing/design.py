@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 INK = "#1B2230"
+PAPER = "#FFFFFF"
 QUIET = "#5A6475"
 BRACKET = "#8892A2"
 GRID = "#E6EAEF"
@@ -34,7 +35,6 @@ STYLES: dict[str, dict[str, str]] = {
     "grid": {"stroke": GRID, "stroke-width": "1"},
     "idle": {"stroke": "#C5CBD5", "stroke-width": "1.2", "stroke-dasharray": "1.5 4"},
     "lane": {"fill": LANE},
-    "leader": {"fill": "none", "stroke": BRACKET, "stroke-width": "1"},
     "planned": {"fill": "none", "stroke": INK, "stroke-dasharray": "3 3", "stroke-opacity": "0.6"},
     "ring": {"fill": "#FFFFFF", "stroke": QUIET, "stroke-width": "1.6"},
     "transfer": {"stroke": QUIET, "stroke-width": "1.6"},
@@ -91,15 +91,15 @@ def strips(phase: str) -> tuple[bool, bool]:
 def shades(devices: Iterable[tuple[str, bool]]) -> dict[str, Shade]:
     """Return a shade for each (name, whether it is a CPU): CPUs amber and dotted, accelerators blue, green, rose, sky,
     then the same hues with other patterns."""
-    found, index = {}, 0
+    by_name, index = {}, 0
     for name, cpu in devices:
         if cpu:
-            found[name] = _CPU
+            by_name[name] = _CPU
         else:
             pattern = _PATTERNS[(index + index // len(_HUES)) % len(_PATTERNS)]
-            found[name] = Shade(*_HUES[index % len(_HUES)], pattern)
+            by_name[name] = Shade(*_HUES[index % len(_HUES)], pattern)
             index += 1
-    return found
+    return by_name
 
 
 def width(text: str, size: float, bold: bool = False) -> float:

@@ -64,9 +64,8 @@ class Label:
     color: str = INK
     bold: bool = False
     anchor: str = "start"
-    halo: bool = False
-    leader: tuple[Point, Point] | None = None
-    """A line from the labelled shape, if that is too thin to hold the label."""
+    ground: str = ""
+    """Colour behind the text, over any lines."""
 
     @property
     def rect(self) -> Rect:
@@ -81,31 +80,26 @@ class FreeSpace:
 
     def __init__(self) -> None:
         self._rects: dict[_Cell, list[Rect]] = defaultdict(list)
-        self._lines: dict[_Cell, list[tuple[Point, Point, bool]]] = defaultdict(list)
+        self._lines: dict[_Cell, list[tuple[Point, Point]]] = defaultdict(list)
 
     def take(self, rect: Rect) -> None:
         """Mark a rectangle as occupied."""
         for cell in _cells(rect):
             self._rects[cell].append(rect)
 
-    def take_line(self, start: Point, end: Point, *, under: bool = False) -> None:
-        """Mark a line as occupied; one `under` the boxes is hidden by them."""
-        for cell in _cells(_around(start, end)):
-            self._lines[cell].append((start, end, under))
+    def take_line(self, start: Point, end: Point) -> None:
+        """Mark a line as occupied."""
+        (x1, y1), (x2, y2) = start, end
+        for cell in _cells(Rect(min(x1, x2), min(y1, y2), abs(x2 - x1), abs(y2 - y1))):
+            self._lines[cell].append((start, end))
 
     def free(self, rect: Rect) -> bool:
         """Return True if nothing occupied overlaps it."""
-        crossed = any(rect.crosses(start, end) for start, end, _ in _near(self._lines, rect))
-        return not crossed and not any(rect.meets(other) for other in _near(self._rects, rect))
+        return self.unlined(rect) and not any(rect.meets(other) for other in _near(self._rects, rect))
 
     def unlined(self, rect: Rect) -> bool:
-        """Return True if no line over the boxes passes through it."""
-        lines = _near(self._lines, rect)
-        return not any(rect.crosses(start, end) for start, end, under in lines if not under)
-
-    def open(self, start: Point, end: Point) -> bool:
-        """Return True if a line from `start` to `end` touches no occupied rectangle."""
-        return not any(rect.crosses(start, end) for rect in _near(self._rects, _around(start, end)))
+        """Return True if no line passes through it."""
+        return not any(rect.crosses(*line) for line in _near(self._lines, rect))
 
     def first(self, places: Iterable[Sequence[Label]], *, pad: float) -> Sequence[Label]:
         """Return the first set of labels that is free by `pad` pixels and has no empty one, and occupy its place."""
@@ -115,10 +109,6 @@ class FreeSpace:
                     self.take(label.rect)
                 return labels
         return ()
-
-
-def _around(start: Point, end: Point) -> Rect:
-    return Rect(min(start[0], end[0]), min(start[1], end[1]), abs(end[0] - start[0]), abs(end[1] - start[1]))
 
 
 def _near(grid: dict[_Cell, list[T]], rect: Rect) -> Iterator[T]:

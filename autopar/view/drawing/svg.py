@@ -51,8 +51,8 @@ def number(value: float) -> str:
 
 
 def _attributes(style: str, **pairs: object) -> str:
-    own = {name.replace("_", "-"): value for name, value in pairs.items() if value is not None}
-    texts = {n: number(v) if isinstance(v, (int, float)) else escape(str(v)) for n, v in own.items()}
+    values = {name.replace("_", "-"): value for name, value in pairs.items() if value is not None}
+    texts = {n: number(v) if isinstance(v, (int, float)) else escape(str(v)) for n, v in values.items()}
     merged = {**STYLES[style], **texts} if style else texts
     return "".join(f' {name}="{text}"' for name, text in merged.items())
 
@@ -103,18 +103,16 @@ class Svg:
         self.label(Label(x, y, text, size, color, bold, anchor))
 
     def label(self, label: Label) -> None:
-        """Add a label; one with a halo has a white edge that keeps lines behind it apart."""
-        if not label.text:
-            return
-        weight, anchor = "bold" if label.bold else None, None if label.anchor == "start" else label.anchor
-        common = _attributes(
-            "", x=label.x, y=label.y, font_size=label.size, font_weight=weight, text_anchor=anchor
-        )
-        text = escape(label.text)
-        if label.halo:
-            edge = 'fill="#FFFFFF" stroke="#FFFFFF" stroke-width="5" stroke-linejoin="round"'
-            self.parts.append(f'<text{common} aria-hidden="true" {edge}>{text}</text>')
-        self.parts.append(f'<text{common} fill="{label.color}">{text}</text>')
+        """Add a label, over its ground."""
+        if label.text and label.ground:
+            back = label.rect.grown(1.5)
+            self.rect(back.x, back.y, back.w, back.h, fill=label.ground)
+        if label.text:
+            weight, anchor = "bold" if label.bold else None, None if label.anchor == "start" else label.anchor
+            place = _attributes(
+                "", x=label.x, y=label.y, font_size=label.size, font_weight=weight, text_anchor=anchor
+            )
+            self.parts.append(f'<text{place} fill="{label.color}">{escape(label.text)}</text>')
 
     def quantity(self, x: float, y: float, text: str) -> None:
         """Add a large number followed by its unit in grey: `4.90 ms`."""

@@ -16,7 +16,7 @@ from ..drawing import design
 from ..drawing.svg import Svg, clean
 from ..placed import placed_picture, placed_svg
 from ..placed.fold import Card
-from ..placed.layout import Layout, lay_out
+from ..placed.layout import lay_out
 from ..report.reasons import best_of_each, choices, chosen, module_of, waited
 from ..report.statistics import device_busy, level_at
 from ..timeline import timeline_picture, timeline_svg
@@ -57,8 +57,8 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
         return seconds(sum(known)) + clock if known else ""
 
     def sent(card: Card) -> str:
-        made = {value for cluster in card.clusters for value in plan.costed.cluster[cluster].makes}
-        total = sum(t.bytes for t in plan.transfers if t.src == card.device and t.value in made)
+        outputs = {value for cluster in card.clusters for value in plan.costed.cluster[cluster].makes}
+        total = sum(t.bytes for t in plan.transfers if t.src == card.device and t.value in outputs)
         return size(total) if total else ""
 
     stacks = [(index, box) for index, box in enumerate(layout.boxes) if box.card.copies]
@@ -70,22 +70,12 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
         layout=layout,
         took=took,
         sent=sent,
-        example=_example(layout),
         stacks=sorted(stacks, key=lambda pair: (pair[1].card.start, pair[1].card.lane)),
         busy=device_busy(plan.timeline()),
         measured=device_busy(timeline) if timeline else {},
         candidates=best_of_each(plan),
         chosen=chosen(plan),
     )
-
-
-def _example(layout: Layout) -> Card | None:
-    """Return the cluster whose reasons are shown initially: the longest with a choice on the critical path."""
-    reason = layout.plan.reason
-    single = [box for box in layout.boxes if len(box.card.clusters) == 1]
-    choosy = [box for box in single if len(getattr(reason.get(box.card.clusters[0]), "choices", ())) > 1]
-    box = min(choosy, key=lambda box: (not box.critical, -box.card.busy, box.card.start), default=None)
-    return box.card if box else None
 
 
 def _longest_clusters(plan: Plan, clusters: Sequence[str]) -> list[tuple[str, str]]:

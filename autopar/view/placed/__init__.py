@@ -11,9 +11,9 @@ from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...system.text import counted, percent, seconds, size
 from ..drawing import design
-from ..drawing.design import INK, LANE, QUIET, fill_of, strips
+from ..drawing.design import INK, QUIET, fill_of, strips
 from ..drawing.svg import MARGIN, SAMPLE, WIDTH, Figure, Sample, Svg, heading, phases, ticks, trace
-from ..report.reasons import alternative, baseline
+from ..report.reasons import baseline, on_one_device
 from ..report.statistics import device_busy, hidden
 from .labels import box_labels, brackets, free_labels
 from .layout import LEFT, Arrow, Box, Layout, lay_out
@@ -64,44 +64,31 @@ def _left_out(layout: Layout) -> str:
 
 def _under(plan: Plan) -> str:
     """Return the subtitle: sizes, policy and split; for a single-device plan the reason."""
-    graph, machine = plan.costed.graph, plan.costed.machine
+    graph = plan.costed.graph
     text = counted(len(graph.tasks), "task")
-    text += f" in {counted(len(plan.placed), 'cluster')}" if machine.queued else ""
-    text += f", placed by {plan.policy}" + (f", batch in {graph.split}. " if graph.split else ". ")
-    if len({placed.device for placed in plan.placed}) != 1 or len(machine.devices) == 1:
-        return f"{text}Time runs downward."
-    other = alternative(plan)
-    if other is None or not other.makespan or other.makespan <= plan.makespan:
-        return f"{text}All on one device."
-    more = seconds(other.makespan - plan.makespan)
-    return f"{text}All on one device: the best plan over several takes {more} more."
+    text += f" in {counted(len(plan.placed), 'cluster')}" if plan.costed.machine.queued else ""
+    text += f", placed by {plan.policy}" + (f", batch in {graph.split}" if graph.split else "")
+    return f"{text}. {on_one_device(plan) or 'Time runs downward.'}"
 
 
 def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
     """Return the key figures: predicted, measured, bound, single device, moved."""
     plan = layout.plan
-    found = [(seconds(plan.makespan), "predicted")]
+    figures = [(seconds(plan.makespan), "predicted")]
     if timeline:
         slow = plan.costed.machine.stretch
         what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
-        found.append((seconds(timeline.makespan), what))
+        figures.append((seconds(timeline.makespan), what))
     if plan.lower_bound:
-        found.append((seconds(plan.lower_bound), f"lower bound (gap {percent(plan.gap)})"))
+        figures.append((seconds(plan.lower_bound), f"lower bound (gap {percent(plan.gap)})"))
     single = baseline(plan)
-    if single:
-        found.append((seconds(single[1]), f"best single device ({single[0]})"))
+    if single and plan.makespan:
+        what = f"as fast as {single[0]} alone, {seconds(single[1])}"
+        figures.append((f"{single[1] / plan.makespan:.2f} ×", what))
     if any(task.phase == "backward" and task.target == SUM for task in plan.costed.graph.tasks):
-        found.append((percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
-    found.append((size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
-    if single and single[1] and plan.makespan:
-        gain = single[1] / plan.makespan
-        faster = f"{gain:.2f}× faster than one device"
-        slower = f"{plan.makespan / single[1]:.2f}× of one device's time"
-        path = plan.critical
-        compute, transfer = (percent(each / plan.makespan) for each in (path.compute_s, path.transfer_s))
-        what = f"critical path: {compute} compute, {transfer} transfer"
-        found.append((faster if gain >= 1.005 else slower, what))
-    return found
+        figures.append((percent(hidden(plan, plan.timeline())), "of reduction behind backward"))
+    figures.append((size(plan.moved), f"moved, {counted(len(plan.transfers), 'transfer')}"))
+    return figures
 
 
 def _samples(svg: Svg, layout: Layout) -> list[Sample]:
@@ -126,7 +113,7 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
     goes_on = any(kind == "bus" for kind, _ in layout.pieces)
     samples = [
         (True, "critical path", across("critical", stroke_width=4)),
-        (goes_on, "it goes on by the bus", across("bus", stroke=INK, stroke_linecap="round")),
+        (goes_on, "waits for the bus", across("bus", stroke=INK, stroke_linecap="round")),
         (bool(arrows), "transfer, slope = its time", transfer),
         (any(len(arrow.transfers) > 1 for arrow in arrows), "several transfers", band),
         (any(arrow.ready_y is not None for arrow in arrows), "ready, bus busy", down("wait")),
@@ -140,7 +127,6 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
 def _chart(svg: Svg, layout: Layout) -> None:
     _columns(svg, layout)
     _axis(svg, layout)
-    free = free_labels(layout)
     _margin(svg, layout)
     for gap, _, _ in layout.gaps:
         if gap.h >= 20:
@@ -157,13 +143,12 @@ def _chart(svg: Svg, layout: Layout) -> None:
     for arrow in layout.arrows:
         if not arrow.critical:
             svg.circle(arrow.x1, (arrow.y1 + arrow.y1_last) / 2, 3.4, "ring")
-    for label in free:
-        if label.leader:
-            svg.line(*label.leader, "leader")
-        if label.anchor == "middle":
-            r = label.rect
-            svg.rect(r.x - 4, r.y - 1, r.w + 8, r.h + 2, fill=LANE)
-        svg.label(label)
+    with svg.group(pointer_events="none"):
+        for box in layout.boxes:
+            for label in box_labels(layout, box):
+                svg.label(label)
+        for label in free_labels(layout):
+            svg.label(label)
 
 
 def _columns(svg: Svg, layout: Layout) -> None:
@@ -171,8 +156,7 @@ def _columns(svg: Svg, layout: Layout) -> None:
     for column in layout.columns.values():
         svg.swatch(column.shade, column.x + 2, 18, 28, 40)
         room = column.w - 38
-        fitting = (s for s in (17.0, 15.0, 13.0) if design.width(column.device, s, True) <= room)
-        tall = next(fitting, 12.0)
+        tall = 17.0 if design.width(column.device, 17, True) <= room else 13.0
         svg.text(column.x + 38, 30, design.fit(column.device, room, tall, True), tall, bold=True)
         for index, text in enumerate(_use(layout, column.device, busy.get(column.device, 0.0), room)):
             svg.text(column.x + 38, 45 + 14 * index, text, 12, QUIET)
@@ -187,10 +171,10 @@ def _use(layout: Layout, device: str, busy: float, room: float) -> list[str]:
     """Return the utilization and peak memory of a device, in lines of at most `room` pixels."""
     used, cap = layout.columns[device].lanes, layout.plan.costed.machine.device[device].memory_bytes
     peak = layout.plan.peaks.get(device, 0)
-    held = f"peak {size(peak)}"
-    full = f"{held} of {size(cap)}" if cap else held
+    short = f"peak {size(peak)}"
+    full = f"{short} of {size(cap)}" if cap else short
     lines = [f"busy {percent(busy)}" if used else "no clusters"]
-    return [*lines, full if design.width(full, 12) <= room else held] if used or peak else lines
+    return [*lines, full if design.width(full, 12) <= room else short] if used or peak else lines
 
 
 def _axis(svg: Svg, layout: Layout) -> None:
@@ -211,11 +195,11 @@ def _axis(svg: Svg, layout: Layout) -> None:
 
 def _margin(svg: Svg, layout: Layout) -> None:
     """Draw the critical path as text beside the axis."""
-    found = brackets(layout)
-    if found:
+    sections = brackets(layout)
+    if sections:
         svg.text(LEFT - 87, layout.top - 18, "critical path", 12, QUIET, anchor="end")
     x = LEFT - 78
-    for top, bottom, labels in found:
+    for top, bottom, labels in sections:
         svg.path(trace([(x, top + 1), (x + 5, top + 1), (x + 5, bottom - 1), (x, bottom - 1)]), "bracket")
         for label in labels:
             svg.label(label)
@@ -243,15 +227,6 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
             svg.pattern(shade, at + 0.7, y + 0.7, 9.3, h - 1.4)
             svg.line((edge, y), (edge, y + h), stroke=shade.hue, stroke_width=0.8)
         svg.rect(x, y, w, h, rx=corner, fill="none", stroke=shade.hue, stroke_width=1.3)
-        labels = box_labels(layout, box)
-        for label in labels:
-            svg.label(label)
-        if card.copies and box.h >= 40 and labels:
-            text = f"× {len(card.copies)}"
-            wide = design.width(text, 12, True) + 16
-            right = box.x + box.w - 9 - 10 * at_right
-            svg.rect(right - wide, labels[-1].y - 13, wide, 18, rx=9, fill=INK)
-            svg.text(right - wide / 2, labels[-1].y, text, 12, "#FFFFFF", bold=True, anchor="middle")
 
 
 def _band(svg: Svg, arrow: Arrow) -> None:

@@ -61,7 +61,7 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
             lanes[lane] = cards
     if sum(map(len, lanes.values())) > min(_PLAIN, budget):
         short = plan.makespan * 0.01
-        lanes = {lane: _merge(_stack(plan, cards), short, strict=True) for lane, cards in lanes.items()}
+        lanes = {lane: _merge(_stack(cards), short, strict=True) for lane, cards in lanes.items()}
         while sum(map(len, lanes.values())) > budget and short < 2 * plan.makespan:
             lanes = {lane: _merge(cards, short, strict=False) for lane, cards in lanes.items()}
             short *= 1.5
@@ -116,18 +116,19 @@ def _marked(cards: list[Card], phase: str) -> str:
     """Return the suffix of a joined card's title with its phase, as in the cards' own titles."""
     if phase in _SUFFIXES and len({card.phase for card in cards}) == 1:
         return _SUFFIXES[phase]
-    shown = phase == "backward" or any(card.title.endswith(" forward") for card in cards)
+    shown = phase == "backward" or any(" forward" in card.title for card in cards)
     return f" {phase}" if shown else ""
 
 
 def _title(cards: list[Card], module: str) -> str:
-    """Return the name of the blocks of joined cards, `layers 3 … 5`, else their common module."""
-    blocks = [card.block for card in cards]
-    known = [block for block in blocks if block]
-    if len(known) < len(blocks) or len({path for path, _ in known}) != 1 or _block(module):
+    """Return the name of the blocks of joined cards, `layers 3 … 5` or `model.layers.3`, else their common module."""
+    blocks = [card.block for card in cards if card.block]
+    if len(blocks) < len(cards) or len({path for path, _ in blocks}) != 1 or _block(module):
         return module
-    path, low, high = known[0][0], min(index for _, index in known), max(index for _, index in known)
-    return f"{path}.{low}" if low == high else f"{path.rpartition('.')[2]} {low} … {high}"
+    (path, first), (_, last) = blocks[0], blocks[-1]
+    numbers = sorted({number for _, number in blocks}, reverse=first > last)
+    several = f"{path.rpartition('.')[2]} {numbers[0]} … {numbers[-1]}"
+    return several if len(numbers) > 1 else f"{path}.{first}"
 
 
 def _merge(cards: list[Card], short: float, *, strict: bool) -> list[Card]:
@@ -169,21 +170,23 @@ def _block(module: str) -> Block | None:
     return None
 
 
-def _stack(plan: Plan, cards: list[Card]) -> list[Card]:
+def _stack(cards: list[Card]) -> list[Card]:
     """Fold each row of at least three equal successive blocks of this lane into one card."""
     rows: list[list[list[Card]]] = []
-    for _, held in groupby(cards, key=lambda card: (card.block, card.phase) if card.block else card.clusters):
-        group = list(held)
+    for _, members in groupby(
+        cards, key=lambda card: (card.block, card.phase) if card.block else card.clusters
+    ):
+        group = list(members)
         if rows and _follows(rows[-1][-1][0], group[0]):
             rows[-1].append(group)
         else:
             rows.append([group])
-    done: list[Card] = []
+    stacked: list[Card] = []
     for row in rows:
         plain = [card for group in row for card in group]
         dense = sum(card.busy for card in plain) >= _DENSE * (plain[-1].end - plain[0].start)
-        done += _stack_row(plan, row) if len(row) >= 3 and dense else plain
-    return done
+        stacked += _stack_row(row) if len(row) >= 3 and dense else plain
+    return stacked
 
 
 def _follows(one: Card, other: Card) -> bool:
@@ -193,7 +196,7 @@ def _follows(one: Card, other: Card) -> bool:
     return one.block[0] == other.block[0] and abs(one.block[1] - other.block[1]) == 1
 
 
-def _stack_row(plan: Plan, row: list[list[Card]]) -> list[Card]:
+def _stack_row(row: list[list[Card]]) -> list[Card]:
     """Fold equal blocks of a row into stacks; a block that differs from the middle one stays separate."""
     busy = [sum(card.busy for card in group) for group in row]
     usual = median(busy)
@@ -202,29 +205,15 @@ def _stack_row(plan: Plan, row: list[list[Card]]) -> list[Card]:
     for alike, held in groupby(zip(equal, row), key=lambda pair: pair[0]):
         groups = [group for _, group in held]
         if alike and (len(groups) >= 3 or (len(groups) == 2 and any(card.copies for card in done))):
-            done.append(_stacked(plan, groups))
+            done.append(_stacked(groups))
         else:
             done += [card for group in groups for card in group]
     return done
 
 
-def _stacked(plan: Plan, groups: list[list[Card]]) -> Card:
-    copies = tuple(
-        replace(_join(group), title=f"{group[0].block[0]}.{group[0].block[1]}")
-        for group in groups
-        if group[0].block
-    )
-    whole = _join([card for group in groups for card in group])
-    path, first = copies[0].title.rsplit(".", 1)
-    last = copies[-1].title.rpartition(".")[2]
-    title = f"{path.rpartition('.')[2]} {first} … {last}{_kind(plan, copies, whole.phase)}"
-    return replace(whole, title=title, module=path, copies=copies, block=None)
-
-
-def _kind(plan: Plan, copies: tuple[Card, ...], phase: str) -> str:
-    """Return the suffix of a stack's title: the one cluster in all copies, else their phase."""
-    if all(len(copy.clusters) == 1 for copy in copies):
-        words = {plan.words.cluster(copy.clusters[0]).replace(f"{copy.title}.", "", 1) for copy in copies}
-        if len(words) == 1:
-            return f": {words.pop()}"
-    return _SUFFIXES.get(phase, f" {phase}" if plan.words.training else "")
+def _stacked(groups: list[list[Card]]) -> Card:
+    cards = [card for group in groups for card in group]
+    copies = tuple(replace(_join(group), title=_title(group, "")) for group in groups)
+    whole = _join(cards)
+    title = f"{_title(cards, '')}{_marked(cards, whole.phase)}"
+    return replace(whole, title=title, module=copies[0].title.rpartition(".")[0], copies=copies, block=None)

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise, permutations
+from itertools import groupby, pairwise
 from typing import TypeAlias
 
 from ...ir.plan import Plan
-from ...ir.timeline import Placed, Step, Transfer
+from ...ir.timeline import Transfer
 from ..drawing.design import Shade, shades
 from ..drawing.free_space import FreeSpace, Point, Rect
 from ..drawing.svg import MARGIN, WIDTH
+from ..report.reasons import Section, sections, waited
 from .fold import Card, fold
 
 LEFT = 200.0
 TOP = 92.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _MOST_ARROWS = 80
-_WIDEST_BAND = 1 / 16
-"""Share of the plan within which starting transfers are drawn as one band."""
-_MOST_TRIED = 6
-"""Limit on the number of devices for which all column orders are tried."""
+_BANDS = (1 / 200, 1 / 100, 1 / 50, 1 / 25, 1 / 16)
+"""Shares of the plan within which starting transfers are drawn as one band, if there are too many."""
+_LEGIBLE = 11.0
+"""Pixels below which a box has no name."""
 _TIGHT = 12.0
-"""Pixels below which successive copies are one line."""
+"""Pixels below which successive copies on the critical path are one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ Piece: TypeAlias = tuple[str, tuple[Point, ...]]
 
 
 Gap: TypeAlias = tuple[Rect, float, str]
-"""The place of an idle time of a lane, its seconds, and what ended it."""
+"""The place of an idle time of a lane, its seconds, and what ended it; empty at the end of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class Box(Rect):
 
     card: Card
     critical: bool
+
+    @property
+    def named(self) -> bool:
+        """True if it is high enough for a name."""
+        return self.h >= _LEGIBLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,6 @@ class Layout:
     columns: of each device, from left to right.
     second: pixels per second below `top`.
     space: places taken by boxes, lines and labels.
-    unnamed: boxes without room for a label.
     undrawn: number of transfers without an arrow.
     """
 
@@ -106,13 +111,17 @@ class Layout:
     arrows: list[Arrow] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    unnamed: list[Box] = field(default_factory=list)
     undrawn: int = 0
     space: FreeSpace = field(default_factory=FreeSpace)
 
     def y(self, when: float) -> float:
         """Return the vertical position of a time, in pixels."""
         return self.top + when * self.second
+
+    @property
+    def unnamed(self) -> list[Box]:
+        """Boxes that are too low for a name."""
+        return [box for box in self.boxes if not box.named]
 
     @property
     def bottom(self) -> float:
@@ -141,7 +150,7 @@ def lay_out(plan: Plan) -> Layout:
 
 def _height(cards: dict[str, tuple[Card, ...]], span: float) -> float:
     """Return a height at which most boxes hold a line of text, within bounds."""
-    lengths = sorted(card.end - card.start for held in cards.values() for card in held)
+    lengths = sorted(card.end - card.start for lane in cards.values() for card in lane)
     lengths = [length for length in lengths if length > 0]
     if not lengths or not span:
         return _LEAST
@@ -163,17 +172,16 @@ def _boxes(layout: Layout) -> None:
 def _arrows(layout: Layout) -> None:
     plan = layout.plan
     hot = {id(plan.steps[number]) for number in plan.critical.path}
-    window, widest = 0.0, plan.makespan * _WIDEST_BAND
-    groups = [[step] for step in plan.steps if isinstance(step, Transfer)]
-    transfers = [step for (step,) in groups]
-    while len(groups) > _MOST_ARROWS and window < widest:
-        window = min(widest, max(window * 1.5, plan.makespan / 200))
-        groups = _bundles(transfers, window)
+    transfers = [step for step in plan.steps if isinstance(step, Transfer)]
+    groups = [[step] for step in transfers]
+    for share in _BANDS:
+        if len(groups) > _MOST_ARROWS:
+            groups = _bundles(transfers, plan.makespan * share)
     # Keep the groups with the most bytes, in the order of their starts.
     by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for step in groups[g]), g))
-    kept = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
-    layout.undrawn = len(transfers) - sum(map(len, kept))
-    for group in kept:
+    largest = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
+    layout.undrawn = len(transfers) - sum(map(len, largest))
+    for group in largest:
         first, last = group[0], group[-1]
         x1, x2 = _edges(layout.columns, first.src, first.dst)
         starts = layout.y(first.start), layout.y(last.start)
@@ -198,41 +206,26 @@ def _bundles(transfers: list[Transfer], window: float) -> list[list[Transfer]]:
 
 
 def _gaps(layout: Layout) -> None:
+    plan = layout.plan
     for column in layout.columns.values():
         for lane, x, w in column.lanes:
             clock = 0.0
-            ends = [(card.start, card.end, _cause(layout, card)) for card in layout.cards[lane]]
-            for start, end, cause in (*ends, (layout.plan.makespan, 0.0, "done")):
+            ends = [(card.start, card.end, card.clusters[0]) for card in layout.cards[lane]]
+            for start, end, first in (*ends, (plan.makespan, 0.0, "")):
                 if start > clock:
                     y = layout.y(clock)
+                    cause = waited(plan, plan.critical.number[first]) if first else ""
                     layout.gaps.append((Rect(x, y, w, layout.y(start) - y), start - clock, cause))
                 clock = max(clock, end)
 
 
-def _cause(layout: Layout, card: Card) -> str:
-    """Return the binding predecessor of a card's first cluster as text."""
-    plan = layout.plan
-    wait = plan.critical.last[plan.critical.number[card.clusters[0]]]
-    if wait is None:
-        return "waits for its start"
-    before = plan.steps[wait.step]
-    if isinstance(before, Transfer):
-        return f"waits for {plan.words.value(before.value)} of {before.src}"
-    if wait.kind == "lane" or card.start - before.end > 0.01 * plan.makespan:
-        return "waits for its turn"
-    where = f" of {before.device}" if before.device != card.device else ""
-    return f"waits for {plan.words.cluster(before.cluster)}{where}"
-
-
 def _take(layout: Layout) -> None:
-    layout.space.take_line((0.0, layout.bottom), (layout.right, layout.bottom))
+    layout.space.take(Rect(LEFT, layout.bottom - 1, layout.right - LEFT, 200.0))
     for arrow in layout.arrows:
-        several = len(arrow.transfers) > 1
-        layout.space.take_line((arrow.x1, arrow.y1), (arrow.x2, arrow.y2), under=several)
-        if several:
-            layout.space.take_line((arrow.x1, arrow.y1_last), (arrow.x2, arrow.y2_last), under=True)
-            middle = ((arrow.y1 + arrow.y1_last) / 2, (arrow.y2 + arrow.y2_last) / 2)
-            layout.space.take_line((arrow.x1, middle[0]), (arrow.x2, middle[1]))
+        edges = (arrow.y1, arrow.y2), (arrow.y1_last, arrow.y2_last)
+        middle = (arrow.y1 + arrow.y1_last) / 2, (arrow.y2 + arrow.y2_last) / 2
+        for left, right in {*edges, middle}:
+            layout.space.take_line((arrow.x1, left), (arrow.x2, right))
         if arrow.ready_y is not None:
             layout.space.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
     for _, points in layout.pieces:
@@ -249,45 +242,38 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, _Colum
     touched = {lane.rsplit("/", 1)[0] for lane in cards}
     touched |= {device for t in plan.transfers for device in (t.src, t.dst)}
     order = _order(plan, touched)
-    many = len(touched) > 4
-    wide, gap = (176.0, 156.0) if many else (206.0, 176.0)
-    found: dict[str, _Column] = {}
     lanes = {name: [lane for lane in machine.device[name].compute_lanes if lane in cards] for name in order}
-    each = {name: (140.0, wide)[len(lanes[name])] if len(lanes[name]) < 2 else 142.0 for name in order}
-    widths = {name: each[name] * max(1, len(lanes[name])) if name in touched else 128.0 for name in order}
-    gaps = [gap if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
-    stretch = min(1.35, max(1.0, (WIDTH - MARGIN - LEFT) / (sum(widths.values()) + sum(gaps))))
-    x = LEFT
+    each = {name: (134.0, 200.0, 142.0)[min(2, len(lanes[name]))] for name in order}
+    gaps = [170.0 if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
+    whole = sum(each[name] * max(1, len(lanes[name])) for name in order) + sum(gaps)
+    stretch = min(1.35, max(1.0, (WIDTH - MARGIN - LEFT) / whole))
+    x, columns = LEFT, {}
     for name, after in zip(order, (*gaps, 0.0)):
         w = each[name] * stretch
         places = tuple((lane, x + index * w, w) for index, lane in enumerate(lanes[name]))
-        found[name] = _Column(name, x, widths[name] * stretch, places, look[name])
-        x += (widths[name] + after) * stretch
-    return found
+        columns[name] = _Column(name, x, w * max(1, len(places)), places, look[name])
+        x = columns[name].right + after * stretch
+    return columns
 
 
 def _order(plan: Plan, touched: set[str]) -> list[str]:
-    """Order the devices so that transfers skip the fewest columns, then with the CPU in the middle."""
+    """Order the devices with the CPUs where transfers skip the fewest columns, rather in the middle."""
     machine = plan.costed.machine
     cpus = [device.name for device in machine.devices if device.traits.host]
     others = [device.name for device in machine.devices if not device.traits.host]
     middle = (len(others) + 1) // 2
     usual = [*others[:middle], *cpus, *others[middle:]]
-    busy, idle = [name for name in usual if name in touched], [name for name in usual if name not in touched]
+    busy = [name for name in usual if name in touched]
     traffic = Counter((t.src, t.dst) for t in plan.transfers)
-    if len(busy) <= _MOST_TRIED:
-        tries = [list(order) for order in permutations(busy)]
-    else:
-        rest = [name for name in busy if name not in cpus]
-        here = [name for name in busy if name in cpus]
-        tries = [busy, *([*rest[:cut], *here, *rest[cut:]] for cut in range(len(rest) + 1))]
+    rest, here = [name for name in busy if name not in cpus], [name for name in busy if name in cpus]
+    tries = [[*rest[:cut], *here, *rest[cut:]] for cut in range(len(rest) + 1)]
 
     def cost(order: list[str]) -> tuple[int, int]:
         at = {name: position for position, name in enumerate(order)}
         skipped = sum(count * max(0, abs(at[src] - at[dst]) - 1) for (src, dst), count in traffic.items())
         return skipped, sum(abs(at[name] - position) for position, name in enumerate(busy))
 
-    return [*min(tries, key=cost), *idle]
+    return [*min(tries, key=cost), *(name for name in usual if name not in touched)]
 
 
 def _edges(columns: dict[str, _Column], src: str, dst: str) -> tuple[float, float]:
@@ -300,7 +286,15 @@ def _critical_line(layout: Layout) -> list[Piece]:
     """Return the pieces of the critical path in order."""
     columns = layout.columns
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
-    stretches = _stretches(layout.plan, _TIGHT / layout.second if layout.second else 0.0)
+    parts: list[tuple[Section, Section]] = []
+    for part in sections(layout.plan):
+        before = parts[-1][1] if parts and part.kind == "copy" else None
+        if before and part.where == before.where and (part.start - before.start) * layout.second < _TIGHT:
+            parts[-1] = (parts[-1][0], part)
+        elif part.steps:
+            parts.append((part, part))
+    steps = layout.plan.steps
+    stretches = [(steps[one.steps[0]], steps[other.steps[-1]]) for one, other in parts]
     pieces: list[Piece] = []
     here: tuple[Point, str] | None = None
     for (first, last), (after, _) in zip(stretches, [*stretches[1:], (None, None)]):
@@ -315,32 +309,13 @@ def _critical_line(layout: Layout) -> list[Piece]:
             enter = leave = left if abs(goal - left) < abs(goal - right) else right
             kind, source, target = "run", first.device, first.device
         if here:
-            (x, before), device = here
+            (x, y), device = here
             by_bus = device != source
-            corner = (x, start) if by_bus and kind == "copy" else (enter, before)
-            pieces.append(("bus" if by_bus else "run", _path((x, before), corner, (enter, start))))
+            corner = (x, start) if by_bus and kind == "copy" else (enter, y)
+            pieces.append(("bus" if by_bus else "run", _path((x, y), corner, (enter, start))))
         pieces.append((kind, ((enter, start), (leave, end))))
         here = (leave, end), target
     return _joined(pieces)
-
-
-def _stretches(plan: Plan, tight: float) -> list[tuple[Step, Step]]:
-    """Return first and last step of each stretch: clusters of one lane, or copies of one direction below `tight`
-    seconds."""
-    done: list[tuple[Step, Step]] = []
-    for step in map(plan.steps.__getitem__, plan.critical.path):
-        if done and _continues(done[-1][1], step, tight):
-            done[-1] = (done[-1][0], step)
-        else:
-            done.append((step, step))
-    return done
-
-
-def _continues(before: Step, step: Step, tight: float) -> bool:
-    if isinstance(before, Placed) or isinstance(step, Placed):
-        return before.lane == step.lane
-    same_way = (step.src, step.dst) == (before.src, before.dst)
-    return same_way and max(step.start, before.end) - before.start < tight
 
 
 def _path(*points: Point) -> tuple[Point, ...]:
@@ -349,12 +324,12 @@ def _path(*points: Point) -> tuple[Point, ...]:
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
     """Join adjacent `run` pieces into one line, so that corners meet; drop pieces of one point."""
-    done: list[Piece] = []
+    joined: list[Piece] = []
     for kind, points in pieces:
         if len(points) < 2:
             continue
-        if done and kind == done[-1][0] == "run" and done[-1][1][-1] == points[0]:
-            done[-1] = "run", _path(*done[-1][1], *points[1:])
+        if joined and kind == joined[-1][0] == "run" and joined[-1][1][-1] == points[0]:
+            joined[-1] = "run", _path(*joined[-1][1], *points[1:])
         else:
-            done.append((kind, points))
-    return done
+            joined.append((kind, points))
+    return joined

@@ -11,13 +11,12 @@ from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...system.text import counted, free, percent, seconds, size, table
 from .reasons import (
-    alternative,
     baseline,
     best_of_each,
     change,
-    choices,
     faster,
     helps,
+    on_one_device,
     path_shares,
     sections,
     waited,
@@ -25,9 +24,7 @@ from .reasons import (
 from .statistics import device_busy, hidden, phases
 
 _MOST_REASONS = 12
-_PHASE_COLUMNS = ("from", "to", "under way", "adds", "of all")
 _MOST_STRETCHES = 12
-_MOST_DEVICES = 8
 _WIDEST = 110
 
 
@@ -59,9 +56,9 @@ def explain(
         _devices(plan, timed),
         *([_phases(plan, timed)] if plan.words.training else []),
         *([_candidates(plan)] if plan.candidates else []),
-        *([_single(plan)] if len({placed.device for placed in plan.placed}) == 1 else []),
+        *filter(None, [on_one_device(plan)]),
         _path(plan),
-        *([_reasons(plan)] if plan.reasons else []),
+        *([_reasons(plan)] if plan.placed else []),
         *([helps(plan)] if plan.makespan else []),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -109,11 +106,11 @@ def _measured(plan: Plan, timeline: Timeline, measured_single: float | None) -> 
             advice = f"record it again, the clock is {slow:g} × now"
         return "measured", "refused", f"emulated work was {late} late: {advice}"
     expected, notes = plan.makespan * slow, []
-    own = timeline.predicted.makespan if timeline.predicted else expected
-    if abs(own - expected) > 0.005 * expected:
+    promised = timeline.predicted.makespan if timeline.predicted else expected
+    if abs(promised - expected) > 0.005 * expected:
         notes.append(
-            f"{change(timeline.makespan / own - 1)} against {seconds(own)}, predicted for the programs that ran: "
-            "forward and backward, weights copied only when they have changed"
+            f"{change(timeline.makespan / promised - 1)} against {seconds(promised)}, predicted for the programs that "
+            "ran: forward and backward, weights copied only when they have changed"
         )
     else:
         note = f"{change(timeline.makespan / expected - 1)} against predicted" if expected else ""
@@ -131,9 +128,9 @@ def _weights(plan: Plan) -> tuple[str, str, str]:
     living: dict[str, dict[str, int]] = {}
     for name in graph.state:
         value = graph.value[name]
-        own = living.setdefault(home[name], {})
-        own[value.storage] = max(own.get(value.storage, 0), value.bytes)
-    total = sum(sum(own.values()) for own in living.values())
+        storages = living.setdefault(home[name], {})
+        storages[value.storage] = max(storages.get(value.storage, 0), value.bytes)
+    total = sum(sum(storages.values()) for storages in living.values())
     copied = sorted({device for name, device in plan.resident if device != home[name]})
     more = [f"copies on {', '.join(copied)}"] if copied else []
     sliced = {value.slice.of for value in graph.values if value.slice}
@@ -147,14 +144,14 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
     names = [device.name for device in plan.costed.machine.devices]
     caps = [device.memory_bytes for device in plan.costed.machine.devices]
     busy, real = device_busy(plan.timeline()), device_busy(timeline) if timeline else {}
-    held = {memory.device: memory.peak for memory in timeline.memory} if timeline else {}
+    peaks = {memory.device: memory.peak for memory in timeline.memory} if timeline else {}
     gets, sends = Counter[str](), Counter[str]()
     for transfer in plan.transfers:
         gets[transfer.dst] += transfer.bytes
         sends[transfer.src] += transfer.bytes
 
     def left(name: str, cap: int | None) -> str:
-        used = max(plan.peaks.get(name, 0), held.get(name, 0))
+        used = max(plan.peaks.get(name, 0), peaks.get(name, 0))
         return "-" if cap is None else free(1 - used / cap) if cap else "0 %"
 
     columns: list[tuple[str, Sequence[object]]] = [
@@ -165,7 +162,7 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
         ("gets", [size(gets[name]) for name in names]),
         ("sends", [size(sends[name]) for name in names]),
         ("peak memory", [size(plan.peaks.get(name, 0)) for name in names]),
-        ("measured", [size(held[name]) if name in held else "-" for name in names]),
+        ("measured", [size(peaks[name]) if name in peaks else "-" for name in names]),
         ("cap", ["none" if cap is None else size(cap) for cap in caps]),
         ("free at peak", list(map(left, names, caps))),
     ]
@@ -176,31 +173,22 @@ def _devices(plan: Plan, timeline: Timeline | None) -> str:
 def _phases(plan: Plan, timeline: Timeline | None) -> str:
     """Return the phases of a training step as predicted and, if the call was measured in time, as measured."""
     sides = {"predicted": plan.timeline(), **({"measured": timeline} if timeline else {})}
-    found = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
-    heads = [f"{what} measured" if side == "measured" else what for side in sides for what in _PHASE_COLUMNS]
-    rows = [("phase", *heads)]
+    by_side = {side: {phase.name: phase for phase in phases(plan, each)} for side, each in sides.items()}
+    rows = [("phase", *(f"{what} {side}" for side in sides for what in ("under way", "adds", "of all")))]
     for name in PHASES:
         row = [name]
         for side, each in sides.items():
-            phase = found[side].get(name)
-            if phase:
-                row += [seconds(when) for when in (phase.start, phase.end, phase.span, phase.adds)]
-                row.append(percent(phase.adds / (each.makespan or 1.0)))
-            else:
-                row += ["-"] * len(_PHASE_COLUMNS)
-        if any(name in held for held in found.values()):
+            phase = by_side[side].get(name)
+            share = percent(phase.adds / (each.makespan or 1.0)) if phase else "-"
+            row += [seconds(phase.span), seconds(phase.adds), share] if phase else ["-"] * 3
+        if any(name in by_name for by_name in by_side.values()):
             rows.append(tuple(row))
-    lines = [
-        "how the time divides; under way: its clusters or copies, adds: while none of a phase above are",
-        table(rows, right=range(1, len(rows[0]))),
-    ]
-    if any("reduction" in held for held in found.values()):
-        shares = [f"{percent(hidden(plan, each))} as {side}" for side, each in sides.items()]
-        lines.append(
-            f"hidden behind the backward: {', '.join(shares)}: the share of the reduction (gradients copied to their "
-            "sums, and summed) during which some device works on the backward"
-        )
-    return "\n".join(lines)
+    head = "how the time divides; under way: its clusters or copies, adds: while none of a phase above are"
+    text = f"{head}\n{table(rows, right=range(1, len(rows[0])))}"
+    if any("reduction" in by_name for by_name in by_side.values()):
+        shares = ", ".join(f"{percent(hidden(plan, each))} as {side}" for side, each in sides.items())
+        text += f"\nhidden behind the backward: {shares} of the time in which gradients are copied and summed"
+    return text
 
 
 def _candidates(plan: Plan) -> str:
@@ -216,26 +204,6 @@ def _candidates(plan: Plan) -> str:
     return table(rows, right=(2, 3), widest=72)
 
 
-def _single(plan: Plan) -> str:
-    device = plan.placed[0].device
-    if len(plan.costed.machine.devices) == 1:
-        return f"Everything is on {device}, the only device there is."
-    other = alternative(plan)
-    if other is None:
-        return f"Everything is on {device}; no other candidate was feasible, or could be shorter."
-    lost = (other.makespan or 0.0) - plan.makespan
-    if lost < 0 and other.note:
-        taken = seconds(other.makespan or 0.0)
-        return f"Everything is on {device}: {other.name} is predicted to take {taken}, but {other.note}."
-    if lost <= 1e-6 * plan.makespan:
-        return f"Everything is on {device}: no plan over several devices was found that takes less."
-    return (
-        f"Everything is on {device}: the best plan over several devices ({other.name}) would take "
-        f"{seconds(other.makespan or 0.0)}, {seconds(lost)} more ({lost / plan.makespan * 100:+.1f} %), "
-        "so splitting does not pay."
-    )
-
-
 def _path(plan: Plan) -> str:
     parts = sections(plan)
     longest = sorted(parts, key=lambda part: part.start - part.end)[:_MOST_STRETCHES]
@@ -243,30 +211,21 @@ def _path(plan: Plan) -> str:
     for part in sorted(longest, key=lambda part: (part.start, part.end)):
         why = waited(plan, part.steps[0]) if part.steps else ""
         rows.append((seconds(part.start), seconds(part.end), part.where, part.what, why))
-    lines = [*path_shares(plan), table(rows, right=(0, 1), widest=64)]
+    lines = [path_shares(plan), table(rows, right=(0, 1), widest=64)]
     if len(longest) < len(parts):
         lines.append(f"… the {len(longest)} longest of {len(parts)} stretches")
     return "\n".join(lines)
 
 
 def _reasons(plan: Plan) -> str:
-    big = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))
-    devices = [device.name for device in plan.costed.machine.devices][:_MOST_DEVICES]
-    known = [placed for placed in big if placed.cluster in plan.reason][:_MOST_REASONS]
-    each = [(placed, plan.reason[placed.cluster]) for placed in known]
-    weighed = any(len(reason.choices) > 1 for _, reason in each)
-    columns = tuple(f"on {device}" for device in devices) if weighed else ()
-    rows = [("cluster", "device", "takes", "slack", "waited for", *columns, "why")]
-    for placed, reason in each:
-        late = {choice.device: text for choice, text in choices(placed.device, reason)}
-        ends = ["here" if device == placed.device else late.get(device, "-") for device in devices]
+    longest = sorted(plan.placed, key=lambda placed: (placed.start - placed.end, placed.start))[
+        :_MOST_REASONS
+    ]
+    rows = [("cluster", "device", "takes", "slack", "waited for", "why there")]
+    for placed in longest:
         number = plan.critical.number[placed.cluster]
-        times = (seconds(placed.end - placed.start), seconds(plan.critical.slack[number]))
-        why = (waited(plan, number), *(ends if weighed else ()), reason.text)
-        rows.append((plan.words.cluster(placed.cluster), placed.device, *times, *why))
-    if len(rows) == 1:
-        return "no reasons were kept"
-    head = f"why each cluster is where it is (the {len(rows) - 1} longest of {len(plan.placed)})"
-    if weighed:
-        head += "; on …: how much later it would itself end there, the rest of the plan as it is"
-    return head + "\n" + table(rows, right=(2, 3, *range(5, 5 + len(columns))), widest=_WIDEST)
+        times = seconds(placed.end - placed.start), seconds(plan.critical.slack[number])
+        name, why = plan.words.cluster(placed.cluster), plan.reason[placed.cluster].text
+        rows.append((name, placed.device, *times, waited(plan, number), why))
+    head = f"why each cluster is where it is (the {len(longest)} longest of {len(plan.placed)})"
+    return f"{head}\n{table(rows, right=(2, 3), widest=_WIDEST)}"

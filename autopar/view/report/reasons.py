@@ -26,17 +26,16 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
         complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
         chosen |= dict.fromkeys(shown[cluster] for cluster in meant(name, plan.place, complaint))
     plan = plan.printable
-    found = plan.critical
+    path = plan.critical
     blocks = []
-    for cluster in sorted(chosen, key=lambda cluster: found.number[cluster]):
-        step, number = plan.place[cluster], found.number[cluster]
-        late = "on the critical path" if number in found.on_path else f"slack {seconds(found.slack[number])}"
+    for cluster in sorted(chosen, key=lambda cluster: path.number[cluster]):
+        step, number = plan.place[cluster], path.number[cluster]
+        late = "on the critical path" if number in path.on_path else f"slack {seconds(path.slack[number])}"
         span = f"{seconds(step.start)} → {seconds(step.end)}"
         lines = [f"{plan.words.cluster(cluster)} on {step.lane}: {span}, {late}"]
         lines.append(f"  waited for {waited(plan, number) or 'nothing'}")
-        reason = plan.reason.get(cluster)
-        if reason:
-            lines += [f"  {line}" for line in (*_choices(step.device, reason), reason.text)]
+        reason = plan.reason[cluster]
+        lines += [f"  {line}" for line in (*_choices(step.device, reason), reason.text)]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -58,33 +57,30 @@ def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
     """Return the choices of a cluster, its own `device` first, then by end, each with how much later it would end
     there."""
     order = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
-    own = next((choice.end for choice in order if choice.device == device), None)
-    return [(choice, "chosen" if choice.device == device else _against(choice, own)) for choice in order]
+    own_end = next((choice.end for choice in order if choice.device == device), None)
+    return [(choice, "chosen" if choice.device == device else _against(choice, own_end)) for choice in order]
 
 
-def _against(choice: Choice, own: float | None) -> str:
+def _against(choice: Choice, own_end: float | None) -> str:
     """Return the end of a cluster on another device relative to its own: `+1.2 ms`, `−0.3 ms`."""
-    if choice.end is None or own is None:
+    if choice.end is None or own_end is None:
         return "-"
-    late = choice.end - own
-    if abs(late) <= 1e-9 * max(choice.end, own):
+    late = choice.end - own_end
+    if abs(late) <= 1e-9 * max(choice.end, own_end):
         return "0 s"
     return f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
 
 
 def helps(plan: Plan) -> str:
-    """Return the change of hardware that would shorten the plan most, the runners-up, and the predictions."""
-    found = changes(plan)
-    if not found:
-        return "No single device or link, if it were twice as fast, would shorten the makespan."
-    rows = [("change", "makespan", "against now")]
-    for change in found[:_MOST_CHANGES]:
-        rows.append((change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.makespan)}"))
-    best = found[0]
-    return (
-        f"The one change that would help most: {best.what}, from {seconds(plan.makespan)} to "
-        f"{seconds(best.seconds)} (the same plan, each alone)\n{table(rows, right=(1, 2), widest=64)}"
-    )
+    """Return the changes of hardware that would shorten the plan most, each alone, with the predictions."""
+    rows = [
+        (change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.makespan)}")
+        for change in changes(plan)[:_MOST_CHANGES]
+    ]
+    if not rows:
+        return "No kind of device and no link, if it were twice as fast, would shorten the makespan."
+    text = f"What would help most: {rows[0][0]} (the same plan, each change alone)\n"
+    return text + table([("change", "makespan", "against now"), *rows], right=(1, 2), widest=64)
 
 
 def waited(plan: Plan, number: int) -> str:
@@ -101,31 +97,24 @@ def waited(plan: Plan, number: int) -> str:
     late = step.start - plan.critical.ready(number)
     if wait.kind in ("data", "order") or late <= 1e-9 * plan.makespan:
         return named
-    held = f"lane {step.lane}"
+    resource = f"lane {step.lane}"
     if wait.kind == "wire" and isinstance(step, Transfer):
         wire = plan.costed.machine.link[step.src, step.dst].wire or ""
         # A link with a bus of its own is named by its ends.
-        held = "the link" if " → " in wire else f"bus {wire}"
-    return f"{held}, busy with {named}, {seconds(late)}"
+        resource = "the link" if " → " in wire else f"bus {wire}"
+    return f"{resource}, busy with {named}, {seconds(late)}"
 
 
-def path_shares(plan: Plan) -> list[str]:
-    """Return the shares of compute, transfers and waits in the critical path, one sentence per line."""
-    found, total = plan.critical, plan.makespan or 1.0
-    waits = max(0.0, plan.makespan - found.compute_s - found.transfer_s)
-    compute, transfer, waiting = (percent(s / total) for s in (found.compute_s, found.transfer_s, waits))
-    line = f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; "
-    line += "nothing on it can be late without the end being late"
-    held = {"lane": "compute lane", "bus": "transfer wire", "copy queue": "transfer lane"}
-    busy = {f"{kind} {cause}": s for (kind, cause), s in found.busy_s.items()}
-    shares = {what: busy.get(key, 0.0) / total for what, key in held.items()}
-    kept = {what: share for what, share in shares.items() if share > 0.005}
-    parts = [f"{percent(share)} only for keeping a {what} busy" for what, share in kept.items()]
-    return [line, f"{', '.join(parts)} that the next step needed"] if parts else [line]
+def path_shares(plan: Plan) -> str:
+    """Return the shares of compute, transfers and waits in the critical path as a sentence."""
+    path, total = plan.critical, plan.makespan or 1.0
+    waits = max(0.0, plan.makespan - path.compute_s - path.transfer_s)
+    compute, transfer, waiting = (percent(s / total) for s in (path.compute_s, path.transfer_s, waits))
+    return f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; a step on it delays the end"
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class Section:
     """A section of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains. `steps`:
     numbers of its steps."""
 
@@ -137,7 +126,7 @@ class _Section:
     steps: tuple[int, ...] = ()
 
 
-def sections(plan: Plan) -> list[_Section]:
+def sections(plan: Plan) -> list[Section]:
     """Return the critical path in sections: consecutive clusters of one lane are one, gaps above 0.1 % are waits."""
     groups: list[list[int]] = []
     clock, starts = 0.0, list[float]()
@@ -150,19 +139,19 @@ def sections(plan: Plan) -> list[_Section]:
             groups.append([number])
             starts.append(clock if late else step.start)
         clock = max(clock, step.end)
-    parts: list[_Section] = []
+    parts: list[Section] = []
     for numbers, start in zip(groups, starts):
         first, last = plan.steps[numbers[0]], plan.steps[numbers[-1]]
         if start < first.start:
             what = "waits; no cluster or transfer explains it"
-            parts.append(_Section("wait", start, first.start, first.lane, what))
+            parts.append(Section("wait", start, first.start, first.lane, what))
         if isinstance(first, Transfer):
             kind, where, what = "copy", f"{first.src} → {first.dst}", plan.words.value(first.value)
         else:
             kind, where, what = "compute", first.lane, plan.words.cluster(first.cluster)
             if isinstance(last, Placed) and len(numbers) > 1:
                 what += f" … {plan.words.cluster(last.cluster)} ({len(numbers)} clusters)"
-        parts.append(_Section(kind, first.start, last.end, where, what, tuple(numbers)))
+        parts.append(Section(kind, first.start, last.end, where, what, tuple(numbers)))
     return parts
 
 
@@ -170,6 +159,24 @@ def module_of(plan: Plan, cluster: str) -> str:
     """Return the longest module path that all tasks of a cluster with a module share."""
     paths = [plan.costed.graph.task[task].module for task in plan.costed.cluster[cluster].tasks]
     return common_module([path for path in paths if path])
+
+
+def on_one_device(plan: Plan) -> str:
+    """Return the reason why everything is on one device; "" if it is not."""
+    if len({placed.device for placed in plan.placed}) != 1:
+        return ""
+    text, other = f"Everything is on {plan.placed[0].device}", alternative(plan)
+    if len(plan.costed.machine.devices) == 1:
+        return f"{text}, the only device there is."
+    if other is None or other.makespan is None:
+        return f"{text}; no other candidate was feasible, or could be shorter."
+    lost = other.makespan - plan.makespan
+    if lost < 0 and other.note:
+        return f"{text}: {other.name} is predicted to take {seconds(other.makespan)}, but {other.note}."
+    if lost <= 1e-6 * plan.makespan:
+        return f"{text}: no plan over several devices was found that takes less."
+    more = f"{seconds(lost)} more ({lost / plan.makespan * 100:+.1f} %)"
+    return f"{text}: the best plan over several ({other.name}) would take {seconds(other.makespan)}, {more}."
 
 
 def alternative(plan: Plan) -> Candidate | None:
@@ -200,10 +207,10 @@ def baseline(plan: Plan) -> tuple[str, float] | None:
 def best_of_each(plan: Plan) -> list[Candidate]:
     """Return the candidates, best first; of those with the same policy, split and note only the best."""
     order = sorted(plan.candidates, key=lambda c: (c.makespan is None, c.makespan or 0.0))
-    found: dict[tuple[str, str, str], Candidate] = {}
+    best: dict[tuple[str, str, str], Candidate] = {}
     for candidate in order:
-        found.setdefault((candidate.policy, candidate.split, candidate.note), candidate)
-    return list(found.values())
+        best.setdefault((candidate.policy, candidate.split, candidate.note), candidate)
+    return list(best.values())
 
 
 def chosen(plan: Plan) -> Candidate | None:

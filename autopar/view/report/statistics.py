@@ -1,4 +1,4 @@
-"""Statistics shared by pictures and the report: utilization, overlap, phases of a training step, critical path."""
+"""Statistics shared by pictures and the report: utilization, overlap, and phases of a training step."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def shared(one: list[Interval], other: list[Interval]) -> float:
 
 def top_spans(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
     """Return the outermost spans of each lane by start: clusters and copies, without the tasks in them."""
-    found: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
+    by_lane: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes}
     for span in sorted(timeline.spans, key=lambda span: (span.start, span.end)):
         if not span.cluster:
-            found[span.lane].append(span)
-    return {lane: tuple(spans) for lane, spans in found.items()}
+            by_lane[span.lane].append(span)
+    return {lane: tuple(spans) for lane, spans in by_lane.items()}
 
 
 def _busy(timeline: Timeline) -> dict[str, list[Interval]]:
@@ -66,12 +66,12 @@ def busy_shares(timeline: Timeline) -> dict[str, float]:
 
 def device_busy(timeline: Timeline) -> dict[str, float]:
     """Return the share of the makespan in which each device computes, over its used compute lanes."""
-    found: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
     for lane, share in busy_shares(timeline).items():
         device, queue = lane.rsplit("/", 1)
         if queue.isdigit():
-            found.setdefault(device, []).append(share)
-    return {device: sum(values) / (sum(map(bool, values)) or 1) for device, values in found.items()}
+            shares.setdefault(device, []).append(share)
+    return {device: sum(values) / (sum(map(bool, values)) or 1) for device, values in shares.items()}
 
 
 def overlaps(timeline: Timeline) -> dict[str, float | None]:
@@ -79,11 +79,11 @@ def overlaps(timeline: Timeline) -> dict[str, float | None]:
     busy."""
     busy = _busy(timeline)
     compute = [lane for lane in timeline.lanes if lane.rsplit("/", 1)[1].isdigit()]
-    found: dict[str, float | None] = {}
-    for lane, own in busy.items():
+    shares: dict[str, float | None] = {}
+    for lane, here in busy.items():
         others = union(interval for other in compute if other != lane for interval in busy[other])
-        found[lane] = shared(own, others) / length(own) if own else None
-    return found
+        shares[lane] = shared(here, others) / length(here) if here else None
+    return shares
 
 
 def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
@@ -94,30 +94,28 @@ def level_at(steps: tuple[tuple[float, int], ...], when: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A phase of a step, from the `start` of its first cluster or copy to the `end` of its last. `span`:
-    seconds in which any is active; `adds`: those of them in which no earlier phase is active."""
+    """A phase of a step. `span`: seconds in which any of its clusters or copies is active; `adds`: those of them in
+    which no earlier phase is active."""
 
     name: str
     span: float
     adds: float
-    start: float
-    end: float
 
 
 def phases(plan: Plan, timeline: Timeline) -> tuple[_Phase, ...]:
     """Return the phases that take time, in order; none for a plan without a backward."""
     if not plan.words.training:
         return ()
-    made: list[_Phase] = []
+    result: list[_Phase] = []
     before: list[Interval] = []
-    for name, held in _phase_intervals(plan, timeline).items():
-        if held:
-            own = union(held)
-            span = length(own)
-            adds = span - shared(own, before)
-            made.append(_Phase(name, span, adds, own[0][0], own[-1][1]))
-            before = union((*before, *own))
-    return tuple(made)
+    for name, intervals in _phase_intervals(plan, timeline).items():
+        if intervals:
+            merged = union(intervals)
+            span = length(merged)
+            adds = span - shared(merged, before)
+            result.append(_Phase(name, span, adds))
+            before = union((*before, *merged))
+    return tuple(result)
 
 
 def hidden(plan: Plan, timeline: Timeline) -> float:
@@ -134,7 +132,7 @@ def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> 
     """Return the start and end of each activity by phase."""
     graph, cluster = plan.costed.graph, plan.costed.cluster
     of_task, of_value = plan.words.phase_of_task, plan.words.phase_of_value
-    found: dict[str, list[Interval]] = {name: [] for name in PHASES}
+    by_phase: dict[str, list[Interval]] = {name: [] for name in PHASES}
     # Use measured tasks if there are any: the two halves of a step have other clusters than the whole step.
     fine = any(span.cluster for span in timeline.spans)
     for span in timeline.spans:
@@ -146,37 +144,9 @@ def _phase_intervals(plan: Plan, timeline: Timeline, *, copies: bool = True) -> 
         elif name in cluster and not all(_free(graph, task) for task in cluster[name].tasks):
             phase = plan.words.phase(name)
         if phase and span.end > span.start:
-            found[phase].append((span.start, span.end))
-    return found
+            by_phase[phase].append((span.start, span.end))
+    return by_phase
 
 
 def _free(graph: Graph, name: str) -> bool:
     return name in graph.task and graph.task[name].free
-
-
-def critical_spans(timeline: Timeline) -> list[Span]:
-    """Return the spans of the critical path, by start.
-
-    A measured timeline has no dependencies. Its path is traced back from the last end: before each span comes
-    the one with the latest end, on any lane, that it can have waited for.
-    """
-    if timeline.path:
-        return [timeline.spans[number] for number in timeline.path]
-    order = sorted(timeline.spans, key=lambda span: (span.end, span.start))
-    spans = [span for span in order if not span.cluster and span.end > span.start]
-    ends = [span.end for span in spans]
-    slop = timeline.makespan * 2e-3
-    found, index = [], len(spans) - 1
-    while index >= 0:
-        span = spans[index]
-        found.append(span)
-        index = bisect.bisect_right(ends, span.start + slop, 0, index) - 1
-        tied = range(index, bisect.bisect_left(ends, ends[index] - slop) - 1, -1) if index >= 0 else ()
-        index = next((number for number in tied if _related(spans[number], span)), index)
-    return found[::-1]
-
-
-def _related(before: Span, after: Span) -> bool:
-    """Return True if the second could have waited for the first: on one lane, or for data that reaches its device."""
-    source = before.dst if before.kind == "copy" else before.device
-    return before.lane == after.lane or source == (after.src if after.kind == "copy" else after.device)

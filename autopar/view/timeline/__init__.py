@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 from ...ir.device import kind_of
 from ...ir.timeline import Memory, Timeline
 from ...system.text import free, percent, seconds, size
 from ..drawing import design
-from ..drawing.design import GRID, INK, QUIET, Shade, shades
-from ..drawing.free_space import Label, Point
+from ..drawing.design import GRID, INK, PAPER, QUIET, Shade, shades
+from ..drawing.free_space import Point
 from ..drawing.svg import MARGIN, SAMPLE, Figure, Sample, Svg, heading, trace
 from ..report.reasons import change
 from ..report.statistics import (
     busy_shares,
-    critical_spans,
     device_busy,
     length,
     overlaps,
@@ -63,23 +61,23 @@ def timeline_picture(timeline: Timeline) -> Chart:
 
 def _figures(timeline: Timeline) -> list[Figure]:
     predicted = timeline.predicted
-    found = [(seconds(timeline.makespan), "measured" if predicted else "whole call")]
+    figures = [(seconds(timeline.makespan), "measured" if predicted else "whole call")]
     if predicted:
-        found.insert(0, (seconds(predicted.makespan), "predicted"))
+        figures.insert(0, (seconds(predicted.makespan), "predicted"))
         if predicted.makespan:
             error = timeline.makespan / predicted.makespan - 1
-            found.append((change(error), "measured over predicted"))
+            figures.append((change(error), "measured over predicted"))
     busy = [share for device, share in device_busy(timeline).items() if not kind_of(device).host]
     if busy:
-        found.append((percent(sum(busy) / len(busy)), "accelerators busy, mean"))
+        figures.append((percent(sum(busy) / len(busy)), "accelerators busy, mean"))
     top = [span for span in timeline.spans if not span.cluster and span.end > span.start]
     copies = union((span.start, span.end) for span in top if span.kind == "copy")
     work = union((span.start, span.end) for span in top if span.kind == "compute")
     if copies:
         share = percent(shared(copies, work) / length(copies))
-        found.append((share, "of copy time under compute"))
+        figures.append((share, "of copy time under compute"))
     waits = sum(max(0.0, span.start - span.ready) for span in timeline.spans if span.ready is not None)
-    return [*found, (seconds(waits), "copies ready but queued")]
+    return [*figures, (seconds(waits), "copies ready but queued")]
 
 
 def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
@@ -101,7 +99,7 @@ def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
     samples += [
         ("measured" if timeline.predicted else "at work", partial(each, solid)),
         ("ready, bus busy", lambda x, y: svg.rect(x, y - 6, SAMPLE, 12, "wait box")),
-        ("on the critical path", lambda x, y: svg.rect(x, y - 2, SAMPLE, 4, fill=INK)),
+        ("on the plan's critical path", lambda x, y: svg.rect(x, y - 2, SAMPLE, 4, fill=INK)),
     ]
     if any(span.phase not in ("", "forward") for span in timeline.spans):
         samples += map(phase, ("forward", "backward", "update"))
@@ -113,7 +111,8 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
     predicted = timeline.predicted
     real, planned = top_spans(timeline), top_spans(predicted) if predicted else {}
     busy, overlap = busy_shares(timeline), overlaps(timeline)
-    hot = {id(span) for span in critical_spans(timeline)}
+    plan = predicted or timeline
+    hot = {(plan.spans[number].lane, plan.spans[number].name) for number in plan.path}
     chart.text(RIGHT + 30, _TOP - 8, "busy", 12, bold=True)
     chart.text(RIGHT + 142, _TOP - 8, "overlap", 12, bold=True)
     y = _TOP + 10
@@ -141,14 +140,12 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
 
 
 def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None:
-    """Draw the name of a lane at the left, after its device's name if given, or below it for lack of room."""
-    room = LEFT - 12 - MARGIN - 32
-    beside = not device or design.width(device, 13, True) + 8 + design.width(lane, 12) <= room
+    """Draw the name of a lane at the left, below that of its device if given."""
     if device:
         svg.swatch(shade, MARGIN, middle - 12, 24, 22)
-        text = design.fit(device, room, 13, True)
-        svg.text(MARGIN + 32, middle + (5 if beside else -2), text, 13, bold=True)
-    svg.text(LEFT - 12, middle + (4 if beside else 14), lane, 12, INK if beside else QUIET, anchor="end")
+        text = design.fit(device, LEFT - 12 - MARGIN - 32, 13, True)
+        svg.text(MARGIN + 32, middle - 2, text, 13, bold=True)
+    svg.text(LEFT - 12, middle + (14 if device else 4), lane, 12, QUIET, anchor="end")
 
 
 def _share(svg: Svg, x: float, middle: float, share: float | None, color: str) -> None:
@@ -203,13 +200,13 @@ def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, 
         chart.text(LEFT - 10, level(most * share) + 4, text, 11, QUIET, anchor="end")
     if close:
         at = level(close)
-        chart.space.take_line((LEFT, at), (RIGHT, at))
         chart.line((LEFT, at), (RIGHT, at), "cap")
         chart.text(LEFT - 10, at + 4, f"cap {size(close)}", 11, INK, bold=True, anchor="end")
     chart.swatch(shade, MARGIN, y + 34, 22, 20)
     chart.text(MARGIN + 30, y + 43, design.fit(memory.device, 86, 12, True), 12, bold=True)
     chart.text(MARGIN + 30, y + 58, "memory", 11.5, QUIET)
-    _peak(chart, memory, level, points)
+    at_peak = chart.x(next(when for when, count in memory.steps if count == memory.peak))
+    chart.circle(at_peak, level(memory.peak), 4.5, fill=PAPER, stroke=shade.hue, stroke_width=2)
     rows = [("peak", size(memory.peak)), ("cap", size(cap) if cap else "none")]
     rows += [("free", free(1 - memory.peak / cap))] if cap else []
     rows += [("planned", size(planned.peak))] if planned else []
@@ -238,20 +235,3 @@ def corners(
         until = steps[index + 1][0] if index + 1 < len(steps) else max(right, x)
         points += [(x, level(count)), (until, level(count))]
     return points
-
-
-def _peak(chart: Chart, memory: Memory, level: Callable[[float], float], points: list[Point]) -> None:
-    """Draw a ring at the peak, with its size if there is room."""
-    when = next(when for when, count in memory.steps if count == memory.peak)
-    x, y = chart.x(when), level(memory.peak)
-    for start, end in pairwise(points):
-        chart.space.take_line(start, end)
-    chart.circle(x, y, 4.5, fill="#FFFFFF", stroke=chart.shades[memory.device].hue, stroke_width=2)
-    text = f"peak {size(memory.peak)}"
-    places = [(dx, dy) for dx in (-10.0, 10.0, -70.0, 70.0, -140.0) for dy in (-7.0, 4.0, 17.0, 30.0)]
-    labels = [
-        Label(x + dx, y + dy, text, 11.5, anchor="end" if dx < 0 else "start", halo=True) for dx, dy in places
-    ]
-    inside = [[label] for label in labels if LEFT + 4 < label.rect.x < RIGHT - label.rect.w]
-    for label in chart.space.first(inside, pad=2):
-        chart.label(label)

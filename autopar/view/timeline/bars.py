@@ -1,20 +1,17 @@
-"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times."""
+"""The bars of one lane of a timeline: predicted pale, measured solid, with names, waits and idle times where they
+fit."""
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from ...ir.device import kind_of
 from ...ir.timeline import Span, Timeline
 from ...system.text import seconds, size
 from ..drawing import design
-from ..drawing.design import INK, QUIET, WAIT, Shade, fill_of, shades
-from ..drawing.free_space import FreeSpace, Label, Rect
+from ..drawing.design import INK, PAPER, QUIET, WAIT, Shade, fill_of, shades
 from ..drawing.svg import MARGIN, Svg, ticks
-from ..report.statistics import union
 
 WIDTH = 1600.0
 LEFT, RIGHT = 196.0, WIDTH - MARGIN - 238.0
@@ -22,7 +19,7 @@ _MOST_JOINED = 64
 
 
 class Chart(Svg):
-    """The picture of a timeline: the shades of its devices, its time axis, and the places that are taken."""
+    """The picture of a timeline: the shades of its devices, and its time axis."""
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(WIDTH, 0, f"timeline of {timeline.title}")
@@ -31,10 +28,8 @@ class Chart(Svg):
         sides = [side for side in (timeline, timeline.predicted) if side]
         ends = [end for side in sides for end in (side.makespan, *(span.end for span in side.spans))]
         self.span = max(ends) * 1.02
+        self.ends = [self.x(side.makespan) for side in sides]
         self.ticks, self.unit = ticks(self.span, RIGHT - LEFT, 96.0)
-        self.space = FreeSpace()
-        for side in sides:
-            self.space.take_line((self.x(side.makespan), 0.0), (self.x(side.makespan), 10_000.0))
 
     def x(self, when: float) -> float:
         """Return the horizontal position of a time, in pixels."""
@@ -58,26 +53,31 @@ class _Bar:
     waits: float | None = None
 
     @property
+    def begin(self) -> float:
+        """Left edge in pixels, its wait included."""
+        return self.x if self.waits is None else self.waits
+
+    @property
     def right(self) -> float:
         """Right edge in pixels."""
         return self.x + self.w
 
 
 def _bars(chart: Chart, spans: tuple[Span, ...]) -> list[_Bar]:
-    done: list[_Bar] = []
+    bars: list[_Bar] = []
     for span in spans:
         x = chart.x(span.start)
         w = chart.x(span.end) - x
-        last = done[-1] if done else None
+        last = bars[-1] if bars else None
         thin = w < 1.2 and last is not None and (last.w < 1.2 or (last.w < 8 and len(last.spans) > 1))
         if last and thin and x - last.right < 0.5 and len(last.spans) < _MOST_JOINED:
-            done[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
+            bars[-1] = _Bar(last.x, max(last.w, x + w - last.x), (*last.spans, span), last.waits)
             continue
         waits = None
         if span.ready is not None:
             waits = max(chart.x(span.ready), last.right + 1 if last else LEFT)
-        done.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
-    return done
+        bars.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
+    return bars
 
 
 def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
@@ -109,25 +109,55 @@ def planned_bars(chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, 
 
 
 def measured_bars(
-    chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, h: float, hot: set[int], copies: bool
+    chart: Chart,
+    spans: tuple[Span, ...],
+    shade: Shade,
+    y: float,
+    h: float,
+    hot: set[tuple[str, str]],
+    copies: bool,
 ) -> None:
-    """Draw the spans of a lane, `h` high from `y` down; those in `hot` (by `id`) are underlined in black."""
-    bars = _bars(chart, spans)
-    for bar in bars:
-        chart.space.take(Rect(bar.x, y, max(bar.w, 1.0), h))
-        if bar.waits is not None:
-            chart.space.take(Rect(bar.waits, y, bar.x - bar.waits, h))
-            chart.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
-        _bar(chart, bar, shade, y, h, hot)
+    """Draw the spans of a lane, `h` high from `y` down; those in `hot`, by lane and name, are underlined in black."""
     base = y + h / 2 + 4
-    named = sorted(_name(chart, bar, shade, base) for bar in bars)
-    for bar in bars:
-        _wait_name(chart, bar, base)
-    if not copies:
-        _idle(chart, spans, base - 4, named)
+    bars = _bars(chart, spans)
+    for bar, after in zip(bars, [*bars[1:], None]):
+        span, several = bar.spans[0], len(bar.spans) > 1
+        if bar.waits is not None:
+            chart.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
+            wait = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
+            _inside(chart, bar.waits, bar.x, base, [wait], WAIT)
+        _bar(chart, bar, shade, y, h, hot)
+        left = bar.right
+        until = min(after.begin if after else RIGHT, *(end for end in (*chart.ends, RIGHT) if end > left))
+        name = "" if several else _shortened(span.title, bar.w - 8, bold=True)
+        beside = "" if several or name else _shortened(span.title, min(170.0, until - left - 14))
+        if name:
+            light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
+            color = INK if light or span.phase in ("reduction", "update") else PAPER
+            _inside(chart, bar.x, bar.right, base, [name], color, bold=True)
+        elif beside:
+            chart.text(left + 7, base, beside, 11.5)
+            left += 7 + design.width(beside, 11.5)
+        if after and not copies:
+            idle = seconds(after.spans[0].start - bar.spans[-1].end)
+            _inside(chart, left, until, base, [f"idle {idle}", idle], QUIET)
 
 
-def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -> None:
+def _shortened(title: str, room: float, bold: bool = False) -> str:
+    """Return a name, or at least seven characters of it, in `room` pixels; "" if it does not fit."""
+    short = design.fit_words(title, room, 11.5, bold)
+    return short if short == title or len(short) >= 7 else ""
+
+
+def _inside(
+    chart: Chart, left: float, right: float, y: float, texts: list[str], color: str, bold: bool = False
+) -> None:
+    """Write the first of `texts` that fits between two positions in their middle; none if none fits."""
+    fitting = (text for text in texts if design.width(text, 11.5, bold) + 8 <= right - left)
+    chart.text((left + right) / 2, y, next(fitting, ""), 11.5, color, bold=bold, anchor="middle")
+
+
+def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[tuple[str, str]]) -> None:
     first, last, count = bar.spans[0], bar.spans[-1], len(bar.spans)
     names = first.title if count == 1 else f"{count} spans, {first.title} … {last.title}"
     more = f", {size(first.bytes)}" if first.kind == "copy" and count == 1 else ""
@@ -135,58 +165,5 @@ def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[int]) -
         edge = 0.6 if bar.w > 3 else 0.0
         phase = first.phase if count == 1 else ""
         solid(svg, shade, bar.x + edge, y, max(bar.w - 2 * edge, 0.8), h, phase)
-        if any(id(span) in hot for span in bar.spans):
+        if any((span.lane, span.name) in hot for span in bar.spans):
             svg.rect(bar.x, y + h, max(bar.w, 0.8), 3.5, fill=INK)
-
-
-def _name(chart: Chart, bar: _Bar, shade: Shade, y: float) -> float:
-    """Draw the name inside its bar, else to the right if that is free; return its right edge there or 0."""
-    span, count = bar.spans[0], len(bar.spans)
-    text = design.fit_words(span.title, bar.w - 8, 11.5, True) if count == 1 else ""
-    if text == span.title or len(text) >= 7:
-        light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
-        color = INK if light or span.phase in ("reduction", "update") else "#FFFFFF"
-        half = design.width(text, 11.5, True) / 2
-        places = (bar.x + bar.w / 2, bar.x + 5 + half, bar.right - 5 - half)
-        inside = [Label(at, y, text, 11.5, color, True, "middle") for at in places]
-        chart.label(next((label for label in inside if chart.space.unlined(label.rect)), inside[0]))
-        return 0.0
-    name = span.title if count == 1 else f"{count} {'copies' if span.kind == 'copy' else 'clusters'}"
-    label = Label(bar.right + 7, y, design.fit_words(name, 170, 11.5), 11.5, halo=True)
-    right = label.rect.x + label.rect.w
-    if right >= RIGHT - 3 or not chart.space.first([[label]], pad=3):
-        return 0.0
-    chart.label(label)
-    return right
-
-
-def _wait_name(chart: Chart, bar: _Bar, y: float) -> None:
-    if bar.waits is None:
-        return
-    span = bar.spans[0]
-    text = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
-    inside = Label((bar.waits + bar.x) / 2, y, text, 11.5, WAIT, anchor="middle")
-    beside = Label(bar.waits - 6, y, text, 11.5, WAIT, anchor="end", halo=True)
-    if inside.rect.w + 8 <= bar.x - bar.waits:
-        chart.label(inside)
-    elif beside.rect.x > LEFT + 2 and chart.space.first([[beside]], pad=3):
-        chart.label(beside)
-
-
-def _idle(chart: Chart, spans: tuple[Span, ...], y: float, named: list[float]) -> None:
-    """Draw brackets over idle times, after names, with their length."""
-    busy = union((span.start, span.end) for span in spans)
-    for (_, start), (end, _) in pairwise(busy):
-        left, right = chart.x(start) + 5, chart.x(end) - 5
-        before = named[: bisect.bisect_left(named, right)]
-        left = max(left, before[-1] + 8) if before else left
-        middle = (left + right) / 2
-        texts = (f"idle {seconds(end - start)}", seconds(end - start))
-        labels = [Label(middle, y + 4, text, 11.5, QUIET, anchor="middle") for text in texts]
-        wide = [[label] for label in labels if label.rect.w + 30 <= right - left]
-        for label in chart.space.first(wide, pad=3):
-            r = label.rect
-            chart.label(label)
-            for near, far, edge in ((left, r.x - 6, left), (r.x + r.w + 6, right, right)):
-                chart.line((near, y), (far, y), "bracket")
-                chart.line((edge, y - 5), (edge, y + 5), "bracket")

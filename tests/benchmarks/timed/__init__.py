@@ -1,14 +1,4 @@
-"""Suites that time calls and training steps of autopar beside rivals, in the same process or in pairs of processes."""
+"""Suites that time calls and training steps of autopar beside rivals, in interleaved blocks."""
 
-SUITES = (
-    "overhead",
-    "first_call",
-    "overlap",
-    "training",
-    "optimizers",
-    "predictions",
-    "pipelines",
-    "processes",
-    "generate",
-)
+SUITES = ("overhead", "training", "pipelines")
 """Modules of this package with a `run`."""

@@ -1,4 +1,4 @@
-"""`python -m autopar bench --suite gpu`: rows for one GPU, from overlap to kernels, each in a process of its own.
+"""`python -m autopar bench --suite gpu`: rows for one GPU, from offloading to kernels, each in a process of its own.
 
 Use a fresh `AUTOPAR_CACHE`, and a GPU that nothing else keeps busy: rates are measured once and kept.
 """
@@ -22,19 +22,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.bench import machine, rivals, stacks
+from autopar.bench import machine, rivals
 from autopar.bench.contest import contest
 from autopar.costs.detect import accelerators
 from autopar.engine.api import compile, train_step
 from autopar.errors import AutoparError, DeviceError
 from autopar.system.text import seconds
 
-from . import overhead, overlap, training
-from .branches import branches
+from . import overhead, stacks, training
 from .offload import copies, larger, mean_square, update
 from .racing import Call, race
-from .setting import sizes
-from .timing import interleaved, report
+from .timing import report
 
 BUDGET_S, ROW_S, LEAST_S = 480.0, 150.0, 10.0
 """Limits in seconds: of all rows, of one, and what must be left for one to begin."""
@@ -45,7 +43,7 @@ COMMAND = (sys.executable, "-m", "tests.benchmarks.timed.gpu")
 
 def mlp(gpu: str, rounds: int = 0) -> dict[str, Any]:
     """Race plans for a two-layer MLP, from input on the CPU to output there."""
-    width, count = sizes(gpu).mlp
+    width, count = (4096, 8192) if gpu.startswith("cuda") else (32, 64)
     model = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)).eval()
     twin, x = copy.deepcopy(model).to(gpu), torch.randn(count, width)
 
@@ -90,8 +88,7 @@ def transformer(gpu: str, rounds: int = 0) -> dict[str, Any]:
         "autopar.train_step": lambda: whole(x),
         "torch.compile": loop(torch.compile),
     }
-    samples = interleaved({name: training.turns(step) for name, step in contestants.items()}, rounds or 9)
-    return report(samples, base="plain loop", unit="ms/step", per=training.STEPS)
+    return report(contestants, rounds or 9, base="plain loop", unit="ms/step")
 
 
 def kernels(gpu: str, rounds: int = 0, *, name: str, batch: int) -> dict[str, Any]:
@@ -112,8 +109,6 @@ ROWS: dict[str, Row] = {
     "larger, 4 times": partial(larger, times=4),
     "copies": copies,
     "update": update,
-    "branches": branches,
-    "overlap": lambda _, rounds: overlap.run(rounds),
     "overhead": overhead.chain,
     "mlp": mlp,
     "training": lambda gpu, rounds: training.measured(gpu, ["cpu", gpu], rounds),
@@ -155,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep(name, ROWS[name](gpu, chosen.rounds))
         return 0
     print(machine(), flush=True)
-    apart(chosen.only or list(ROWS), chosen.rounds, keep)
+    run_rows(chosen.only or list(ROWS), chosen.rounds, keep)
     return 0
 
 
@@ -165,12 +160,12 @@ def first() -> str:
         if name.startswith("cuda:"):
             return name
     raise DeviceError(
-        "the gpu suite needs a CUDA device and there is none here; python -m tests.benchmarks.timed overlap "
-        "runs its figures on stand-ins"
+        "the gpu suite needs a CUDA device and there is none here; python -m tests.benchmarks.timed measures calls and "
+        "steps on CPUs"
     )
 
 
-def apart(names: Sequence[str], rounds: int, keep: Callable[[str, Mapping[str, Any]], None]) -> None:
+def run_rows(names: Sequence[str], rounds: int, keep: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Run each row in a process of its own and `keep` its data, or why it has none. A row that fails, crashes or hangs
     does not stop the others, and one for which no time is left does not begin."""
     until = time.monotonic() + BUDGET_S

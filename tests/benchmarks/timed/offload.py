@@ -7,6 +7,7 @@ import copy
 import importlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -14,15 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.costs.detect import detect
 from autopar.engine.api import compile, train_step
 from autopar.errors import AutoparError
 from autopar.ir.costed import CostedGraph
+from autopar.ir.device import Device, Link
+from autopar.ir.machine import Machine
 from autopar.planner import Policy
 from autopar.system.text import seconds, size
 from autopar.training.step import TrainStep
 
 from .racing import Call, added, held, race
-from .setting import machine, sizes
 
 STEPS = 3
 """Steps of training whose losses are compared."""
@@ -30,6 +33,37 @@ RATE = 1e-3
 """Learning rate of Adam."""
 SPARE = 16
 """One part in so many of a cap is not planned for."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of models and batches: blocks, their width and rows; rows with which products take about as long as the
+    copies of the weights; blocks to train, and rows with which a backward takes about as long as the update on the
+    CPU."""
+
+    blocks: int = 16
+    width: int = 2048
+    rows: int = 512
+    copied_rows: int = 1536
+    trained_blocks: int = 6
+    trained_rows: int = 8192
+
+
+def sizes(gpu: str) -> Sizes:
+    """Return the sizes for a large GPU, or tiny ones with which a row can be tried on another accelerator."""
+    return Sizes() if torch.device(gpu).type == "cuda" else Sizes(10, 64, 16, 16, 2, 16)
+
+
+def machine(gpu: str) -> Machine:
+    """Return the CPU and a GPU as measured. Another accelerator is declared so that weights are worth a copy, and the
+    state of an optimizer is not."""
+    if torch.device(gpu).type == "cuda":
+        return detect(["cpu", gpu])
+    shared = {"bytes_per_s": 1e10, "memory_bytes": 1 << 30}
+    host = Device("cpu", "cpu", flops=(("float32", 1e10),), launch_s=2e-5, **shared)
+    other = Device(gpu, torch.device(gpu).type, flops=(("float32", 1e12),), launch_s=1e-5, **shared)
+    links = (Link("cpu", gpu, 1e-5, 2e9, f"cpu to {gpu}"), Link(gpu, "cpu", 1e-5, 2e9, f"{gpu} to cpu"))
+    return Machine((host, other), links)
 
 
 class Block(nn.Module):
@@ -61,7 +95,7 @@ def weights(model: nn.Module) -> int:
 @torch.no_grad()
 def larger(gpu: str, rounds: int = 0, times: int = 2) -> dict[str, Any]:
     """Race a model `times` as large as the memory that it may use on the GPU against accelerate's two ways."""
-    chosen, devices = sizes(gpu), machine("cpu", gpu)
+    chosen, devices = sizes(gpu), machine(gpu)
     model, x = blocks(gpu, chosen.width, chosen.blocks).eval(), torch.randn(chosen.rows, chosen.width)
     cap, expected = weights(model) // times, model(x)
     before = held(gpu)
@@ -156,7 +190,7 @@ def copies(gpu: str, rounds: int = 0) -> dict[str, Any]:
 
         def streamed() -> Call:
             there = {"policy": f"single {gpu}", "home": "cpu", "outputs": "as_placed"}
-            fast = compile(model, machine("cpu", gpu), split=None, **there)
+            fast = compile(model, machine(gpu), split=None, **there)
             stack.callback(fast.close)
             return lambda: fast(x)
 
@@ -233,7 +267,7 @@ def update(gpu: str, rounds: int = 0) -> dict[str, Any]:
 
         def placed(name: str, policy: Policy) -> Call:
             net = copy.deepcopy(model)
-            devices = machine("cpu", gpu)
+            devices = machine(gpu)
             step = train_step(net, mean_square, adam(net), devices, home="cpu", policy=policy, split=None)
             stack.callback(step.close)
             steps[name] = step

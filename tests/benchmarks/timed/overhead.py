@@ -1,36 +1,19 @@
-"""CPU time of the runtime itself: a call, an op of a 400-op chain of tiny tensors, and a hand-off between two lanes."""
+"""Seconds of the runtime itself: a call, and an op of a 400-op chain of tiny tensors."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import queue
-import statistics
-import threading
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopar.capture.ahead import ahead
-from autopar.costs.clustering import fuse
-from autopar.costs.roofline import cost
 from autopar.engine.api import compile
-from autopar.ir.device import Device
-from autopar.ir.machine import Machine
-from autopar.lowering.lower import lower
-from autopar.planner import Schedule, place
-from autopar.runtime.executor import Executor
 
-from .timing import interleaved, report
+from .timing import report
 
 OPS = 400
-CALLS = 20
-"""Calls in a row, enough for a clock to tell."""
-HOPS = 200
 ROUNDS = 15
 
 
@@ -45,44 +28,31 @@ class Chain(nn.Module):
 
 
 def run(rounds: int = 0) -> dict[str, Any]:
-    """Print and return µs of CPU time per call, per op and per hand-off of each contestant, `rounds` (default 15) of
-    each."""
+    """Print and return µs per call and per op of each contestant, in `rounds` (default 15) blocks."""
     data: dict[str, Any] = {}
     for layers, grad in ((3, False), (60, False), (3, True)):
         data[f"call_{layers}{'_grad' * grad}"] = call(layers, grad, rounds)
         print()
     data["chain"] = chain("cpu", rounds)
-    print()
-    found = interleaved(
-        {"autopar lanes": ping_pong(), "SimpleQueue": queues(), "ThreadPoolExecutor": pool()},
-        rounds or ROUNDS,
-    )
-    data["hand_off"] = report(found, base="autopar lanes", scale=1e6, unit="µs/hop", per=HOPS)
     return data
 
 
 def call(layers: int, grad: bool = False, rounds: int = 0) -> dict[str, Any]:
-    """Print and return µs of CPU time per call of an MLP, 8 wide, batch 2, as inference or so that it can be
-    differentiated. Guards alone are those of `torch.compile` around the graph that it captured."""
+    """Print and return µs per call of an MLP, 8 wide, batch 2, as inference or so that it can be
+    differentiated. `torch.compile` compiles nothing: what it takes is its entry and its guards."""
     parts = [part for _ in range(layers) for part in (nn.Linear(8, 8), nn.ReLU())]
     model, x = nn.Sequential(*parts[:-1]).eval(), torch.randn(2, 8)
-    guarded = torch.compile(model, backend=lambda module, _: module.forward)
+    guarded = torch.compile(model, backend="eager")
     fast = compile(model, ["cpu"], check="never")
-    calls: dict[str, Callable[..., Any]] = {"eager": model, "guards alone": guarded, "autopar": fast}
+    calls: dict[str, Callable[..., Any]] = {"eager": model, "torch.compile": guarded, "autopar": fast}
     with torch.set_grad_enabled(grad):
         contestants = {name: partial(called, x) for name, called in calls.items()}
-        samples = interleaved(contestants, (rounds or ROUNDS) * 5, time.thread_time, CALLS)
-    print(f"{layers} layers{', to be differentiated' * grad}")
-    data = report(samples, base="eager", scale=1e6, unit="µs/call")
-    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"]))
-    print(
-        f"autopar over eager: {over * 1e6:+.1f} µs of CPU time per call (goals without grad: 15, 0 of 60 layers)"
-    )
-    return {**data, "over_eager_s": over}
+        print(f"{layers} layers{', to be differentiated' * grad}")
+        return report(contestants, rounds or ROUNDS, base="eager", scale=1e6, unit="µs/call")
 
 
 def chain(device: str, rounds: int = 0) -> dict[str, Any]:
-    """Print and return µs of CPU time per op of each contestant on one device."""
+    """Print and return µs per op of each contestant on one device."""
     model, x = Chain().eval(), torch.randn(8, device=device)
     traced = torch.fx.symbolic_trace(model)
     with torch.no_grad():
@@ -95,67 +65,4 @@ def chain(device: str, rounds: int = 0) -> dict[str, Any]:
             "autopar": partial(fast, x),
             "fx.Interpreter": partial(interpreter.run, x),
         }
-        samples = interleaved(contestants, rounds or ROUNDS, time.thread_time, CALLS)
-    data = report(samples, base="eager", scale=1e6, unit="µs/op", per=OPS)
-    over = statistics.median(a - e for a, e in zip(samples["autopar"], samples["eager"])) / OPS
-    print(f"autopar over eager: {over * 1e6:+.3f} µs of CPU time per op (goal ≤ 0.3)")
-    return {**data, "over_eager_s": over}
-
-
-def ping_pong() -> Callable[[], Any]:
-    """A chain of tiny tasks that changes CPU lane at every task."""
-
-    def chain(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(HOPS):
-            x = torch.neg(x)
-        return x
-
-    x = torch.randn(8)
-    with torch.no_grad():
-        captured, _ = ahead(chain, (x,), {})
-    machine = Machine((Device("cpu", "cpu", lanes=2, threads=torch.get_num_threads()),)).check()
-    costed = cost(captured.graph, machine, homes={})
-    costed = replace(costed, clusters=fuse(captured.graph, machine, costed.costs, shortest_s=0.0))
-    names = [run.name for run in costed.clusters]
-    plan = place(
-        costed, lambda _: Schedule("ping-pong", {"cpu/0": tuple(names[::2]), "cpu/1": tuple(names[1::2])})
-    )
-    executor = Executor(captured, plan, lower(plan))
-
-    def call() -> None:
-        with torch.no_grad():
-            executor([x])
-
-    return call
-
-
-def queues() -> Callable[[], Any]:
-    """A token through two SimpleQueues between two threads."""
-
-    def call() -> None:
-        there: queue.SimpleQueue[int] = queue.SimpleQueue()
-        back: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-        def serve() -> None:
-            for _ in range(HOPS // 2):
-                back.put(there.get())
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        for token in range(HOPS // 2):
-            there.put(token)
-            back.get()
-        thread.join()
-
-    return call
-
-
-def pool() -> Callable[[], Any]:
-    """A call handed to a thread pool and waited for; one hand-off there and one back."""
-    workers = concurrent.futures.ThreadPoolExecutor(1)
-
-    def call() -> None:
-        for _ in range(HOPS // 2):
-            workers.submit(int).result()
-
-    return call
+        return report(contestants, rounds or ROUNDS, base="eager", scale=1e6, unit="µs/op", per=OPS)

@@ -24,10 +24,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autopar.bench.stacks import mlp
 from autopar.errors import AutoparError
 from autopar.system.process import cores
 from autopar.system.text import table
+
+from .stacks import ROOT, mlp
 
 ROUNDS = 15
 PROCESSES = 2
@@ -97,8 +98,15 @@ def run(rounds: int = 0, models: Sequence[str] = tuple(MODELS)) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        command += [str(PROCESSES), __file__, str(rounds or ROUNDS), str(path), *models]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command += [
+            str(PROCESSES),
+            "-m",
+            "tests.benchmarks.timed.pipelines",
+            str(rounds or ROUNDS),
+            str(path),
+            *models,
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode or not path.exists():
             raise AutoparError(f"the processes of the job failed:\n{done.stderr[-2000:]}")
         found: dict[str, Any] = json.loads(path.read_text())

@@ -13,7 +13,7 @@ from autopar.errors import AutoparError
 from autopar.pipeline import compare
 from autopar.system.text import brief, size
 
-from .timing import interleaved, report
+from .timing import report
 
 Call = Callable[[], torch.Tensor]
 
@@ -28,13 +28,12 @@ def race(
     limit: float = 1e-4,
     cap: float = math.inf,
     free: Collection[str] = (),
-    calls: int = 1,
 ) -> dict[str, Any]:
     """Print and return seconds, error and peak bytes on `gpu` of each contestant; of one that failed, the reason.
 
     A maker builds a contestant and returns its call, of which the first answers must be `expected` within `limit`,
     max|Δ| ÷ max|reference|. One that is wrong is not timed. If its peak is above `cap` bytes and it is not `free`, the
-    data say `above_cap`. `calls`: in a row, in each round. Raises AutoparError if `base` fails.
+    data say `above_cap`.  Raises AutoparError if `base` fails.
     """
     built: dict[str, Call] = {}
     data: dict[str, Any] = {}
@@ -51,13 +50,12 @@ def race(
             print(f"{name} does NOT keep to the cap of {size(cap)}", flush=True)
     if base not in built:
         raise AutoparError(f"{base} failed, with which the others are compared")
-    turns = {name: awaited(call, gpu) for name, call in built.items()}
-    samples = interleaved(turns, rounds, calls=calls)
     beside = {
         "peak on it": {name: size(data[name]["peak_bytes"]) for name in built},
         "error": {name: f"{data[name]['error']:.1g}" for name in built},
     }
-    times = report(samples, base=base, beside=beside)
+    turns = {name: awaited(call, gpu) for name, call in built.items()}
+    times = report(turns, rounds, base=base, beside=beside)
     return {**times, **{name: {**found, **times.get(name, {})} for name, found in data.items()}}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from autopar.engine.api import compile, train_step
 
-from .timing import interleaved, report
+from .timing import report
 
 BATCH = 1024
 ROUNDS = 15
@@ -46,14 +46,12 @@ def measured(home: str, devices: list[str], rounds: int = 0) -> dict[str, Any]:
     if home != "cpu" and gpus > 1:
         contestants["nn.DataParallel"] = loop(home, nn.DataParallel)
     processes = 2 if home == "cpu" else gpus
-    if processes < 2:
-        samples = interleaved({name: turns(step) for name, step in contestants.items()}, rounds or ROUNDS)
-    else:
-        with distributed(processes, home != "cpu") as turn:
-            both = {name: turns(step) for name, step in contestants.items()}
+    with ExitStack() as stack:
+        each = {name: turns(step) for name, step in contestants.items()}
+        if processes > 1:
             name = f"DDP, {processes} processes ({'gloo' if home == 'cpu' else 'nccl'})"
-            samples = interleaved({**both, name: turn}, rounds or ROUNDS)
-    return report(samples, base="plain loop", unit="ms/step", per=STEPS)
+            each[name] = stack.enter_context(distributed(processes, home != "cpu"))
+        return report(each, rounds or ROUNDS, base="plain loop", unit="ms/step", per=STEPS)
 
 
 def net(device: str) -> nn.Module:

@@ -1,7 +1,7 @@
 """Models of several kinds with random weights: autopar, eager and the installed compilers.
 
 Each function from `googlenet` on takes a batch size and returns a model and its inputs. Each model runs in its own
-process, `python -m autopar bench autopar.bench.stacks:NAME`, without another's threads or compiled code.
+process, `python -m autopar bench tests.benchmarks.timed.stacks:NAME`, without another's threads or compiled code.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch import library as operators
 from torch.nn import functional
 
-from ..errors import AutoparError
-from .contest import Row, read
+from autopar.bench.contest import Row, read
+from autopar.errors import AutoparError
 
+ROOT = Path(__file__).resolve().parents[3]
 _LARGER = ("lstms", "moe", "dlrm", "bert_small", "clip", "googlenet", "inception_v3", "resnet18")
 MODELS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mlp784", "mlp2048", "mlps"), ("1", "8", "256")),
@@ -38,7 +39,7 @@ def run(only: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, list[R
     """Yield the name of each model (of `only`, if any), its rows, and the reason if there are none, as soon
     as it is done.
 
-    words: options for each. Raises AutoparError for an unknown name.
+    words: options for each; each runs in the root of the clone. Raises AutoparError for an unknown name.
     """
     for name in only:
         if name not in MODELS:
@@ -46,10 +47,10 @@ def run(only: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, list[R
     for name in only or MODELS:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.json"
-            command = [sys.executable, "-m", "autopar", "bench", f"{__name__}:{name}"]
+            command = [sys.executable, "-m", "autopar", "bench", f"tests.benchmarks.timed.stacks:{name}"]
             command += [word for batch in MODELS[name] for word in ("--batch", batch)]
             command += [*words, "--json", str(path), *(["--train"] if name in TRAINED else [])]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             found = json.loads(path.read_text())["rows"] if path.exists() else []
         said = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
         yield name, [read(row) for row in found], said[-1] if done.returncode else ""

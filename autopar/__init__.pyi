@@ -1,0 +1,33 @@
+from .distributed.distribute import distribute as distribute
+from .distributed.pipeline.job import Distributed as Distributed
+from .engine.api import compile as compile
+from .engine.api import plan as plan
+from .engine.api import train_step as train_step
+from .engine.compiled import Compiled as Compiled
+from .engine.data_parallel import DataParallel as DataParallel
+from .errors import AutoparError as AutoparError
+from .errors import CaptureError as CaptureError
+from .errors import DeviceError as DeviceError
+from .errors import DifferenceError as DifferenceError
+from .errors import LateError as LateError
+from .errors import MemoryCapError as MemoryCapError
+from .errors import PlanError as PlanError
+from .errors import ProgramError as ProgramError
+from .errors import RunError as RunError
+from .ir.device import Device as Device
+from .ir.device import Link as Link
+from .ir.distribution import Distribution as Distribution
+from .ir.graph import Graph as Graph
+from .ir.graph import Task as Task
+from .ir.graph import Value as Value
+from .ir.hosts import Host as Host
+from .ir.hosts import Hosts as Hosts
+from .ir.machine import Machine as Machine
+from .ir.plan import Plan as Plan
+from .ir.program import Program as Program
+from .ir.timeline import Span as Span
+from .ir.timeline import Timeline as Timeline
+from .planner import schedule as schedule
+from .training.step import TrainStep as TrainStep
+
+__version__: str
