@@ -46,7 +46,7 @@ HOW = "on the stand-in for one they run by: python -m pytest -m gpu --accelerato
 GPU = "gpu and not release"
 """What `-m gpu` runs."""
 
-LONG = ("test_kernel_libraries", "test_faults", "test_dynamo_sizes", "test_language", "test_zoo")
+LONG = ("test_kernel_libraries", "test_faults", "test_kernel_values", "test_language", "test_zoo")
 """Files that take longest, of which none is to be the last that one process of pytest-xdist has left."""
 
 missing = pytest.StashKey[str]()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from joint_models import agrees
+from joint import agrees
 from torch import nn
 from torch.nn import functional as F
 from turns import by_turns
