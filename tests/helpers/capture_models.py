@@ -232,6 +232,6 @@ def empty() -> Call:
 
 
 CALLS = (
-    *(make for make in TRAINED if make is not penalty), constants_of_the_signature, rows_in_place, mutated, regions, random, shared_argument, constants,
-    complex_numbers, empty,
+    *(make for make in TRAINED if make is not penalty), constants_of_the_signature, rows_in_place, mutated, regions,
+    random, shared_argument, constants, complex_numbers, empty,
 )  # fmt: skip
