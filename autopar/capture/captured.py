@@ -52,9 +52,9 @@ class Captured:
     sizes: tuple[float, ...] = ()
     reread: frozenset[str] = frozenset()
 
-    def kernels_trusted(self) -> Captured:
-        """Return the capture for a program without transfers and rejoins. Its kernels give eager's strides
-        wherever the graph has them; fake tensors do not always know these (`roll`, `batch_norm`)."""
+    def without_redundant_strides(self) -> Captured:
+        """Return the capture without the strides that the kernels of a program without transfers and rejoins give by
+        themselves, wherever the graph has them; fake tensors do not always know these (`roll`, `batch_norm`)."""
         strides = [None if same else wanted for wanted, same in zip(self.strides, self.alike)]
         return replace(self, strides=strides)
 
@@ -141,7 +141,7 @@ def _order(strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
 
 
-def settle(values: list[Any], strides: Sequence[Strides | None], kind: str) -> bool:
+def restore_strides(values: list[Any], strides: Sequence[Strides | None], kind: str) -> bool:
     """Replace each value on a device of this kind that has other strides; return whether any had.
 
     None allows any strides. Kernels for other kinds of devices choose their own layouts.

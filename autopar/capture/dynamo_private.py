@@ -28,7 +28,7 @@ try:
     import torch._dynamo
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import eval_frame as _eval_frame
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+    from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
     from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.source import AttrSource, GetItemSource, TypeDictSource, TypeMROSource, TypeSource
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -102,6 +102,8 @@ class _Entry:
                 found, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:
                 raise CaptureError(f"{self.name}: {RECAPTURED}") from None
+            except BackendCompilerFailed as error:
+                raise error.inner_exception from None
         if frame.f_code is self.code:
             if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
@@ -251,12 +253,12 @@ def compiled(
     own entry. `skipped` is called with the reason and place of each frame without a graph.
     """
 
-    def call(hooks: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(hooks: str, floats: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
         if hooks:  # Dynamo guards `hooks` because this reads it.
             pass
-        for each in (*args, *kwargs.values()):
+        for key in floats:
             # Read first within a checkpoint or an autograd.Function, a float would be unknown outside of it.
-            isinstance(each, float)
+            isinstance(kwargs[key] if key in kwargs else args[key], float)
         return function(*args, **kwargs)
 
     # Dynamo remembers by file, line and name which sizes varied; a name of its own keeps each model apart.
@@ -291,7 +293,7 @@ def compiled(
             entry.resume()
         raised = True
         try:
-            found = made(_hooks(), *args, **kwargs)
+            found = made(_hooks(), _floats(args, kwargs), *args, **kwargs)
             raised = False
         finally:
             if entry is not None and entry.given_up:
@@ -314,6 +316,11 @@ def _hooks() -> str:
     ways = ("forward_pre", "forward", "backward_pre", "backward")
     kinds = (getattr(modules, f"_global_{way}_hooks") for way in ways)
     return " ".join(",".join(map(str, kind)) or "-" for kind in kinds)
+
+
+def _floats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the positions and names of the arguments that are floats."""
+    return tuple([key for key, item in (*enumerate(args), *kwargs.items()) if type(item) is float])
 
 
 def source_of(node: fx.Node) -> str:

@@ -40,10 +40,10 @@ def numbered(module: fx.GraphModule) -> tuple[int, ...]:
 
 def numbers(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
     """Return the arguments of a call with the numbers of floats instead of their tensors."""
-    given = list(args)
+    plain = list(args)
     for position in positions:
-        given[position] = given[position].item()
-    return given
+        plain[position] = plain[position].item()
+    return plain
 
 
 def taking(call: Callable[..., T], positions: Sequence[int]) -> Callable[..., T]:

@@ -168,7 +168,7 @@ class Region:
             (at, at in self._tied) for at in (*self.inputs_at, *(at for at, _, _ in self.state_at))
         ]
         """Positions of what must not share memory with a tensor changed in place, or must as in the graph."""
-        self.moved = False
+        self.rebound = False
         """True once calls of other modules have put their state in the region; calls are then serialised."""
 
     @cached_property
@@ -206,7 +206,7 @@ class Region:
         other._sort_places()
         return other
 
-    def bare(self) -> Region:
+    def without_state(self) -> Region:
         """Return the same region without the tensors of a module; `of` puts tensors back."""
         other = copy.copy(self)
         other.held = {}
@@ -226,7 +226,7 @@ class Region:
         """Return the tensors of a call that are not state."""
         return [args[at] for at in self.inputs_at]
 
-    def lent(self, args: Sequence[Any]) -> bool:
+    def aliases_mutated(self, args: Sequence[Any]) -> bool:
         """Return True if a tensor changed in place shares memory with an argument that the graph takes as a separate
         value, or not with state that it takes as the same memory."""
         if not self._changed:
@@ -236,7 +236,7 @@ class Region:
             return True
         return any((changed.get(memory(args[at]), at) != at) != tied for at, tied in self._beside)
 
-    def elsewhere(self, args: Sequence[Any]) -> bool:
+    def is_other_module(self, args: Sequence[Any]) -> bool:
         """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""
         for at, owner, key in self.state_at:
             if owner.get(key) is not args[at]:
@@ -249,13 +249,13 @@ class Region:
         """Return the state of a call that it does not change."""
         return [args[at] for at, _, _ in self.state_at if at not in self._changed]
 
-    def move(self, args: Sequence[Any]) -> bool:
+    def rebind(self, args: Sequence[Any]) -> bool:
         """Replace the region's state by that of this call if they differ only in `held`, outside modules;
         return whether they do. Calls are then serialised."""
         moved = [(at, owner, key) for at, owner, key in self.state_at if owner.get(key) is not args[at]]
         if any(owner is not self.held for _, owner, _ in moved):
             return False
-        self.moved = True
+        self.rebound = True
         for at, owner, key in moved:
             owner[key] = args[at]
         return True
@@ -269,7 +269,7 @@ class Region:
         """Return the state of a call that requires grad, by path."""
         return {self.places[at].path: args[at] for at, _, _ in self.state_at if args[at].requires_grad}
 
-    def widens(self, other: Region) -> bool:
+    def generalizes(self, other: Region) -> bool:
         """Return True if this is the graph of `other` captured anew, with sizes open that `other` fixes."""
         return len(self.places) > len(other.places) and self._kind == other._kind
 

@@ -59,8 +59,8 @@ def resolver(region: Region, given: Sequence[Any]) -> Callable[[Any], Any]:
             return value
         # No symbol of the call tells the size of a viewed tensor: the storage grows with the views of it.
         storage = storages.setdefault(memory(value), torch.UntypedStorage(0, device="meta"))
-        made = torch.empty(0, dtype=value.dtype, device="meta")
-        return made.set_(storage, at(value.storage_offset()), at(value.shape), at(value.stride()))
+        view = torch.empty(0, dtype=value.dtype, device="meta")
+        return view.set_(storage, at(value.storage_offset()), at(value.shape), at(value.stride()))
 
     return at
 

@@ -27,7 +27,7 @@ def agreed(
 
     First the ranks compare what they run (`agree`): versions, torch's settings, and `describe`: a model (see
     `described`) or a function that returns facts by name. Then rank 0 calls `make`, checks the plan and
-    broadcasts it as JSON. All ranks compare the digest of what they received.
+    broadcasts it as JSON.
 
     Raises on every rank: PlanError with the ranks that differ and the difference; or the error of `make` on rank 0, of
     the same class if it is one of autopar's or Python's, else as PlanError.
@@ -40,15 +40,8 @@ def agreed(
 
     agree(facts, group)
     sent = made_by_first(lambda: encode(make().check()), group)
-    received: list[Distribution] = []
-
-    def digest() -> Mapping[str, str]:
-        # Rank 0 also uses the plan as sent, because decoding may turn a whole number into a float.
-        received.append(decode(Distribution, sent, "the plan of rank 0").check())
-        return {"a plan with the digest": received[0].digest}
-
-    agree(digest, group)
-    return received[0]
+    # Rank 0 also uses the plan as sent, because decoding may turn a whole number into a float.
+    return decode(Distribution, sent, "the plan of rank 0").check()
 
 
 def _settings() -> dict[str, str]:

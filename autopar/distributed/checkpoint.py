@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import RunError
-from ..training.messages import Group, gather, made_by_first, rank_of
+from ..training.messages import Group, made_by_first, on_every_rank, rank_of
 
 KEEP = 2
 """Default number of complete checkpoints to keep."""
@@ -49,7 +49,7 @@ def save(
         raise RunError(f"keep={keep} would delete what was saved; give 1 or more")
     target = root / f"step-{step:09d}"
     made_by_first(lambda: _begin(root, target, keep), group)
-    entries = _everywhere(lambda: _entries(state, target, group), group)
+    entries = on_every_rank(lambda: _entries(state, target, group), group, RunError)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -81,7 +81,7 @@ def load_latest(
     latest = made_by_first(lambda: str(["", *_complete(Path(path))][-1]), group)
     if not latest:
         return None
-    return int(_everywhere(lambda: _load(Path(latest), state, group), group))
+    return int(on_every_rank(lambda: _load(Path(latest), state, group), group, RunError))
 
 
 def _entries(state: Mapping[str, Any], target: Path, group: Group) -> dict[str, Any]:
@@ -243,18 +243,3 @@ def _clean(root: Path, keep: int) -> None:
             # First, so that no checkpoint that is half removed counts as complete.
             (entry / _COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(entry)
-
-
-def _everywhere(work: Callable[[], Any], group: Group) -> Any:
-    """Call `work` on every rank and return its result; if it raises on one rank, all ranks raise RunError with that
-    rank and its message."""
-    result, said, fault = None, "", None
-    try:
-        result = work()
-    except Exception as error:
-        fault, said = error, str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-    answers = gather(said, group)
-    for rank, text in enumerate(answers):
-        if text:
-            raise RunError(f"rank {rank}: {text}" if len(answers) > 1 else text) from fault
-    return result

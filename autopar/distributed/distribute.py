@@ -26,7 +26,7 @@ from ..ir.hosts import Host, Hosts, compute_devices
 from ..ir.machine import Machine
 from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
-from ..training.messages import agree, gather, made_by_first, share_weights
+from ..training.messages import agree, gather, made_by_first, on_every_rank, share_weights
 from .agreement import agreed, described
 from .pipeline.job import Distributed
 from .pipeline.profile import BACKWARD, FORWARD, Times, added_bytes_per_s, profile, share
@@ -196,20 +196,16 @@ def _schedules(named: str) -> tuple[str, ...]:
     return tuple(SCHEDULES) if named == "auto" else (named,)
 
 
-def _whole(model: nn.Module) -> nn.Module:
-    """Return the model, or raise PlanError if a parameter is already split over ranks."""
+def _wanted(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[str, Any]:
+    """Return what all processes must give alike, by its name in errors. Raises PlanError if a parameter is already
+    split over ranks."""
     split = next((path for path, tensor in model.named_parameters() if isinstance(tensor, DTensor)), None)
     if split:
         raise PlanError(
             f"{split} is a DTensor, split over ranks already, as by tensor_parallel, fully_shard or an earlier job; "
             "give the plain model, which distribute splits by itself (shard_replicas=True shards the replicas)"
         )
-    return model
-
-
-def _wanted(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[str, Any]:
-    """Return what all processes must give alike, by its name in errors."""
-    return described(_whole(model)) | {
+    return described(model) | {
         "the batch": f"{rows} rows",
         "a job for": "training" if trained else "serving",
         "a plan": "saved" if planned else "to be made",
@@ -290,7 +286,7 @@ def _chain(
         ]
         return costs, added_bytes_per_s(device)
 
-    told = _of_all(figures, group)
+    told = gather(on_every_rank(figures, group, PlanError, " could not measure the model"), group)
     by_name = {host.name: told[at] for at, host in enumerate(hosts.hosts)}
     kinds = tuple(dict.fromkeys(process.kind for process in processes(hosts)))
     model = captured.model
@@ -308,21 +304,6 @@ def _chain(
         made.append(Unit(name, forward, backward, weights, rest, saved / rows, sent / rows))
     added = tuple(by_name[kind][1] for kind in kinds)
     return Chain(type(model).__name__, kinds, tuple(made), added_bytes_per_s=added).check()
-
-
-def _of_all(measure: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
-    """Return what each process measures. If one cannot, as without memory, every process raises an error."""
-    fault: Exception | None = None
-    sent: list[Any] = ["", None]
-    try:
-        sent[1] = measure()
-    except Exception as error:
-        fault, sent = error, [f"{type(error).__name__}: {error}", None]
-    told = gather(sent, group)
-    for rank, (text, _) in enumerate(told):
-        if text:
-            raise fault or PlanError(f"rank {rank} could not measure the model: {text}")
-    return [found for _, found in told]
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

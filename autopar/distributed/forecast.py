@@ -189,9 +189,10 @@ def forecast(  # noqa: PLR0913 - what users may fix
         for again in (recompute,) if recompute is not None else ((False, True) if trained else (False,)):
             if again and not model.repeats:
                 continue
+            chain = (lambda rows, priced=priced: recomputed(priced(rows))) if again else priced
             try:
                 plan = distribution(
-                    _recomputed(priced) if again else priced, hosts, batch, members=members, objective=objective,
+                    chain, hosts, batch, members=members, objective=objective,
                     schedules=schedules, rows=rows, replicas=replicas, stages=stages, optimizer_bytes=kept,
                     shard_replicas=shard_replicas, below=best[0].step_s if best else None,
                 )  # fmt: skip
@@ -226,10 +227,6 @@ def _priced(model: _Model, hosts: Hosts, group: int) -> tuple[Callable[[int], Ch
         return tensor_parallel(whole, group, inside(hosts.host[members[0].host], *members[0].devices[:2]))
 
     return chain, members
-
-
-def _recomputed(priced: Callable[[int], Chain]) -> Callable[[int], Chain]:
-    return lambda rows: recomputed(priced(rows))
 
 
 def _device(hosts: Hosts, process: Process) -> Device:

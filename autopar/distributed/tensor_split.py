@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..capture import Captured
 from ..capture.ahead import ahead
 from ..errors import PlanError, RunError
 from ..ir.graph import Task
-from ..pipeline.compare import apart, difference, error, limit
+from ..pipeline.compare import apart, difference, error, limit, restore, untouched
 from ..system.text import brief
 from ..training.messages import agree, gather, share_weights
 from ..transform.features import EMBEDDING, Stretch, stretches
@@ -200,11 +200,6 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def restored(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that restores the generators of the CPU and of a device."""
-    return torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
-
-
 def _mesh(model: nn.Module, group: DeviceMesh | dist.ProcessGroup | None) -> DeviceMesh:
     if not isinstance(model, nn.Module):
         raise PlanError(f"{model!r} is not a model; give an nn.Module")
@@ -217,21 +212,15 @@ def _mesh(model: nn.Module, group: DeviceMesh | dist.ProcessGroup | None) -> Dev
         if group.ndim != 1:
             names = group.mesh_dim_names or ("…",)
             raise PlanError(f'the mesh has {group.ndim} dimensions; give one of them, mesh["{names[-1]}"]')
-        mesh = group
-    else:
-        kinds = {parameter.device.type for parameter in model.parameters()} or {"cpu"}
-        if len(kinds) > 1:
-            raise PlanError(
-                f"the model is on {' and '.join(sorted(kinds))}; move it to the device of its rank first"
-            )
-        chosen = group or dist.group.WORLD
-        assert chosen is not None
-        mesh = DeviceMesh.from_group(chosen, kinds.pop())
-    if mesh.size() < 2:
+        return group
+    kinds = {parameter.device.type for parameter in model.parameters()} or {"cpu"}
+    if len(kinds) > 1:
         raise PlanError(
-            "the group has one rank; a tensor split needs two or more (torchrun --nproc-per-node 2)"
+            f"the model is on {' and '.join(sorted(kinds))}; move it to the device of its rank first"
         )
-    return mesh
+    chosen = group or dist.group.WORLD
+    assert chosen is not None
+    return DeviceMesh.from_group(chosen, kinds.pop())
 
 
 def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
@@ -276,8 +265,8 @@ def _applied(
     undo = [_split(model, mesh, group) for group in plan.split]
     if not answers.differ():
         return plan.groups
-    for restore in reversed(undo):
-        restore()
+    for undo_one in reversed(undo):
+        undo_one()
     return tuple(group if group.why else _tried(model, mesh, group, answers) for group in plan.groups)
 
 
@@ -358,7 +347,6 @@ class _Answers:
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], group: dist.ProcessGroup
     ) -> None:
         self.model, self.args, self.kwargs, self.group = model, args, kwargs, group
-        self.device = next(model.parameters()).device
         self.plain = self._ask()
 
     def differ(self) -> str:
@@ -383,7 +371,7 @@ class _Answers:
         return ""
 
     def _ask(self) -> dict[str, Any]:
-        with _in_mode(self.model, False), restored(self.device):
+        with _in_mode(self.model, False), untouched(self.model):
             with torch.no_grad():
                 served = self._called()
             with torch.enable_grad():
@@ -432,18 +420,17 @@ def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 def _agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
     """Broadcast the generators of rank 0, and check before each forward in training that they still agree."""
     states = _states(device)
-    for state in states:
+    for state in states.values():
         sent = state.to(device)
-        dist.broadcast(sent, dist.get_global_rank(group, 0), group=group)
+        dist.broadcast(sent, group=group, group_src=0)
         state.copy_(sent)
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.get_device_module(device).set_rng_state(state, device)
+    restore(states)
 
     def look(module: nn.Module, _: Any) -> None:
         if not module.training:
             return
-        digest = hashlib.sha256(b"".join(state.numpy().tobytes() for state in _states(device))).digest()
+        states = _states(device).values()
+        digest = hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).digest()
         mine = int.from_bytes(digest[:7], "big")
         seen = torch.tensor([mine, -mine], device=device)
         dist.all_reduce(seen, dist.ReduceOp.MAX, group=group)
@@ -456,7 +443,9 @@ def _agree_on_random(model: nn.Module, group: dist.ProcessGroup, device: torch.d
     model.register_forward_pre_hook(look)
 
 
-def _states(device: torch.device) -> list[torch.Tensor]:
-    """Return the generator states of the CPU and of an accelerator."""
-    apart = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
-    return [torch.get_rng_state(), *apart]
+def _states(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the generator states of the CPU and of an accelerator, by device."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states[str(device)] = torch.get_device_module(device).get_rng_state(device)
+    return states

@@ -196,7 +196,7 @@ class Backend(Recorded):
         """Drop the programs of graphs for fixed sizes that `latest` has replaced, since Dynamo tries the
         latest graph first."""
         for served in self.served:
-            if served.programs and latest.region.widens(served.region):
+            if served.programs and latest.region.generalizes(served.region):
                 served.forget(*served.programs)
 
     def close(self) -> None:

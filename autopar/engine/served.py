@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import Captured, Untraceable
 from ..capture import autocast as casting
-from ..capture.captured import settle
+from ..capture.captured import restore_strides
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, has_side_effects, outermost
 from ..capture.eager_form import in_eager, unprinted
@@ -126,9 +126,9 @@ class Served:
         if self.written:
             return self._plain(args)
         region = self.region
-        if region.lent(args):
+        if region.aliases_mutated(args):
             return self._plain(args)
-        if region.moved or region.elsewhere(args):
+        if region.rebound or region.is_other_module(args):
             return self._rebound(args)
         return self._placed(backend, args)
 
@@ -165,7 +165,7 @@ class Served:
         if not short.stateful:
             return short(args)
         with self.backend.lock:
-            return None if self.region.lent(args) else short(args)
+            return None if self.region.aliases_mutated(args) else short(args)
 
     def _plain(self, args: Sequence[Any]) -> Any:
         if self.backend.preparing:
@@ -176,7 +176,7 @@ class Served:
         """Run a call whose state is not the state that the graph reads."""
         with alone_with(self.backend.lock):
             self._renew()
-            if self.region.move(args):
+            if self.region.rebind(args):
                 return self._placed(self.backend, args)
             twin = twin_of(self, args)
         return twin._answer(args)
@@ -229,8 +229,8 @@ class Served:
         options = self.backend.options
         if options.check == "never" or (options.check != "always" and self.right >= CHECKED):
             return False
-        halves = prepared.plans if isinstance(prepared, Training) else (prepared.plan,)
-        return wanted(_whole(prepared), halves, prepared.captured, options)
+        runs = prepared.halves.forward.plan if isinstance(prepared, Training) else prepared.plan
+        return wanted(_whole(prepared), runs, prepared.captured, options)
 
     def _planned(self, args: Sequence[Any]) -> Planned:
         backend = self.backend
@@ -293,7 +293,7 @@ class Served:
             outputs = self.backend.trained(prepared, inputs, self._written(prepared, args))
         else:
             outputs = self.backend.executed(prepared, inputs)
-            settle(outputs, captured.strides, captured.home.type)
+            restore_strides(outputs, captured.strides, captured.home.type)
         for index, name in captured.same:
             # Where eager returns an argument or a parameter itself, return the same object.
             at: tuple[Any, Any] = captured.state.get(name) or (inputs, captured.graph.inputs.index(name))
@@ -370,7 +370,7 @@ class Served:
 
     def _state(self, args: Sequence[Any]) -> list[Any] | None:
         """Return a key of the state of a call; None if the model holds other state by now."""
-        return None if self.region.elsewhere(args) else _versions(self.region.constant(args))
+        return None if self.region.is_other_module(args) else _versions(self.region.constant(args))
 
     def _differentiated(self, prepared: Training, captured: Captured, args: Sequence[Any]) -> list[Any]:
         """Compare outputs and gradients of a call with those of the captured graph in eager; return eager's outputs."""
@@ -378,7 +378,7 @@ class Served:
             weights = self.region.weights(args)
             eager = Eager(captured, self.module, args, weights, machine=self.backend.machine)
             with eager.restored():
-                eager.judge(*prepared.tried(eager.tensors, eager.tangents))
+                eager.judge(*prepared.dry_run(eager.tensors, eager.tangents))
         return eager.outputs
 
 

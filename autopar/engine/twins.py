@@ -22,8 +22,8 @@ def twin_of(served: Served, args: Sequence[Any]) -> Served:
     """
     first = id(served.region.first(args))
     found = served.twin.get(first)
-    if found is None or found.region.elsewhere(args):
-        found = next((twin for twin in served.twins if not twin.region.elsewhere(args)), None)
+    if found is None or found.region.is_other_module(args):
+        found = next((twin for twin in served.twins if not twin.region.is_other_module(args)), None)
         if found is None:
             found = _made(served, args)
         # Rebuilt, since the twins' modules may have other tensors by now.
@@ -63,7 +63,7 @@ def _release(served: Served) -> None:
     served.forget(*served.programs)
     # Dynamo may still call it: its region then gets other state.
     owners = served.owners
-    served.begin(served.region.bare())
+    served.begin(served.region.without_state())
     served.owners = owners
 
 

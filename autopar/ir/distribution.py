@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from os import PathLike
 
@@ -101,11 +98,6 @@ class Distribution:
     def bubble(self) -> float:
         """Predicted share of a step in which the busiest process waits."""
         return 1 - self.ideal_s / self.step_s if self.step_s > 0 else 0.0
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash of everything on which ranks must agree."""
-        return hashlib.sha256(json.dumps(serialize.encode(self), sort_keys=True).encode()).hexdigest()
 
     def position(self, stage: int) -> int:
         """Return the position within a replica of the process that has a stage."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..capture import Captured, results
-from ..capture.captured import settle
+from ..capture.captured import restore_strides
 from ..capture.region import Region
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
@@ -71,7 +71,7 @@ class Short:
         """Return the results of the graph from the outputs of its program, except for counts. `args`: arguments of the
         call, some of which the graph may return."""
         if self._strides:
-            settle(outputs, self._strides, self._kind)
+            restore_strides(outputs, self._strides, self._kind)
         for index, at in self._same:
             outputs[index] = args[at]
         return self._rebuild(outputs)
@@ -160,7 +160,7 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         """Return the short path that this call and later ones of these sizes take; None if they can take none."""
         region, known = self._region, self.shorts.get(sizes)
         own = not self._compiled or sizes in self
-        if region is None or not (own or made.open) or region.moved:
+        if region is None or not (own or made.open) or region.rebound:
             return None
         if known is not None and known.prepared is made:
             return known
@@ -231,23 +231,18 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         self._calls[sizes] = calls = self._calls.get(sizes, 0) + 1
         return found if calls < RECURRING else None
 
-    def resize(
-        self,
-        sizes: Sequence[Any],
-        args: Sequence[Any],
-        parts: Callable[[Made], Sequence[Any]] = lambda program: (program,),
-    ) -> Made | None:
-        """Return a new program for a call with the arguments `args`, derived from one whose `parts` also
-        compute calls of other sizes; None if the call should have its own program."""
+    def resize(self, sizes: Sequence[Any], args: Sequence[Any]) -> Made | None:
+        """Return a new program for a call with the arguments `args`, derived from one that also computes calls of other
+        sizes; None if the call should have its own program."""
         programs = sorted(self.items(), key=lambda item: item[1].open)
         few = self._compiled and len(programs) < CHECKED and not any(program.open for _, program in programs)
         if self._region is None or few or sizes in self._resized:
             return None
         for _, program in reversed(programs):
-            if not (self._allowed and all(part.resizable for part in parts(program))):
+            if not (self._allowed and program.resizable):
                 continue
             source = results.resized(self._region, program.captured, args)
-            if all(part.keeps_caps(source.sizes) for part in parts(program)):
+            if program.keeps_caps(source.sizes):
                 if len(self._resized) >= RESIZED:
                     self.drop_resized()
                 self._resized[sizes] = made = program.resized(source)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from ..capture import Captured
 from ..ir.graph import LOCAL
@@ -17,12 +16,12 @@ LONGEST_S = 10.0
 """Predicted seconds on one device above which the first check does not run eager."""
 
 
-def wanted(plan: Plan, halves: Sequence[Plan], captured: Captured, options: Options) -> bool:
+def wanted(plan: Plan, runs: Plan, captured: Captured, options: Options) -> bool:
     """Return True if a first run can, and by its options should, be compared with eager; else log why not.
-    `halves`: the plans that run for `plan`."""
+    `runs`: the plan that runs for `plan`, such as that of its forward."""
     machine = plan.costed.machine
     alone_s = dict(plan.singles).get(machine.host, 0.0)
-    devices = next(filter(None, (_drawn_elsewhere(half, str(captured.home)) for half in halves)), set())
+    devices = _drawn_elsewhere(runs, str(captured.home))
     if options.batch_norm == "per_part" and plan.costed.graph.split:
         why = 'eager\'s BatchNorm is that of the full batch; batch_norm="full" can be checked'
     elif devices:

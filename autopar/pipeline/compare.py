@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..capture import Captured
 from ..capture import autocast as casting
@@ -208,6 +209,21 @@ def present(captured: Captured, tensors: Sequence[torch.Tensor] = ()) -> dict[st
 def apart(leaf: Any) -> Any:
     """Return a tensor in its own memory, without history; other values unchanged."""
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+@contextmanager
+def untouched(root: nn.Module) -> Iterator[None]:
+    """Within the block, let a module write to copies of its buffers; then restore these and all generators."""
+    held, random = {module: dict(module._buffers) for module in root.modules()}, generators()
+    copies = {id(each): apart(each) for buffers in held.values() for each in buffers.values()}
+    for module, buffers in held.items():
+        module._buffers.update({name: copies[id(each)] for name, each in buffers.items()})
+    try:
+        yield
+    finally:
+        restore(random)
+        for module, buffers in held.items():
+            module._buffers.update(buffers)
 
 
 def generators() -> dict[str, torch.Tensor]:

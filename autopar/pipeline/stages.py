@@ -98,7 +98,7 @@ class Prepared:
 
     def resized(self, source: Captured) -> Prepared:
         """Return the program for the sizes of `source`, with kernels if these are for all sizes."""
-        captured = source if copies(self.plan) else source.kernels_trusted()
+        captured = source if copies(self.plan) else source.without_redundant_strides()
         return replace(self, captured=captured, executor=self.executor.resized(source.sizes), source=source)
 
     @property
@@ -156,7 +156,7 @@ def bind(
     """Return the proved program of a plan, bound to the live model, with compiled kernels once there are any.
     `planned` plans the same graph on another machine."""
     program, _ = proved(plan)
-    trusted = captured if copies(plan) else captured.kernels_trusted()
+    trusted = captured if copies(plan) else captured.without_redundant_strides()
     pool = pool or Replicas()
     on_lanes = None
     threads = torch.get_num_threads()

@@ -29,7 +29,7 @@ class _Bridge(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         """Return the outputs of the forward half, and save what its backward needs."""
         ctx.set_materialize_grads(False)
-        outputs, saved, held = halved.ahead(inputs)
+        outputs, saved, held = halved.forward(inputs)
         ctx.halved, ctx.saved, ctx.leaves, ctx.written = halved, len(saved), leaves, written
         # Keep the tensors themselves, since saved-tensor hooks may return copies.
         ctx.held = held
@@ -73,7 +73,7 @@ class _Bridge(torch.autograd.Function):
             if found is not None:
                 return found
         with torch.no_grad():
-            gradients = ctx.halved.back(saved, ctx.held, tangents)
+            gradients = ctx.halved.backward(saved, ctx.held, tangents)
         if torch.is_grad_enabled():
             gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
         return gradients
@@ -91,7 +91,7 @@ def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[t
     made = ctx.written({id(leaf): view for leaf, view in zip(ctx.leaves, copies)})
     if made is None:
         return None
-    outputs, given = zip(*ctx.halved.paired(made, tangents))
+    outputs, given = zip(*ctx.halved.outputs_with_tangents(made, tangents))
     return torch.autograd.grad(outputs, copies, given, create_graph=True, allow_unused=True)
 
 
@@ -102,7 +102,7 @@ def placed(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
-def own(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
+def unalias(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
     """Return outputs that the caller may change in place, as in eager; autograd forbids that for views that
     it did not see being made.
 

@@ -115,10 +115,6 @@ class Executor:
         self._resized.add(made)
         return made
 
-    def current(self) -> bool:
-        """Return True if every replica that it reads, or sends and keeps, is up to date."""
-        return self._residents.current()
-
     def drain(self) -> None:
         """Block until the accelerators of the program are idle."""
         for device in self._assembly.devices:
@@ -285,10 +281,12 @@ class _Residents:
             (name, state): pool.replica(masters[state], program.buffer[name].device, assembly.place(name))
             for name, state in program.keeps
         }
-        # Slots of new replicas: of changing state, of carried state, and of several states in a flat tensor.
-        single = {key: layout.slots[key[0]] for key in kept if key[1] not in graph.pieces}
-        self._changing = {kept[key]: slot for key, slot in single.items() if key[1] in graph.kept}
-        self._carried = {kept[key]: slot for key, slot in single.items() if key[1] not in graph.kept}
+        # Slots of new replicas: of one state each, and of several states in a flat tensor.
+        self._single = {
+            replica: layout.slots[name]
+            for (name, state), replica in kept.items()
+            if state not in graph.pieces
+        }
         flat = {
             name: [state for made, state in graph.updates if made == program.buffer[name].value]
             for name in dict.fromkeys(name for name, state in kept if state in graph.pieces)
@@ -301,31 +299,21 @@ class _Residents:
             )
             for name, states in flat.items()
         ]
-        self._stamps: list[int] = []
         self.at_home = not (self._replicas or program.keeps)
         """True if it reads state only at home, and keeps none."""
 
     def fill(self) -> list[Any]:
         """Return the tensors of the fed buffers, after bringing replicas up to date."""
-        tensors, self._stamps = self.pool.fill(self._fed, self._masters, self._replicas, self._changing)
-        return tensors
-
-    def current(self) -> bool:
-        """Return True if every replica that the program reads, or sends and keeps, is up to date."""
-        return self.pool.current(self._masters, (*self._replicas, *self._changing))
+        return self.pool.fill(self._fed, self._masters, self._replicas)
 
     def swap(self, slots: Sequence[Any]) -> None:
         """Keep the replicas that a call sent, once all its updates are written."""
-        if self._changing or self._carried or self._flat:
-            changing = zip(self._changing.items(), self._stamps)
-            kept = [
-                *((replica, slots[slot], stamp) for (replica, slot), stamp in changing),
-                *((replica, slots[slot], None) for replica, slot in self._carried.items()),
-            ]
+        if self._single or self._flat:
+            kept = [(replica, slots[slot]) for replica, slot in self._single.items()]
             for slot, masters, replicas in self._flat:
                 with torch.no_grad():
                     views = pieces(slots[slot], [master.owner[master.key] for master in masters])
-                kept += [(r, view, None) for r, view in zip(replicas, views) if r is not None]
+                kept += [(r, view) for r, view in zip(replicas, views) if r is not None]
             self.pool.keep(kept)
 
 

@@ -226,38 +226,23 @@ class Replicas:
         fed: Iterable[_Master | _Replica],
         masters: Iterable[_Master],
         copies: Iterable[_Replica],
-        replaced: Iterable[_Replica],
-    ) -> tuple[list[Any], list[int]]:
-        """Bring `copies` (of all `masters`) up to date; return the tensors of `fed`, and the stamps of the
-        replicas that the call will replace.
-
-        Those that will be `replaced` are dropped now, so that none exists twice.
-        """
+    ) -> list[Any]:
+        """Bring `copies` (of all `masters`) up to date; return the tensors of `fed`."""
         with self._lock:
             if not self._copies:
                 # Nothing to compare them with. To look would keep tensors alive that are replaced later.
-                return [each.owner[each.key] for each in fed if isinstance(each, _Master)], []
+                return [each.owner[each.key] for each in fed if isinstance(each, _Master)]
             self._give_up(masters)
             stale = [copy for copy in copies if copy.stamp != copy.master.stamp]
             if stale:
                 self._refresh(stale)
-            for copy in replaced:
-                self._put(copy, None, -1)
-            return [each.tensor for each in fed], [copy.master.stamp for copy in replaced]
+            return [each.tensor for each in fed]
 
-    def current(self, masters: Iterable[_Master], copies: Iterable[_Replica]) -> bool:
-        """Return True if `copies`, all of `masters`, are up to date; copies nothing."""
+    def keep(self, kept: Iterable[tuple[_Replica, torch.Tensor]]) -> None:
+        """Keep tensors as replicas of state whose masters have just got the same values."""
         with self._lock:
-            for master in masters:
-                master.look()
-            return all(copy.stamp == copy.master.stamp for copy in copies)
-
-    def keep(self, kept: Iterable[tuple[_Replica, torch.Tensor, int | None]]) -> None:
-        """Keep tensors as replicas, each with the stamp of the changing state that was sent. Carried state
-        has no stamp: its master has just got the same value."""
-        with self._lock:
-            for copy, tensor, stamp in kept:
-                self._take(copy, tensor, copy.master.look() if stamp is None else stamp)
+            for copy, tensor in kept:
+                self._take(copy, tensor, copy.master.look())
             for device, streams in self._streams.items():
                 queue = torch.accelerator.current_stream(device)
                 streams[queue] = queue.record_event()

@@ -285,10 +285,6 @@ class TunedExecutor:
         `seconds`."""
         return self._choice.wait(seconds)
 
-    def current(self) -> bool:
-        """Return True if every replica that it reads is up to date."""
-        return self.plain.current()
-
     def rebind(self, plan: Plan) -> None:
         """Use another plan of the same program from the next call on."""
         self.plain.rebind(plan)

@@ -3,9 +3,8 @@
     loss = criterion(fast(x), y); loss.backward(); optimizer.step()
 
 The joint graph of forward and backward is split, priced and placed as a whole, then divided into a forward and a
-backward program with the same placement, joined by one `autograd.Function`. The forward program transfers
-weights that an optimizer has updated while tasks run that do not need them yet. If no weights have changed, a
-second forward program runs without the transfers.
+backward program with the same placement, joined by one `autograd.Function`. Replicas of weights that an optimizer has
+updated are refreshed before the forward.
 
 Autograd keeps saved values until the backward has ended, so the halves may need more memory than the joint
 plan. If they exceed a cap, the whole is planned again with the cap reduced by the excess.
@@ -24,7 +23,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..capture import Captured
-from ..capture.captured import settle
+from ..capture.captured import restore_strides
 from ..capture.results import resizable
 from ..costs.detect import slowed
 from ..errors import MemoryCapError
@@ -34,12 +33,12 @@ from ..ir.program import Program
 from ..ir.timeline import Timeline
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, copies, executed, homes_of, plan_captured, timed
-from ..runtime.autograd_bridge import Written, bridge, own
+from ..runtime.autograd_bridge import Written, bridge, unalias
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
 from ..transform.divide import closed
-from .halves import STANDING, Halves
+from .halves import STANDING, Half, Halves
 from .held_state import Held, HeldState
 
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
@@ -55,8 +54,7 @@ _LESS = 0.97
 class Training:
     """One signature of a model in training: the plan of both halves, their programs, and the calls.
 
-    `forward` runs after the weights have changed, `again` while they have not. Backward programs are made on first
-    use, one for each set of outputs with a gradient.
+    Backward programs are made on first use, one for each set of outputs with a gradient.
     """
 
     single_s: float | None = None
@@ -84,7 +82,7 @@ class Training:
         self._begin(captured)
 
     def _begin(self, captured: Captured) -> None:
-        self.captured = captured if copies(self.halves.joint) else captured.kernels_trusted()
+        self.captured = captured if copies(self.halves.joint) else captured.without_redundant_strides()
         self._places = [*map(captured.graph.outputs.index, self.halves.names)]
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()
@@ -101,14 +99,13 @@ class Training:
 
     def keeps_caps(self, sizes: Sequence[float]) -> bool:
         """Return True if its programs surely keep every memory cap in calls with other sizes (`Captured.sizes`)."""
-        own, other = self.halves, self.halves.at(sizes)
-        halves = (own.forward, own.again, own.behind)
-        return other is not None and all(other.fits(half.plan, half.program) for half in halves)
+        other = self.halves.at(sizes)
+        return other is not None and all(other.fits(half.plan, half.program) for half in self.halves.both)
 
     def resized(self, source: Captured) -> Training:
         """Return programs for the sizes of `source`, with kernels if these are for all sizes."""
         made = copy.copy(self)
-        for name in ("plan", "forward", "again"):
+        for name in ("plan", "forward_program"):
             vars(made).pop(name, None)
         halves = self.halves.at(source.sizes)
         assert halves is not None, "it keeps the caps"
@@ -122,61 +119,47 @@ class Training:
         return slowed(self.halves.plan, self.slow_down)
 
     @cached_property
-    def forward(self) -> Prepared:
-        """The forward that transfers changed weights to the devices that read them."""
+    def forward_program(self) -> Prepared:
+        """The program of the forward."""
         if self._origin is not None:
-            return self._origin.forward.resized(self.captured)
-        half = self.halves.forward
-        return self._bound(half.plan, half.program)
+            return self._origin.forward_program.resized(self.captured)
+        return self._bound(self.halves.forward)
 
-    @cached_property
-    def again(self) -> Prepared:
-        """The forward for unchanged weights."""
-        if self._origin is not None:
-            return self._origin.again.resized(self.captured)
-        half = self.halves.again
-        return self.forward if half is self.halves.forward else self._bound(half.plan, half.program)
-
-    def backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
+    def backward_program(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         """Return the backward for these tangents, and for each leaf whether it has a gradient."""
         with self._lock:
             if live not in self._backward:
-                self._backward[live] = self._behind(live)
+                self._backward[live] = self._new_backward(live)
             return self._backward[live]
 
-    def _behind(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
+    def _new_backward(self, live: tuple[str, ...]) -> tuple[Prepared, tuple[bool, ...]]:
         if self._origin is not None:
-            prepared, wanted = self._origin.backward(live)
+            prepared, wanted = self._origin.backward_program(live)
             # Of the backward of some tangents it is not known before whether it fits.
             if self.halves.fits(prepared.plan, prepared.program):
                 return prepared.resized(self.captured), wanted
         half, wanted = self.halves.backward(live)
-        return self._bound(half.plan, half.program), wanted
+        return self._bound(half), wanted
 
-    def _bound(self, plan: Plan, program: Program) -> Prepared:
-        plan, state = slowed(plan, self.slow_down), dict(self.captured.state)
+    def _bound(self, half: Half) -> Prepared:
+        plan, state = slowed(half.plan, self.slow_down), dict(self.captured.state)
         machine = plan.costed.machine
         for name in plan.costed.graph.state:
             if name.startswith(STANDING):
                 device = machine.device[name.removeprefix(STANDING)].torch_device
                 state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
-        return executed(captured, plan, program, self.pool, self.kernels, changing=True)
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans of both forwards."""
-        return self.halves.forward.plan, self.halves.again.plan
+        return executed(captured, plan, half.program, self.pool, self.kernels, changing=True)
 
     @property
     def program(self) -> Program:
         """The program of the forward."""
-        return self.forward.program
+        return self.forward_program.program
 
     @property
     def executor(self) -> Executor | TunedExecutor:
         """The executor of the forward."""
-        return self.forward.executor
+        return self.forward_program.executor
 
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
@@ -205,52 +188,50 @@ class Training:
         found = dict(zip(self.halves.names, bridge(self, inputs, written, *self.leaves(inputs))))
         return [found[name] for name in self.halves.outputs]
 
-    def tried(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    def dry_run(self, inputs: Sequence[Any], tangents: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Return outputs and gradients of one call for tangents given by name, without autograd."""
-        outputs, saved, held = self.ahead(inputs)
+        outputs, saved, held = self.forward(inputs)
         given = [tangents.get(self._first.get(name, "")) for name in self.halves.names]
         found = dict(zip(self.halves.names, outputs))
-        return [found[name] for name in self.halves.outputs], self.back(saved, held, given)
+        return [found[name] for name in self.halves.outputs], self.backward(saved, held, given)
 
-    def ahead(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Held]]:
+    def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Held]]:
         """Run one forward; return its outputs, each object once, its saved values, and the state its backward will
         read."""
-        settled = self.forward.program.keeps and self.executor.current()
-        prepared = self.again if settled else self.forward
-        results = self._executed(prepared, inputs)
+        results = self._executed(self.forward_program, inputs)
         values = dict(zip(self.halves.outputs, results))
         held = self._state.taken()
         saved = results[len(self.halves.outputs) :]
         # If an output were a view of a weight, writes to it would change the weight unseen by autograd.
         given = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
-        outputs = own([values[name] for name in self.halves.names], given, saved)
+        outputs = unalias([values[name] for name in self.halves.names], given, saved)
         # Read in each call: the first check records those that fake tensors do not know.
         strides = [self.captured.strides[place] for place in self._places]
-        if settle(outputs, strides, self.captured.home.type):
-            # `settle` makes a tensor with gaps between its elements as a view.
-            outputs = own(outputs, given, saved)
+        if restore_strides(outputs, strides, self.captured.home.type):
+            # `restore_strides` makes a tensor with gaps between its elements as a view.
+            outputs = unalias(outputs, given, saved)
         return outputs, saved, held
 
     def smooth(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the outputs that have a gradient."""
         return [value for name, value in zip(self.halves.names, outputs) if name in self._first]
 
-    def paired(
+    def outputs_with_tangents(
         self, outputs: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the outputs of the call in eager, each with its tangent."""
         made, pairs = dict(zip(self.halves.outputs, outputs)), zip(self.halves.names, tangents)
         return [(made[n], tangent) for n, tangent in pairs if n in self._first and tangent is not None]
 
-    def back(self, saved: Sequence[Any], held: Sequence[Held], tangents: Sequence[Any]) -> list[Any]:
-        """Return the gradient of each leaf for what `ahead` returned; None if only None tangents reach it."""
+    def backward(self, saved: Sequence[Any], held: Sequence[Held], tangents: Sequence[Any]) -> list[Any]:
+        """Return the gradient of each leaf for what `forward` returned; None if only None tangents reach it."""
         given = {
             self._first[name]: tangent
             for name, tangent in zip(self.halves.names, tangents)
             if tangent is not None and name in self._first
         }
         live = tuple(name for name in self.halves.tangents if name in given)
-        prepared, wanted = self.backward(live)
+        prepared, wanted = self.backward_program(live)
         values = {**dict(zip(self.halves.saved, saved)), **given}
         read = [values[name] for name in prepared.plan.costed.graph.inputs]
         with self._state.restored(held):
@@ -284,8 +265,8 @@ class Training:
             prepared.executor.close()
 
     def _made(self) -> list[Prepared]:
-        made = [self.__dict__[name] for name in ("forward", "again") if name in self.__dict__]
-        return [*made, *(prepared for prepared, _ in self._backward.values())]
+        forward = vars(self).get("forward_program")
+        return [*([forward] if forward else []), *(prepared for prepared, _ in self._backward.values())]
 
 
 def plan_training(
@@ -335,7 +316,7 @@ def _within(machine: Machine, planned: Callable[[Machine, Machine], Halves], *, 
         if not halves.tight:
             return halves
         try:
-            _ = halves.forward, halves.again, halves.behind
+            _ = halves.both
             return halves
         except MemoryCapError as error:
             refusal = refusal or error
@@ -351,7 +332,7 @@ def _within(machine: Machine, planned: Callable[[Machine, Machine], Halves], *, 
 def _need(halves: Halves) -> dict[str, int]:
     """Return the peak bytes of each device over both halves, planned or in any order of the lanes."""
     need: dict[str, int] = {}
-    for half in (halves.forward, halves.again, halves.behind):
+    for half in halves.both:
         for device, nbytes in (*half.plan.peaks.items(), *((peak.device, peak.bytes) for peak in half.peaks)):
             need[device] = max(nbytes, need.get(device, 0))
     return need

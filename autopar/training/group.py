@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
 from .facts import optimizer_facts, state_facts
 from .messages import agree
-from .updates import own
+from .updates import as_grad
 
 BUCKET_BYTES = 4 << 20
 """Bytes of gradients in one all-reduce: on loopback and 10 Gbit/s links they take milliseconds, ten times the
@@ -29,11 +29,8 @@ latency."""
 _PIECES = torch.ops.aten.unflatten_dense_tensors.default
 """The parts of a flat tensor in the shapes of others."""
 
-_Slot: TypeAlias = tuple[dict[str, Any], str]
-"""A tensor slot: the dict of its module and its key there, since the tensor may be replaced."""
 
-
-class _Group:
+class AveragingGroup:
     """The ranks over which a training step averages gradients, and the state that all share: rank 0's weights and
     buffers.
 
@@ -57,11 +54,10 @@ class _Group:
         self.loss, self.optimizer, self.options = loss, optimizer, options
         self._trained: list[torch.Tensor] = []
         self._buckets: list[list[torch.Tensor]] = []
-        self._buffers: list[_Slot] = []
+        self._buffers: list[tuple[dict[str, Any], str]] = []
+        """The dict of each buffer's module and its key there, since the buffer may be replaced."""
         self._seen: list[tuple[Any, int]] = []
         self._sizes: list[Any] = []
-        self._facts: dict[str, str] = {}
-        self._digest = b""
         self._state: Any = None
         """The optimizer's state of the last comparison, which a load replaces; None: not compared since the first
         step."""
@@ -109,14 +105,11 @@ class _Group:
     def _require_agreement(self) -> None:
         """Compare the optimizers' settings and trained parameters over all ranks, by one all-reduce of some bytes; if
         they differ, or a rank has loaded a state or trains other parameters than before, compare everything."""
-        facts = self._settings()
-        if facts != self._facts:
-            self._facts = facts
-            self._digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(json.dumps(self._settings()).encode(), digest_size=8).digest()
         loaded = self.optimizer.state is not self._state
         others = {id(each) for each in self._held()} != {id(each) for each in self._trained}
         # Where all ranks have the same byte, its maximum and that of its complement add up to 255.
-        marks = [*self._digest, *(255 - byte for byte in self._digest), loaded, others]
+        marks = [*digest, *(255 - byte for byte in digest), loaded, others]
         found = torch.tensor(marks, dtype=torch.uint8, device=self._device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.ranks)
         *largest, loaded, others = found.tolist()
@@ -151,7 +144,7 @@ class _Group:
             for bucket, flat, work in sent:
                 work.wait()
                 for parameter, mean in zip(bucket, _PIECES(flat, bucket)):
-                    parameter.grad = own(mean, parameter, False) if id(parameter) in alive else None
+                    parameter.grad = as_grad(mean, parameter, False) if id(parameter) in alive else None
             of_buffers = zip(looked, found[len(there) :], found[len(there) + len(looked) :])
             buffers = (now for (now, _), some, odd in of_buffers if some and not odd)
             self._share([buffer for buffer in buffers if buffer is not None])
@@ -201,13 +194,6 @@ class _Group:
 
     def __repr__(self) -> str:
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"
-
-
-def averaging(
-    process_group: Any, loss: nn.Module, optimizer: torch.optim.Optimizer, options: Mapping[str, str]
-) -> _Group | None:
-    """Return the group over which a step averages gradients; None without a process group. A collective."""
-    return None if process_group is None else _Group(process_group, loss, optimizer, options)
 
 
 def _ranks(process_group: Any) -> dist.ProcessGroup:

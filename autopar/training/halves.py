@@ -6,7 +6,6 @@ outputs. The halves may therefore need more than the joint plan, which frees eac
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from ..ir.display_names import LOSS
 from ..ir.graph import Graph, Value
 from ..ir.open_size import resized
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Program
+from ..ir.program import Program
 from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..pipeline.other_sizes import keeps_caps
@@ -39,7 +38,7 @@ _Stands: TypeAlias = dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True)
-class _Half:
+class Half:
     """The plan of one half, its program, and its peak bytes on each device over all orders of the lanes."""
 
     plan: Plan
@@ -62,7 +61,8 @@ class Halves:
     ) -> None:
         self.joint, self.gradients = joint, tuple(gradients)
         self.machine, self._delivery = joint.costed.machine, outputs
-        graph = joint.costed.graph
+        # Joint plans count the transfers of changed weights, which each call makes before its program runs.
+        graph = replace(joint.costed.graph, changing=())
         self.homes = living(graph, homes)
         self.forward_graph, self.backward_graph = divide(graph, len(self.gradients))
         self.outputs = graph.outputs[: len(graph.outputs) - len(self.gradients)]
@@ -110,23 +110,21 @@ class Halves:
         return found
 
     @cached_property
-    def forward(self) -> _Half:
-        """The forward that transfers changed weights to the devices that read them."""
-        return _half(self._ahead(self.forward_graph))
+    def forward(self) -> Half:
+        """The forward."""
+        return _half(self._forward_costs())
 
     @cached_property
-    def again(self) -> _Half:
-        """The forward for unchanged weights."""
-        if not self._copies(self.forward_graph):
-            return self.forward
-        return _half(self._ahead(replace(self.forward_graph, changing=())))
-
-    @cached_property
-    def behind(self) -> _Half:
+    def full_backward(self) -> Half:
         """The backward if every output has a gradient."""
-        return _half(self._behind(self.tangents))
+        return _half(self._backward_costs(self.tangents))
 
-    def backward(self, live: tuple[str, ...]) -> tuple[_Half, tuple[bool, ...]]:
+    @property
+    def both(self) -> tuple[Half, Half]:
+        """The forward and the full backward. Raises MemoryCapError if one exceeds a cap."""
+        return self.forward, self.full_backward
+
+    def backward(self, live: tuple[str, ...]) -> tuple[Half, tuple[bool, ...]]:
         """Return the backward for these tangents, and for each leaf whether it has a gradient.
 
         Raises RunError if an output without a gradient leaves a leaf without one: the graph does not tell whether
@@ -142,7 +140,7 @@ class Halves:
                 "makes it up), and some outputs have none, so that nobody can tell whether it is due; let the loss "
                 "depend on every output"
             )
-        half = self.behind if whole else _half(self._behind(live))
+        half = self.full_backward if whole else _half(self._backward_costs(live))
         return half, reached(self.backward_graph, self.tangents, live)
 
     @cached_property
@@ -158,7 +156,7 @@ class Halves:
             for task in costed.graph.tasks
             if task.target == LOSS
         )
-        halves = ((self.forward, 0.0, turn), (self.behind, turn, joint.makespan))
+        halves = ((self.forward, 0.0, turn), (self.full_backward, turn, joint.makespan))
         found: dict[str, list[tuple[float, int]]] = {name: [] for name in self.machine.device}
         for half, begin, end in halves:
             scale = (end - begin) / half.plan.makespan if half.plan.makespan else 0.0
@@ -181,7 +179,7 @@ class Halves:
         """Return each device's cap in bytes, minus the excess of a half over the joint plan."""
         whole = {memory.device: memory.peak for memory in self.joint.memory}
         left = {memory.device: memory.cap for memory in self.joint.memory if memory.cap is not None}
-        for costed in (self._ahead(self.forward_graph), self._behind(self.tangents)):
+        for costed in (self._forward_costs(), self._backward_costs(self.tangents)):
             lifted = replace(costed, machine=costed.machine.uncapped)
             for memory in place(lifted, "follow").memory:
                 cap = costed.machine.device[memory.device].memory_bytes
@@ -190,20 +188,20 @@ class Halves:
                     left[memory.device] = min(left.get(memory.device, cap), cap - more)
         return left
 
-    def _ahead(self, graph: Graph) -> CostedGraph:
-        count = len(self.outputs)
+    def _forward_costs(self) -> CostedGraph:
+        graph, count = self.forward_graph, len(self.outputs)
         known = deliveries(graph, self.machine, self.homes, self._delivery)
         kept = tuple(self.saved_at.items())
         return self._costed(graph, self.homes, (*known[:count], *kept, *known[count + len(kept) :]))
 
-    def _behind(self, live: tuple[str, ...]) -> CostedGraph:
+    def _backward_costs(self, live: tuple[str, ...]) -> CostedGraph:
         graph = alive(self.backward_graph, self.tangents, live)
         wanted = reached(self.backward_graph, self.tangents, live)
         targets = [target for (target, _), has in zip(self.gradients, wanted) if has]
         deliver = tuple(
             (name, self.homes.get(target, self.machine.host)) for name, target in zip(graph.outputs, targets)
         )
-        return self._costed(graph, self._homes_behind, deliver)
+        return self._costed(graph, self._backward_homes, deliver)
 
     def _standing(self, graph: Graph) -> dict[str, int]:
         """Return the bytes on each device that stay while a half runs and that it does not read."""
@@ -214,13 +212,13 @@ class Halves:
         here = {}
         for name in (*graph.inputs, *graph.state):
             if not name.startswith(STANDING):
-                key = self._homes_behind[name], graph.value[name].storage
+                key = self._backward_homes[name], graph.value[name].storage
                 here.setdefault(key, graph.value[name].bytes)
         here.update(self._copies(graph))
         return _more(self._during, here)
 
     @cached_property
-    def _homes_behind(self) -> dict[str, str]:
+    def _backward_homes(self) -> dict[str, str]:
         """Device of each input and state of the backward."""
         return {**self.homes, **self.saved_at, **dict.fromkeys(self.tangents, self._arrives)}
 
@@ -275,11 +273,10 @@ class Halves:
     def _copies(self, graph: Graph) -> _Stands:
         """Return the replicas that a half reads and that are kept between calls."""
         own = self.joint.costed.graph
-        stay = graph.resident | graph.kept
         found: _Stands = {}
         for task in graph.tasks:
             for name in task.inputs:
-                if name in stay and self.where.get(task.name, "") not in ("", self.homes.get(name)):
+                if name in graph.resident and self.where.get(task.name, "") not in ("", self.homes.get(name)):
                     storage, nbytes = own.copies[name]
                     found[self.where[task.name], storage] = nbytes
         return found
@@ -309,37 +306,20 @@ def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
     return {device: nbytes for device, nbytes in found.items() if nbytes > 0}
 
 
-def _half(costed: CostedGraph) -> _Half:
+def _half(costed: CostedGraph) -> Half:
     """Return a half on its devices, ordered by urgency, or in graph order if that needs too much memory."""
     try:
         plan = place(costed, "single" if costed.machine.serial else "heft")
     except MemoryCapError:
         plan = place(costed, "follow")
-    return _Half(plan, *proved(plan))
+    return Half(plan, *proved(plan))
 
 
-def _proven(half: _Half) -> Iterator[Memory]:
-    """Yield the memory of a plan, with the peak proven for its program at the step where it occurs."""
-    plan, program = half.plan, half.program
-    moved = {(t.value, t.dst): (t.start, t.end) for t in plan.transfers}
-    peaks = {peak.device: peak for peak in half.peaks}
-    for memory in plan.memory:
-        peak = peaks.get(memory.device)
-        if peak is None or peak.bytes <= memory.peak:
-            yield memory
-            continue
-        begin = end = 0.0
-        if peak.at is not None:
-            step = program.lane[peak.at[0]].steps[peak.at[1]]
-            if isinstance(step, Compute):
-                placed = plan.place[plan.costed.cluster_of[step.task]]
-                begin, end = placed.start, placed.end
-            elif isinstance(step, Copy):
-                made = program.buffer[step.dst]
-                begin, end = moved[made.value, made.device]
-        times = [at for at, _ in memory.steps]
-        first, last = bisect_left(times, begin), bisect_right(times, end)
-        level = memory.steps[last - 1][1] if last else 0
-        yield replace(
-            memory, steps=(*memory.steps[:first], (begin, peak.bytes), (end, level), *memory.steps[last:])
-        )
+def _proven(half: Half) -> Iterator[Memory]:
+    """Yield the memory of a plan, with its largest step raised to the peak that is proven for its program."""
+    peaks = {peak.device: peak.bytes for peak in half.peaks}
+    for memory in half.plan.memory:
+        steps = [*memory.steps] or [(0.0, 0)]
+        at, (second, nbytes) = max(enumerate(steps), key=lambda step: step[1][1])
+        steps[at] = second, max(nbytes, peaks.get(memory.device, 0))
+        yield replace(memory, steps=tuple(steps))

@@ -17,7 +17,7 @@ from ..capture import autocast as casting
 from ..capture.region import positional
 from ..errors import CaptureError
 from ..ir.display_names import CRITERION
-from ..pipeline.compare import generators, restore
+from ..pipeline.compare import untouched
 from ..transform.divide import needed
 
 LOSS = "loss.tangent"
@@ -93,7 +93,7 @@ class Loss(nn.Module):
         rule = f"{prefix}.{self.path}" if prefix else self.path
         yield from self.rule.named_modules(memo, rule, remove_duplicate)
 
-    def apart(self, output: Any) -> Any:
+    def _loss_alone(self, output: Any) -> Any:
         """Return the output with everything but the loss detached. Raises CaptureError if there is no loss in it."""
         found = output
         if isinstance(output, Mapping):
@@ -126,20 +126,14 @@ class Loss(nn.Module):
 
         Raises CaptureError, also of the class of that error; none if the call returns.
         """
-        random, before = generators(), [(buffer, buffer.clone()) for buffer in self.buffers()]
         try:
-            with torch.enable_grad(), casting.on(batch, autocast):
+            with untouched(self), torch.enable_grad(), casting.on(batch, autocast):
                 self(*batch)
         except CaptureError:
-            pass  # of `apart`, not of the user's code
+            pass  # of `_loss_alone`, not of the user's code
         except Exception as error:
             whose = self.called if in_rule(traceback.extract_tb(error.__traceback__)) else type(self).__name__
             raise fails_alone(whose, error) from error
-        finally:
-            restore(random)
-            with torch.no_grad():
-                for buffer, value in before:
-                    buffer.copy_(value)
 
 
 class _Rule(nn.Module):
@@ -177,10 +171,10 @@ def _form(of_criterion: bool) -> Callable[..., Any]:
             outputs = self.model(**inputs)
         else:
             outputs = self.model(inputs)
-        return self.apart(self.rule(outputs, *targets))
+        return self._loss_alone(self.rule(outputs, *targets))
 
     def of_batch(self: Loss, *batch: Any) -> Any:
-        return self.apart(self.rule(self.model, *batch))
+        return self._loss_alone(self.rule(self.model, *batch))
 
     form = of_targets if of_criterion else of_batch
     # Python's message about missing arguments shows this name.
@@ -240,7 +234,7 @@ def resident_tangent(captured: Captured, owner: dict[str, Any]) -> Captured:
     return replace(captured, graph=graph, state=state, tangents=())
 
 
-def trained(captured: Captured, parameters: set[int]) -> Captured:
+def only_gradients_of(captured: Captured, parameters: set[int]) -> Captured:
     """Return the joint graph with only the gradients of these parameters (by `id`), without the tasks that
     only other gradients need."""
     graph, state = captured.graph, captured.state

@@ -136,6 +136,21 @@ def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[A
     return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
 
 
+def on_every_rank(work: Callable[[], Any], group: Group, kind: type[AutoparError], verb: str = "") -> Any:
+    """Call `work` on every rank and return its result; if it raises on one rank, all ranks raise an error of this kind
+    with that rank, the `verb` and the message."""
+    result, text, fault = None, "", None
+    try:
+        result = work()
+    except Exception as error:
+        fault, text = error, str(error) if isinstance(error, kind) else f"{type(error).__name__}: {error}"
+    answers = gather(text, group)
+    for rank, said in enumerate(answers):
+        if said:
+            raise kind(f"rank {rank}{verb}: {said}" if len(answers) > 1 else said) from fault
+    return result
+
+
 def agree(
     describe: Callable[[], Mapping[str, str]], group: Group = None, kind: type[AutoparError] = PlanError
 ) -> None:

@@ -48,7 +48,7 @@ _known: weakref.WeakValueDictionary[tuple[int, int], _Entries] = weakref.WeakVal
 """One `_Entries` for each optimizer and parameter, by `id`: programs recognise the same state by it."""
 
 
-def trained(captured: Captured) -> dict[str, torch.Tensor]:
+def trained_parameters(captured: Captured) -> dict[str, torch.Tensor]:
     """Return the live parameters with a gradient in a joint graph, by path, in the order of `captured.gradients`."""
     found = {}
     for name, _ in captured.gradients:
@@ -77,8 +77,8 @@ def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None
 def obstacle(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor]) -> str:
     """Return the reason, as a phrase, why the step of `optimizer` cannot be tasks of a graph; "" if it can.
 
-    `parameters`: those with a gradient, by path (`trained`). The first step cannot be in a graph, since torch
-    creates the state in it. Linear in parameters; cheap enough for every call.
+    `parameters`: those with a gradient, by path. The first step cannot be in a graph, since torch creates the state in
+    it. Linear in parameters; cheap enough for every call.
     """
     return (
         _of_optimizer(optimizer)

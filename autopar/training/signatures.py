@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -21,46 +20,54 @@ from ..capture.refusals import Untraceable, explain, valued
 from ..capture.region import Region
 from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
-from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..pipeline.calls import ProgramCache
 from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, timed
-from ..runtime.replicas import Replicas
+from ..pipeline.stages import timed
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
 from . import optimizers
 from .dropin import whole
 from .formulas import FORMULAS, entries
-from .losses import Loss, refused, resident_tangent, the_loss, trained
-from .updates import Signature
+from .losses import Loss, only_gradients_of, refused, resident_tangent, the_loss
+from .updates import Signature, StepSession
 
 log = logging.getLogger("autopar")
 
 Take = Callable[[Signature, Sequence[Any]], Any]
 """Takes a step, given the arguments of its graph; returns the results of the graph."""
-Programs = Callable[[Signature], tuple[Prepared, ...]]
-"""Returns the programs of a signature that steps use."""
 BOUND = 16
 """Limit on the sets of parameters for which the programs of one graph are kept."""
 
 
-class _Signatures:
+class Signatures:
     """A `torch.compile` backend for the loss of one training step, with one shared pool of weight replicas.
 
     latest: the signature of the last call.
+
+    Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient; warns
+    of parameters that the optimizer lacks.
     """
 
-    def __init__(
-        self, loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
-    ) -> None:
-        self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
-        self.name = type(loss).__name__
+    def __init__(self, loss: Loss, session: StepSession) -> None:
+        self.loss, self.session, self.name = loss, session, type(loss).__name__
         self._bound: list[_Bound] = []
         self.latest: Signature | None = None
-        self.pool = Replicas()
-        self._take: Take | None = None
-        self._used: Programs | None = None
+        self.take: Take | None = None
+        """What takes the step of the call in progress."""
+        self.resizes = False
+        """True if programs for other sizes may serve calls."""
+        self.require_known()
+        held = set(map(id, self.session.parameters()))
+        left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
+        if left:
+            log.warning(
+                "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
+                "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
+                self.name,
+                left[0],
+                len(left),
+            )
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a captured loss; return the callable that takes a step for each call, by a program for its sizes.
@@ -70,7 +77,7 @@ class _Signatures:
         floats = numbered(module)
         examples = numbers(examples, floats)
         try:
-            first = self._begun(self._region(module, examples), examples)
+            first = self._bind(self._region(module, examples), examples)
         except Exception as error:
             if fixable(error, module):
                 raise
@@ -87,43 +94,40 @@ class _Signatures:
         own = [first]
 
         def made(bound: _Bound, args: Sequence[Any]) -> Signature:
-            self.options.living(self.machine, self.loss)
+            self.session.options.living(self.session.machine, self.loss)
             try:
                 with alone():
                     captured = timed("capture", captured_at, bound.region, args)
             except Untraceable as error:
                 raise valued(self.name, module, error) from error
-            weights, parameters, plans = bound.region.weights(args), self.parameters(), bound.plans
-            return Signature(
-                captured, eager, weights, parameters, self.machine, self.options, args, self.pool, plans
-            )
+            return Signature(self.session, captured, eager, bound.region.weights(args), args, bound.plans)
 
         def serve(*args: Any) -> Any:
-            if first.region.lent(args):
+            if first.region.aliases_mutated(args):
                 raise CaptureError(
                     f"{self.name}: a tensor is changed in place that shares its memory with another; pass a copy "
                     "(clone)"
                 )
             bound = own[0] if own[0].fits(args) else self._rebound(first.region, own, args)
             sizes = bound.region.sizes(args)
-            programs = bound.programs_of(self.groups(), self.options)
+            programs = bound.programs_for(self.groups())
             found = programs.used(sizes)
-            if found is None and self._used is not None:
-                found = programs.resized(sizes) or programs.resize(sizes, args, self._used)
+            if found is None and self.resizes:
+                found = programs.resized(sizes) or programs.resize(sizes, args)
             if found is None:
                 found = made(bound, args)
                 programs.add(sizes, found)
             self.latest = found
-            assert self._take is not None
-            return bound.region.numbers.fill(self._take(found, args), args)
+            assert self.take is not None
+            return bound.region.numbers.fill(self.take(found, args), args)
 
         return taking(serve, floats)
 
-    def _begun(self, region: Region, args: Sequence[Any]) -> _Bound:
-        """Return a region with the tensors of a call, without programs."""
-        made = _Bound(self.name, region, args)
-        self._bound.append(made)
-        return made
+    def _bind(self, region: Region, args: Sequence[Any]) -> _Bound:
+        """Return a region bound to the parameters of a call, without programs."""
+        bound = _Bound(self.name, region, args, self.session.options)
+        self._bound.append(bound)
+        return bound
 
     def _rebound(self, captured: Region, own: list[_Bound], args: Sequence[Any]) -> _Bound:
         """Return the `_Bound` for a call with other parameters than the last, and put it first in `own`.
@@ -133,13 +137,13 @@ class _Signatures:
         found = next((bound for bound in own if bound.fits(args)), None)
         if found is None:
             self.require_known()
-            found = self._begun(captured.of(args, self.loss), args)
+            found = self._bind(captured.of(args, self.loss), args)
             known = {id(parameter) for parameter in self.loss.parameters()}
             for place, bound in enumerate(own[:]):
                 if place >= BOUND - 1 or not bound.within(known):
                     own.remove(bound)
                     self._bound.remove(bound)
-                    bound.close()
+                    bound.programs.close()
         else:
             own.remove(found)
         own.insert(0, found)
@@ -158,25 +162,11 @@ class _Signatures:
                 )
         return region
 
-    @contextmanager
-    def taking(self, take: Take, programs: Programs | None) -> Iterator[None]:
-        """Within the block, let `take` serve calls of the compiled loss, by programs for their sizes, or for
-        other sizes if all `programs` of a step allow it."""
-        self._take, self._used = take, programs
-        try:
-            yield
-        finally:
-            self._take = self._used = None
-
-    def parameters(self) -> list[torch.Tensor]:
-        """Return all parameters of the optimizer."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
     def groups(self) -> Hashable:
         """Return the optimizer facts that a program of the whole step assumes: groups and their state entries."""
         return tuple(
             (tuple(map(id, group["params"])), bool(group.get("momentum")), bool(group.get("amsgrad")))
-            for group in self.optimizer.param_groups
+            for group in self.session.optimizer.param_groups
         )
 
     def drop(self, signature: Signature) -> None:
@@ -186,29 +176,27 @@ class _Signatures:
 
     def tuned(self, latest: bool = False) -> list[TunedExecutor]:
         """Return the executors that compile kernels, with `latest` only those of the last call of each signature."""
-        return [
-            executor
-            for kept in self.kept
-            for signature in kept.values()
-            for executor in signature.executors
-            if isinstance(executor, TunedExecutor)
-            and (not latest or (signature.latest is not None and signature.latest.executor is executor))
-        ]
+        signatures = [signature for kept in self.kept for signature in kept.values()]
+        if latest:
+            executors = [each.latest.executor for each in signatures if each.latest is not None]
+        else:
+            executors = [executor for each in signatures for executor in each.executors]
+        return [executor for executor in executors if isinstance(executor, TunedExecutor)]
 
     @property
     def kept(self) -> list[ProgramCache[Signature]]:
-        """The programs of each captured graph of the loss and each form of the optimizer, by sizes."""
-        return [kept for bound in self._bound for kept in bound.programs.values()]
+        """The programs of each captured graph of the loss, by sizes."""
+        return [bound.programs for bound in self._bound]
 
     def close(self) -> None:
         """Stop the threads of all programs; the next call starts them again."""
-        for bound in self._bound:
-            bound.close()
+        for kept in self.kept:
+            kept.close()
 
     def require_known(self) -> None:
         """Raise CaptureError if the optimizer holds a parameter that neither the model nor its criterion has."""
         known = {id(parameter) for parameter in self.loss.parameters()}
-        for group in self.optimizer.param_groups:
+        for group in self.session.optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
                 if id(parameter) not in known:
                     raise CaptureError(
@@ -219,39 +207,19 @@ class _Signatures:
                     )
 
 
-def signatures(
-    loss: Loss, optimizer: torch.optim.Optimizer, machine: Machine, options: Options
-) -> _Signatures:
-    """Return the backend for the loss of a training step; warn of parameters that the optimizer lacks.
-
-    Raises CaptureError if the optimizer holds parameters that the model lacks, which would never get a gradient.
-    """
-    made = _Signatures(loss, optimizer, machine, options)
-    made.require_known()
-    held = set(map(id, made.parameters()))
-    left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
-    if left:
-        log.warning(
-            "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
-            "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
-            made.name,
-            left[0],
-            len(left),
-        )
-    return made
-
-
 class _Bound:
     """A captured loss bound to parameters, whose optimizer state its programs read and update.
 
     plans: placements for other sizes, which new programs follow.
-    programs: for each form of the optimizer, by sizes.
+    programs: by sizes, for the optimizer's groups of the last call.
     """
 
-    def __init__(self, name: str, region: Region, args: Sequence[Any]) -> None:
-        self.name, self.region = name, region
+    def __init__(self, name: str, region: Region, args: Sequence[Any], options: Options) -> None:
+        self.region = region
         self.plans: dict[Hashable, Plan] = {}
-        self.programs: dict[Hashable, ProgramCache[Signature]] = {}
+        self._new = partial(ProgramCache[Signature], f"the training step of {name}", region, options)
+        self.programs = self._new()
+        self._groups: Hashable = None
         self._trained = [
             (at, args[at])
             for at, place in enumerate(region.places)
@@ -264,22 +232,18 @@ class _Bound:
         for at, parameter in self._trained:
             if args[at] is not parameter:
                 return False
-        return not self.region.elsewhere(args) or self.region.move(args)
+        return not self.region.is_other_module(args) or self.region.rebind(args)
 
     def within(self, known: set[int]) -> bool:
         """Return True if the ids of all parameters of these programs are `known`."""
         return all(id(parameter) in known for _, parameter in self._trained)
 
-    def programs_of(self, groups: Hashable, options: Options) -> ProgramCache[Signature]:
-        """Return the programs for a form of the optimizer, by sizes."""
-        if groups not in self.programs:
-            self.programs[groups] = ProgramCache(f"the training step of {self.name}", self.region, options)
-        return self.programs[groups]
-
-    def close(self) -> None:
-        """Stop the threads of its programs."""
-        for kept in self.programs.values():
-            kept.close()
+    def programs_for(self, groups: Hashable) -> ProgramCache[Signature]:
+        """Return the programs for these groups of the optimizer, by sizes; those for others are dropped."""
+        if groups != self._groups:
+            self.programs.close()
+            self.programs, self._groups = self._new(), groups
+        return self.programs
 
 
 def step_ahead(
@@ -300,8 +264,10 @@ def step_ahead(
         captured, tensors = _captured(model, criterion, args, kwargs)
     if optimizer is None:
         return captured, tensors
-    captured = trained(captured, {id(held) for group in optimizer.param_groups for held in group["params"]})
-    parameters = optimizers.trained(captured)
+    captured = only_gradients_of(
+        captured, {id(held) for group in optimizer.param_groups for held in group["params"]}
+    )
+    parameters = optimizers.trained_parameters(captured)
     ready = _ready(optimizer, parameters)
     reason = optimizers.obstacle(ready, parameters)
     if reason or not parameters:

@@ -27,10 +27,10 @@ from ..pipeline.stages import Prepared
 from ..runtime.record import Recorded
 from ..runtime.tuned import wait_for
 from .facts import step_facts
-from .group import averaging
+from .group import AveragingGroup
 from .losses import Loss, in_rule, refused
-from .signatures import Programs, Take, signatures
-from .updates import Signature
+from .signatures import Signatures, Take
+from .updates import Signature, StepSession
 
 
 class TrainStep(Recorded):
@@ -78,9 +78,15 @@ class TrainStep(Recorded):
     ) -> None:
         self.loss, self.optimizer, self.machine, self.options = loss, optimizer, machine, options
         self.clip_norm, self.scaler, self.autocast = clip_norm, scaler, autocast
-        self._signatures = signatures(loss, optimizer, machine, options)
         agreed = step_facts(loss.function, clip_norm, scaler, autocast)
-        self.group = averaging(process_group, loss, optimizer, agreed)
+        self.group, by_itself = None, ""
+        if process_group is not None:
+            self.group = AveragingGroup(process_group, loss, optimizer, agreed)
+            by_itself = f"gradients are averaged over {self.group}"
+        elif self._scaling:
+            by_itself = "the scaler decides whether to step"
+        self._session = StepSession(optimizer, machine, options, clip_norm, by_itself)
+        self._signatures = Signatures(loss, self._session)
         self._loss = compiled(loss, self._signatures, True, None)
         self._lock, self._adding = threading.RLock(), False
         self._numbers: set[int] = set()
@@ -97,48 +103,51 @@ class TrainStep(Recorded):
         def take(signature: Signature, args: Sequence[Any]) -> Any:
             if adds:
                 with signature.undone(args):
-                    return self._accumulated(signature, args, stale=False, anew=False)
+                    return self._accumulated(signature, args, anew=False)
             return self._stepped(signature, args)
 
         with self._lock:
             try:
-                return self._called(batch, take, self._programs if self.recording is None else None)
+                return self._called(batch, take, self.recording is None)
             except CaptureError as error:
                 if isinstance(error.__cause__, TorchDynamoException):
                     self.loss.raise_own(self._arguments(batch), self.autocast)
                 raise
 
-    def _called(self, batch: tuple[Any, ...], take: Take, programs: Programs | None) -> Any:
-        """Return the result of the loss function, whose graph is served by `take`."""
+    def _called(self, batch: tuple[Any, ...], take: Take, resizes: bool) -> Any:
+        """Return the result of the loss function, whose graph is served by `take`; with `resizes`, perhaps by a program
+        for other sizes."""
         batch, name, refused.text = self._arguments(batch), type(self.loss).__name__, ""
         try:
-            casts, served = casting.on(batch, self.autocast), self._signatures.taking(take, programs)
-            with torch.enable_grad(), casts, served:
+            self._signatures.take, self._signatures.resizes = take, resizes
+            with torch.enable_grad(), casting.on(batch, self.autocast):
                 return self._loss(*batch)
         except TorchDynamoException as error:
             if refused.text:
                 raise CaptureError(f"{name}: {refused.text}") from None
             whose = self.loss.called if in_rule(getattr(error, "real_stack", None) or ()) else name
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
+        finally:
+            self._signatures.take = None
 
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Take a step in one program if possible; otherwise compute gradients, add those in `.grad`, and call
         torch's clipping, scaler and optimizer."""
-        waits = any(parameter.grad is not None for parameter in self._signatures.parameters())
-        whole = self._whole(signature) if signature.checked and not waits else None
+        waits = any(parameter.grad is not None for parameter in self._session.parameters())
+        whole = signature.whole() if signature.checked and not waits else None
         if whole is not None:
-            return signature.taken(args, self.executed, whole, self.optimizer)
+            return signature.taken(args, self.executed, whole)
         with signature.undone(args):
-            result = self._by_itself(signature, args, stale=not waits)
+            result = self._by_itself(signature, args)
         self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _by_itself(self, signature: Signature, args: Sequence[Any], *, stale: bool) -> Any:
+    def _by_itself(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Take a step by the optimizer itself, with gradients averaged over the group; if it raises, restore each
         `.grad`."""
-        before = [(parameter, parameter.grad) for parameter in self._signatures.parameters()]
+        before = [(parameter, parameter.grad) for parameter in self._session.parameters()]
         try:
-            result = self._accumulated(signature, args, stale=stale, anew=True)
+            result = self._accumulated(signature, args, anew=True)
             if self.group is not None:
                 self.group.average()
             # An optimizer may multiply matrices; autocast is only for the forward.
@@ -152,7 +161,7 @@ class TrainStep(Recorded):
             raise
         return result
 
-    def _accumulated(self, signature: Signature, args: Sequence[Any], *, stale: bool, anew: bool) -> Any:
+    def _accumulated(self, signature: Signature, args: Sequence[Any], *, anew: bool) -> Any:
         """Return the result of a call; add its gradients to `.grad`, in place or as a new tensor (`anew`).
 
         Then call the parameters' post-accumulate hooks, as autograd does.
@@ -163,7 +172,7 @@ class TrainStep(Recorded):
             with torch.no_grad():
                 start.copy_(self.scaler.scale(torch.ones_like(start)))
         try:
-            result, gradients = signature.differentiated(args, self.executed, stale)
+            result, gradients = signature.differentiated(args, self.executed)
         except DifferenceError:
             self._signatures.drop(signature)
             raise
@@ -181,16 +190,6 @@ class TrainStep(Recorded):
                     hook(parameter)
         return result
 
-    def _whole(self, signature: Signature) -> Prepared | None:
-        """Return the program of the whole step, if optimizer, scaler and process group allow one."""
-        alone = not self._scaling and self.group is None
-        return signature.whole(self.optimizer, self.clip_norm) if alone else None
-
-    def _programs(self, signature: Signature) -> tuple[Prepared, ...]:
-        """Return the programs of a signature that steps use."""
-        signature.shared = signature.gradients, self._whole(signature) or signature.overlapped
-        return signature.shared
-
     @property
     def _scaling(self) -> bool:
         return self.scaler is not None and self.scaler.is_enabled()
@@ -202,7 +201,7 @@ class TrainStep(Recorded):
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             # The program of the whole step also adds the norms in the order of the model.
-            held = {id(parameter) for parameter in self._signatures.parameters()}
+            held = {id(parameter) for parameter in self._session.parameters()}
             trained = [parameter for parameter in self.loss.parameters() if id(parameter) in held]
             nn.utils.clip_grad_norm_(trained, self.clip_norm)
         if scaler is None:
@@ -242,14 +241,12 @@ class TrainStep(Recorded):
         """Capture, plan and lower for these arguments without running."""
 
         def take(signature: Signature, _: Any) -> NoReturn:
-            if not signature.checked:
+            if not signature.checked or signature.whole() is None:
                 _ = signature.gradients
-            elif self._whole(signature) is None:
-                _ = signature.overlapped
             raise Done
 
         with self._lock, suppress(Done):
-            self._called(batch, take, None)
+            self._called(batch, take, False)
 
     def ready(self) -> Signature:
         """Return the last signature. Raises AutoparError if nothing has been planned."""
@@ -277,7 +274,7 @@ class TrainStep(Recorded):
         """Return the program of a step with the last signature."""
         ready = self.ready()
         with self._lock:
-            return self._whole(ready) or ready.overlapped
+            return ready.whole() or ready.gradients
 
     def explain(self) -> str:
         """Explain the plan and how the weights are updated; without a plan, why there is none. Never raises."""
@@ -295,11 +292,7 @@ class TrainStep(Recorded):
     def _updated(self) -> str:
         """Return one sentence on how the weights are updated, and why."""
         kind = type(self.optimizer).__name__
-        if self.group is not None:
-            return f"updates: {kind}.step() after the gradients are averaged over {self.group}"
-        if self._scaling:
-            return f"updates: {kind}.step() after the last backward, since the scaler decides whether to step"
-        if self._whole(self.ready()) is None:
+        if self.ready().whole() is None:
             return f"updates: {kind}.step() after the last backward, since {self.ready().refusal}"
         when = "as soon as its gradient is whole"
         if self.clip_norm is not None:
@@ -321,7 +314,7 @@ class TrainStep(Recorded):
     def refresh(self) -> None:
         """Copy parameters to their devices again in the next call. Needed only after writes through `.data`
         or a numpy view, which leave no trace in a tensor."""
-        self._signatures.pool.forget()
+        self._session.pool.forget()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the kernels of the programs that steps run now are compiled and chosen; return False if that takes

@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,17 +24,37 @@ from ..pipeline.eager_check import Eager
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, bind, plan_captured, proved, timed
 from ..pipeline.would_fit import advised
+from ..planner import replan
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..runtime.tuned import TunedExecutor
 from . import optimizers
-from .losses import resident_tangent, trained
+from .losses import only_gradients_of, resident_tangent
 
 log = logging.getLogger("autopar")
 
 Run = Callable[[Prepared, Sequence[Any]], list[Any]]
 """Runs a program on tensors, recorded or not."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepSession:
+    """What the programs of one training step share.
+
+    by_itself: the reason why the optimizer must step by itself; "" if steps may be one program.
+    """
+
+    optimizer: torch.optim.Optimizer
+    machine: Machine
+    options: Options
+    clip_norm: float | None
+    by_itself: str
+    pool: Replicas = field(default_factory=Replicas)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return all parameters of the optimizer."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 class Signature:
@@ -52,36 +72,31 @@ class Signature:
 
     def __init__(
         self,
+        session: StepSession,
         raw: Captured,
         module: Callable[..., Any],
         weights: Mapping[str, torch.Tensor],
-        parameters: Sequence[torch.Tensor],
-        machine: Machine,
-        options: Options,
         args: Sequence[Any],
-        pool: Replicas,
         plans: dict[Hashable, Plan],
     ) -> None:
-        self.raw, self.module, self.machine, self.pool = raw, module, machine, pool
+        self._session, self.raw, self.module = session, raw, module
         self.start: dict[str, Any] = {}
-        self.own = {id(parameter) for parameter in parameters}
-        self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in self.own}
-        self.captured = trained(resident_tangent(raw, self.start), self.own)
-        self.options = options.within(self.captured.graph)
+        own = {id(parameter) for parameter in session.parameters()}
+        self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in own}
+        self.captured = only_gradients_of(resident_tangent(raw, self.start), own)
+        self.options = session.options.within(self.captured.graph)
         self.devices = [torch.empty(0, device=tensor.device) for tensor in self.captured.flatten(args)]
         self.count = len(self.captured.graph.outputs) - len(self.captured.gradients)
-        self.checked = options.check == "never"
+        self.checked = self.options.check == "never"
         self.refusal = self._too_big = ""
         self.latest: Prepared | None = None
         self._whole: Prepared | None = None
         self._plans = plans
-        self.shared: tuple[Prepared, ...] = ()
-        """The programs that compute steps of other sizes too."""
         self._origin: Signature | None = None
         """The signature made for other sizes whose programs this one uses."""
         self._others = 0
         """Number of signatures for other sizes that use this one's programs."""
-        self._trained = optimizers.trained(self.captured)
+        self._trained = optimizers.trained_parameters(self.captured)
         self.parameters = list(self._trained.values())
 
     @cached_property
@@ -91,39 +106,44 @@ class Signature:
             return self._origin.gradients.resized(self.captured)
         return self._placed("gradients", self.captured)
 
-    @cached_property
-    def overlapped(self) -> Prepared:
-        """The program of the gradients that transfers updated weights while it computes."""
-        if self._origin is not None:
-            known = self._origin.overlapped
-            return known.resized(self.captured) if known in self.shared else self.gradients
-        weights = tuple(target for target, _ in self.captured.gradients)
-        changing = replace(self.captured, graph=replace(self.captured.graph, changing=weights))
-        return self._placed("overlapped", changing)
-
-    def whole(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Prepared | None:
+    def whole(self) -> Prepared | None:
         """Return the program of the whole step, made on first use; None, with a reason in `refusal`, if the optimizer
         must step by itself."""
-        self.refusal = self._too_big or optimizers.obstacle(optimizer, self._trained)
-        if self.refusal:
-            return None
-        if self._whole is None and self._origin is not None:
-            known = self._origin.whole(optimizer, clip_norm)
-            self.refusal = self._origin.refusal
-            if known is not None and known in self.shared:
-                self._whole = known.resized(self.captured)
-            elif known is not None:
-                self.refusal = "the program of the whole step is for other sizes"
-        elif self._whole is None:
-            try:
-                updated = optimizers.updated(self.captured, optimizer, clip_norm=clip_norm)
-                self._whole = self._placed("whole", updated)
-            except MemoryCapError as error:
-                self._too_big = self.refusal = f"second buffers for the new weights do not fit: {error}"
-                log.warning(
-                    "%s: %s steps by itself: %s", self.captured.graph.name, type(optimizer).__name__, error
-                )
+        optimizer, origin = self._session.optimizer, self._origin
+        self.refusal = (
+            self._session.by_itself or self._too_big or optimizers.obstacle(optimizer, self._trained)
+        )
+        if self.refusal or self._whole is not None:
+            return None if self.refusal else self._whole
+        if origin is not None:
+            known = origin.whole()
+            if known is None or not (known.resizable and known.keeps_caps(self.captured.sizes)):
+                self.refusal = origin.refusal or "the program of the whole step is for other sizes"
+                return None
+            self._whole = known.resized(self.captured)
+            return self._whole
+        try:
+            updated = optimizers.updated(self.captured, optimizer, clip_norm=self._session.clip_norm)
+            self._whole = self._placed("whole", updated)
+        except MemoryCapError as error:
+            self._too_big = self.refusal = f"second buffers for the new weights do not fit: {error}"
+            log.warning(
+                "%s: %s steps by itself: %s", self.captured.graph.name, type(optimizer).__name__, error
+            )
         return self._whole
+
+    @property
+    def resizable(self) -> bool:
+        """True if its programs also compute steps of other sizes."""
+        return all(program.resizable for program in self._programs())
+
+    def keeps_caps(self, sizes: Sequence[float]) -> bool:
+        """Return True if its programs surely keep every memory cap in steps of other sizes (`Captured.sizes`)."""
+        return all(program.keeps_caps(sizes) for program in self._programs())
+
+    def _programs(self) -> tuple[Prepared, ...]:
+        whole = self.whole()
+        return (self.gradients,) if whole is None else (self.gradients, whole)
 
     @property
     def plan(self) -> Plan:
@@ -139,8 +159,7 @@ class Signature:
         """Return a signature for the sizes of `source` with the programs of this one. The first `CHECKED` of
         them are compared with eager."""
         made = copy.copy(self)
-        for name in ("gradients", "overlapped"):
-            vars(made).pop(name, None)
+        vars(made).pop("gradients", None)
         self._others += 1
         made._origin, made._whole, made.latest = self, None, None
         made.captured, made.raw = source, with_sizes(self.raw, source)
@@ -148,48 +167,52 @@ class Signature:
             made.checked = self._others > CHECKED
         return made
 
-    def taken(
-        self, args: Sequence[Any], run: Run, whole: Prepared, optimizer: torch.optim.Optimizer
-    ) -> list[Any]:
+    def taken(self, args: Sequence[Any], run: Run, whole: Prepared) -> list[Any]:
         """Take one whole step; return the results of the graph."""
         self.latest = whole
         found = run(whole, self.captured.flatten(args))
-        optimizers.committed(optimizer, self._trained.values())
+        optimizers.committed(self._session.optimizer, self._trained.values())
         return self._results(found)
 
     def _placed(self, kind: str, captured: Captured) -> Prepared:
+        machine = self._session.machine
+
         def planned(machine: Machine) -> Any:
             return proved(plan_captured(captured, machine, self.options, self.devices))
 
         try:
             plan = timed("plan", self._planned, kind, captured)
             self._plans.setdefault(kind, plan)
-            return bind(captured, plan, self.pool, self.options.kernels, changing=True)
+            return bind(captured, plan, self._session.pool, self.options.kernels, changing=True)
         except MemoryCapError as error:
-            raise advised(error, self.machine, planned) from None
+            raise advised(error, machine, planned) from None
 
     def _planned(self, kind: str, captured: Captured) -> Plan:
+        stepped, ways = captured, [(captured, self.options)]
+        if not captured.graph.carried:
+            # The optimizer changes all weights after each call that computes gradients alone.
+            weights = tuple(target for target, _ in captured.gradients)
+            stepped = replace(captured, graph=replace(captured.graph, changing=weights))
+            ways.insert(0, (stepped, self.options))
         if kind in self._plans:
+            # A placement that fits at one size may not fit at another.
+            ways.insert(0, (stepped, again(self.options, self._plans[kind])))
+        for source, options in ways:
             try:
-                alike = again(self.options, self._plans[kind])
-                return plan_captured(captured, self.machine, alike, self.devices)
-            except MemoryCapError:
-                # A placement that fits at one size may not fit at another.
-                pass
-        return plan_captured(captured, self.machine, self.options, self.devices)
+                return refreshed(plan_captured(source, self._session.machine, options, self.devices))
+            except MemoryCapError as error:
+                refusal = error
+        raise refusal
 
-    def differentiated(
-        self, args: Sequence[Any], run: Run, stale: bool = False
-    ) -> tuple[list[Any], list[torch.Tensor]]:
+    def differentiated(self, args: Sequence[Any], run: Run) -> tuple[list[Any], list[torch.Tensor]]:
         """Run one forward and backward; return the results of the graph and the gradients, each in its own memory.
 
-        `stale`: all weights have changed since the last call. In the first call, eager runs before, on
-        snapshots; if the results differ, raises DifferenceError with buffers restored.
+        In the first call, eager runs before, on snapshots; if the results differ, raises DifferenceError with buffers
+        restored.
         """
         eager = None if self.checked else self._eager(args)
-        program = self.overlapped if stale and self.checked else self.gradients
-        self.latest = program
-        found = run(program, self.captured.flatten(args))
+        self.latest = self.gradients
+        found = run(self.gradients, self.captured.flatten(args))
         if eager is not None:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
@@ -202,7 +225,7 @@ class Signature:
         self.checked = self.options.check != "always"
         with torch.no_grad():
             gradients = [
-                _hooked(parameter, own(gradient, parameter, shared))
+                _hooked(parameter, as_grad(gradient, parameter, shared))
                 for gradient, parameter, shared in zip(found[self.count :], self.parameters, self._shared)
             ]
         return self._results(found[: self.count]), gradients
@@ -227,12 +250,12 @@ class Signature:
     def _eager(self, args: Sequence[Any]) -> Eager | None:
         """Return eager's result for this call; None if the user's options make it differ."""
         plan = self.gradients.plan
-        if not wanted(plan, (plan,), self.captured, self.options):
+        if not wanted(plan, plan, self.captured, self.options):
             return None
         ((tangent, _),) = self.raw.tangents
         with alone():
             start = {tangent: self.start["tangent"]}
-            return Eager(self.raw, self.module, args, self.weights, start, self.machine)
+            return Eager(self.raw, self.module, args, self.weights, start, self._session.machine)
 
     @cached_property
     def _shared(self) -> list[bool]:
@@ -251,14 +274,25 @@ class Signature:
     @property
     def executors(self) -> list[Executor | TunedExecutor]:
         """Executors of the programs that were called."""
-        made = self.__dict__
-        found = (made.get("gradients"), made.get("overlapped"), self._whole)
-        return [prepared.executor for prepared in found if prepared is not None]
+        made = (vars(self).get("gradients"), self._whole)
+        return [prepared.executor for prepared in made if prepared is not None]
 
     def close(self) -> None:
         """Stop the threads of its programs."""
         for executor in self.executors:
             executor.close()
+
+
+def refreshed(plan: Plan) -> Plan:
+    """Return a plan whose changed weights are transferred before each call, with the placement of one that counts these
+    transfers."""
+    graph = plan.costed.graph
+    costed = replace(plan.costed, graph=replace(graph, changing=()))
+    if not any(transfer.value in graph.kept for transfer in plan.transfers):
+        return replace(plan, costed=costed)
+    rested = replan(costed, plan)
+    others = tuple(each for each in rested.candidates if each.policy != rested.policy)
+    return replace(rested, policy=plan.policy, singles=plan.singles, candidates=others)
 
 
 def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -269,7 +303,7 @@ def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def own(gradient: torch.Tensor, parameter: torch.Tensor, shared: bool) -> torch.Tensor:
+def as_grad(gradient: torch.Tensor, parameter: torch.Tensor, shared: bool) -> torch.Tensor:
     """Return a gradient as autograd would leave it: in its own memory, with the layout of the parameter."""
     if shared or gradient.stride() != parameter.stride():
         return torch.empty_like(parameter).copy_(gradient)

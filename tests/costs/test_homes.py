@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from turns import by_turns
 
 import autopar
 from autopar.costs.pins import lives
@@ -77,11 +76,14 @@ def test_a_model_larger_than_the_device_runs_where_its_weights_come_and_go() -> 
     assert peaks["cuda:0"] <= weights // 2 and plan.peaks["cuda:0"] <= weights // 2
 
 
-@by_turns(
-    "home, training, devices",
-    ["cpu", "emulated:0", {"0": "emulated:0", "*": "cpu"}] * 2,
-    [False, True],
-    [["cpu", "emulated:0"], ["cpu", "emulated:0", "emulated:1"]],
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    ("home", "devices"),
+    [
+        ("cpu", ["cpu", "emulated:0"]),
+        ("emulated:0", ["cpu", "emulated:0", "emulated:1"]),
+        ({"0": "emulated:0", "*": "cpu"}, ["cpu", "emulated:0"]),
+    ],
 )
 def test_runs_give_what_eager_gives(devices, training, home) -> None:
     model, x = layers(3), torch.randn(8, 64)

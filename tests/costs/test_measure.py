@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from turns import by_turns
 
 from autopar.costs import measure as measuring
 from autopar.costs.detect import MARGIN, SHORTEST_S, detect, slow_down_for, with_slow_down
@@ -243,7 +242,7 @@ def planned(side, machine, policy="heft"):
     return place(cost(square(side, matmul(side), matmul(side, "u", "z")), machine, homes={}), policy)
 
 
-@by_turns("side, policy", [64, 512, 4096], ["heft", "round_robin"])
+@pytest.mark.parametrize(("side", "policy"), [(64, "heft"), (512, "round_robin"), (4096, "heft")])
 def test_a_slow_down_leaves_time_for_the_real_computation_and_makes_tasks_long_enough(side, policy):
     here = detect(["cpu"])
     plan = planned(side, Machine.emulate("cpu", "t4", "t4"), policy)

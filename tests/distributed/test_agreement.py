@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import Any
 
 import pytest
 import torch
 from helpers.ranks import ranks
 from torch import nn
 
+import autopar
 from autopar.distributed.agreement import described
 from autopar.training.messages import difference, named
 
@@ -30,14 +33,6 @@ def plan():
 def net(width: int = 4, p: float = 0.1) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Dropout(p), nn.Linear(width, 2))
-
-
-def outcome(function, *args) -> tuple[str, str]:
-    """The name and the text of what a function raises; "" and its digest where it does not."""
-    try:
-        return "", function(*args).digest
-    except Exception as error:
-        return type(error).__name__, str(error)
 
 
 def _freeze(model: nn.Module) -> nn.Module:
@@ -69,99 +64,95 @@ MODELS = {
 }  # fmt: skip
 
 
-def _change(what: str) -> None:
-    from autopar.distributed import agreement
+def _change(what: str, patch: pytest.MonkeyPatch) -> None:
     from autopar.training import messages
 
     if what == "torch":
-        torch.__version__ = "2.9.1"
+        patch.setattr(torch, "__version__", "2.9.1")
     elif what == "autopar":
-        messages.VERSION = "0.0.7"
+        patch.setattr(messages, "VERSION", "0.0.7")
     elif what == "dtype":
         torch.set_default_dtype(torch.float64)
-    elif what == "plan":
-        real = agreement.decode
-        agreement.decode = lambda *args: dataclasses.replace(real(*args), step_s=1.0)
 
 
-def _agreed(rank: int, odd: int, change: str) -> tuple[str, str]:
+def _raising(error: Exception):
+    raise error
+
+
+MADE = {
+    "full": lambda: _raising(autopar.MemoryCapError("nothing fits", "give more")),
+    "own": lambda: _raising(type("MineError", (Exception,), {})("what I say")),
+    "value": lambda: _raising(ValueError("no such schedule")),
+    "no plan": lambda: dataclasses.replace(plan(), micro_batches=0),
+}
+
+
+def _agreed(rank: int, odd: int, changes: list[str]) -> list[tuple[str, Any]]:
+    """What a rank is told for each change of what the rank `odd` has, or of what rank 0 makes."""
     from autopar.distributed import agreement
 
-    model = MODELS.get(change, net)() if rank == odd else net()
-    if rank == odd:
-        _change(change)
+    def outcome(change: str) -> tuple[str, Any]:
+        model = MODELS.get(change, net)() if rank == odd else net()
 
-    def describe():
-        if rank == odd and change == "raises":
-            raise OSError("no such file: weights")
-        return agreement.described(model)
+        def describe():
+            if rank == odd and change == "raises":
+                raise OSError("no such file: weights")
+            return agreement.described(model)
 
-    def make():
-        if rank != 0:
-            raise AssertionError("only rank 0 plans")
-        if change == "full":
-            from autopar import MemoryCapError
+        def make():
+            return MADE.get(change, plan)() if rank == 0 else _raising(AssertionError("only rank 0 plans"))
 
-            raise MemoryCapError("nothing fits", "give more")
-        if change == "own":
-            raise type("MineError", (Exception,), {})("what I say")
-        if change == "value":
-            raise ValueError("no such schedule")
-        if change == "no plan":
-            return dataclasses.replace(plan(), micro_batches=0)
-        return plan()
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == odd:
+                _change(change, patch)
+            try:
+                return "", agreement.agreed(make, describe, None)
+            except Exception as error:
+                return type(error).__name__, str(error)
+            finally:
+                torch.set_default_dtype(torch.float32)
 
-    return outcome(agreement.agreed, make, describe, None)
+    return [outcome(change) for change in changes]
 
 
-def test_all_ranks_have_the_plan_of_rank_0():
-    assert ranks(2, _agreed, -1, "") == [("", plan().digest)] * 2
+DIFFERING = {
+    "width": r"rank 2 has 0\.weight of 5 × 3 float32, trained, ranks 0 and 1 have 4 × 3 float32",
+    "option": r"rank 2 has module 2 torch\.nn\..*Dropout\(p=0\.5.*ranks 0 and 1 have .*p=0\.1",
+    "mode": r"rank 2 has .* in evaluation .*ranks 0 and 1 have .* in training",
+    "code": r"rank 2 has the model .*Other",
+    "frozen": r"rank 2 has 3\.bias 2 float32, ranks 0 and 1 have 2 float32, trained",
+    "torch": r"rank 2 has torch 2\.9\.1, ranks 0 and 1 have 2\.",
+    "autopar": r"rank 2 has autopar 0\.0\.7, ranks 0 and 1 have \d",
+    "dtype": r"rank 2 has the default dtype float64, ranks 0 and 1 have float32",
+    "raises": r"no such file: weights",
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("width", r"rank 2 has 0\.weight of 5 × 3 float32, trained, ranks 0 and 1 have 4 × 3 float32"),
-        ("option", r"rank 2 has module 2 torch\.nn\..*Dropout\(p=0\.5.*ranks 0 and 1 have .*p=0\.1"),
-        ("mode", r"rank 2 has .* in evaluation .*ranks 0 and 1 have .* in training"),
-        ("code", r"rank 2 has the model .*Other"),
-        ("frozen", r"rank 2 has 3\.bias 2 float32, ranks 0 and 1 have 2 float32, trained"),
-        ("torch", r"rank 2 has torch 2\.9\.1, ranks 0 and 1 have 2\."),
-        ("autopar", r"rank 2 has autopar 0\.0\.7, ranks 0 and 1 have \d"),
-        ("dtype", r"rank 2 has the default dtype float64, ranks 0 and 1 have float32"),
-        ("plan", r"rank 2 has a plan with the digest \w+, ranks 0 and 1 have \w+"),
-        ("raises", r"no such file: weights"),
-    ],
-)
-def test_a_rank_that_differs_is_refused_on_every_rank(change, says):
-    import re
-
-    found = ranks(3, _agreed, 2, change)
-    for rank, (error, text) in enumerate(found):
-        assert error == ("OSError" if change == "raises" and rank == 2 else "PlanError")
-        assert re.search(says, text), text
-        assert "start every rank with the same" in text or change == "raises"
+def test_a_rank_that_differs_is_refused_on_every_rank():
+    for rank, found in enumerate(ranks(3, _agreed, 2, [*DIFFERING])):
+        for (change, says), (error, text) in zip(DIFFERING.items(), found, strict=True):
+            assert error == ("OSError" if change == "raises" and rank == 2 else "PlanError")
+            assert re.search(says, text), text
+            assert "start every rank with the same" in text or change == "raises"
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        ("full", "MemoryCapError", "nothing fits; give more"),
-        ("value", "ValueError", "no such schedule"),
-        ("own", "PlanError", "MineError: what I say"),
-        ("no plan", "PlanError", "cannot be 0 equal micro-batches"),
-    ],
-)
-def test_what_rank_0_cannot_plan_every_rank_raises(change, error, says):
-    first, second = ranks(2, _agreed, -1, change)
-    assert second[0] == error and says in second[1]
-    assert first[0] == ("MineError" if change == "own" else error) and first[1] in second[1]
+def test_all_ranks_have_the_plan_of_rank_0_or_raise_its_error():
+    expected = {
+        "full": ("MemoryCapError", "nothing fits; give more"),
+        "value": ("ValueError", "no such schedule"), "own": ("PlanError", "MineError: what I say"),
+        "no plan": ("PlanError", "cannot be 0 equal micro-batches"),
+    }  # fmt: skip
+    first, second = ranks(2, _agreed, -1, ["", *expected])
+    assert first[0] == second[0] == ("", plan())
+    for one, other, (change, (error, says)) in zip(first[1:], second[1:], expected.items(), strict=True):
+        assert other[0] == error and says in other[1]
+        assert one[0] == ("MineError" if change == "own" else error) and one[1] in other[1]
 
 
 def test_one_process_agrees_with_itself():
     from autopar.distributed.agreement import agreed
 
-    assert agreed(plan, net()).digest == plan().digest
+    assert agreed(plan, net()) == plan()
 
 
 def test_differences_are_said_shortly():

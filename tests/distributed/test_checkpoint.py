@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.forks import served
-from helpers.job_models import loss, made
+from helpers.job_models import adam, loss, made, stepped, trained
 from helpers.ranks import RankError, ranks
 from torch import nn
 
@@ -247,15 +247,6 @@ def test_stages_are_loaded_into_other_stages(tmp_path, layers):
     assert len(expected) == 3
 
 
-def _steps(job, optimizer, x, y, count: int) -> list[float]:
-    losses = []
-    for _ in range(count):
-        optimizer.zero_grad()
-        losses.append(float(job.step(x, target=y)))
-        optimizer.step()
-    return losses
-
-
 def _pipelined(rank: int, root: str, name: str, stages: int, schedule: str) -> tuple[list[float], int | None]:
     """The losses of two steps of a pipeline after three and a save, or after loading that."""
     import autopar
@@ -264,51 +255,22 @@ def _pipelined(rank: int, root: str, name: str, stages: int, schedule: str) -> t
     job = autopar.distribute(
         model, example_inputs=(x,), loss=loss, stages=stages, replicas=1, schedule=schedule
     )
-    optimizer = torch.optim.Adam(job.parameters(), lr=0.01)
+    optimizer = adam(job.parameters())
     state = {"model": job, "optimizer": optimizer}
     step = load_latest(root, state)
     if step is None:
-        _steps(job, optimizer, x, y, 3)
+        stepped(job, x, y, 3, optimizer)
         save(root, {**state, "step": 3})
-    return _steps(job, optimizer, x, y, 2), step
-
-
-@pytest.mark.release  # shards of this model go on in other stages, too
-def test_a_planned_pipeline_with_tied_weights_goes_on_in_other_stages_and_in_one_process(tmp_path):
-    first = ranks(2, _pipelined, str(tmp_path), "gpt of 1", 2, "1f1b")
-    again = ranks(2, _pipelined, str(tmp_path), "gpt of 1", 4, "interleaved")
-    assert [step for _, step in first + again] == [None, None, 3, 3]
-    assert again[0][0] == pytest.approx(first[0][0], abs=1e-12)
-    model, x, y = made("gpt of 1")
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    assert load_latest(tmp_path, {"model": model, "optimizer": optimizer}) == 3
-    losses = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        own = loss(model(x), y)
-        own.backward()
-        losses.append(own.item())
-        optimizer.step()
-    assert losses == pytest.approx(first[0][0], abs=1e-12)
+    return stepped(job, x, y, 2, optimizer), step
 
 
 def test_a_checkpoint_of_one_process_is_loaded_into_a_pipeline(tmp_path):
     model, x, y = made("mlp")
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
+    optimizer = adam(model.parameters())
+    trained(model, x, y, 3, optimizer)
     save(tmp_path, {"model": model, "optimizer": optimizer, "step": 3})
     (losses, step), _ = ranks(2, _pipelined, str(tmp_path), "mlp", 2, "1f1b")
-    expected = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        own = loss(model(x), y)
-        own.backward()
-        expected.append(own.item())
-        optimizer.step()
-    assert step == 3 and losses == pytest.approx(expected, abs=1e-12)
+    assert step == 3 and losses == pytest.approx(trained(model, x, y, 2, optimizer), abs=1e-12)
 
 
 def _replica(rank: int, root: str) -> list:

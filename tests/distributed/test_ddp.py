@@ -4,7 +4,6 @@ with the whole batch."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,15 +31,6 @@ pytestmark = pytest.mark.slow
 
 STEPS, FEWER = 50, 12
 """Steps, and those of models that take all in the grid or on other devices."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of one operator wait for each other by spinning, which is slow where cores have other work too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _placed(network: nn.Module, devices: str, **options: Any) -> tuple[Any, DistributedDataParallel]:
@@ -174,69 +164,58 @@ def test_no_sync_adds_up_and_reduces_once(one_model):
         same(found[-1], gradients(alone))
 
 
-def _both(rank: int, work: Callable[[int, bool], Any]) -> Any:
-    """What a rank finds with a compiled model, and with the plain one."""
-    return work(rank, True), work(rank, False)
+def _doubled(placed: bool, network: nn.Module, devices: str = "mixed", **options: Any) -> Any:
+    """A compiled model, if `placed`, in DistributedDataParallel, and what closes it."""
+    if not placed:
+        return DistributedDataParallel(network, **options), contextlib.nullcontext()
+    fast, ddp = _placed(network, devices, **options)
+    return ddp, contextlib.closing(fast)
 
 
 def _uneven(rank: int, placed: bool) -> Any:
     """One rank has a batch more than the other, and fewer rows in it."""
-    network = model("mlp")
-    fast, ddp = _placed(network, "mixed") if placed else (None, DistributedDataParallel(network))
+    ddp, closing = _doubled(placed, model("mlp"))
     data = [own(batch, rank, 2) for batch in batches("mlp", 3)]
     data = data[:2] if rank else [*data[:2], tuple(item[:2] for item in data[2])]
-    with ddp.join():
-        losses = trained(ddp, data, "mlp")
-    if fast is not None:
-        fast.close()
-    return losses, values(ddp.module)
-
-
-def test_join_with_uneven_batches_is_plain_ddps():
-    for (losses, state), (expected, wanted) in ranks(2, _both, _uneven):
-        assert losses == pytest.approx(expected, abs=1e-9)
-        same(state, wanted)
+    with closing, ddp.join():
+        return trained(ddp, data, "mlp"), values(ddp.module)
 
 
 def _branches(rank: int, placed: bool) -> Any:
     torch.manual_seed(0)
-    network = Branches().double()
-    if placed:
-        fast, ddp = _placed(network, "mixed", find_unused_parameters=True)
-    else:
-        fast, ddp = None, DistributedDataParallel(network, find_unused_parameters=True)
-    found = []
-    for number, batch in enumerate(batches("mlp", 3)):
-        x, y = own(batch, rank, 2)
-        ddp.zero_grad()
-        loss_of("mlp")(ddp(x, rank if number else 0), y).backward()
-        found.append(gradients(network))
-    if fast is not None:
-        fast.close()
+    network, found = Branches().double(), []
+    ddp, closing = _doubled(placed, network, find_unused_parameters=True)
+    with closing:
+        for number, batch in enumerate(batches("mlp", 3)):
+            x, y = own(batch, rank, 2)
+            ddp.zero_grad()
+            loss_of("mlp")(ddp(x, rank if number else 0), y).backward()
+            found.append(gradients(network))
     return found
-
-
-def test_ranks_may_take_other_branches():
-    for found, expected in ranks(2, _both, _branches):
-        for number, (ours, wanted) in enumerate(zip(found, expected, strict=True)):
-            same(ours, wanted)
-            assert ours["experts.2.weight"] is None
-            assert (ours["experts.1.weight"] is None) == (number == 0)
 
 
 def _normed(rank: int, placed: bool) -> Any:
     network = model("normed", seed=rank)
-    fast, ddp = _placed(network, "two") if placed else (None, DistributedDataParallel(network))
-    losses = trained(ddp, (own(batch, rank, 2) for batch in batches("normed", 6)), "normed")
-    ddp.eval()
-    with torch.no_grad():
+    ddp, closing = _doubled(placed, network, "two")
+    with closing, torch.no_grad():
+        with torch.enable_grad():
+            losses = trained(ddp, (own(batch, rank, 2) for batch in batches("normed", 6)), "normed")
+        ddp.eval()
         asked = ddp(next(iter(batches("normed", 1)))[0]).numpy(force=True)
-    if fast is not None:
-        fast.close()
     return losses, {**values(network), "asked": asked}
 
 
-def test_batch_norm_is_plain_ddps():
-    for (losses, state), (expected, wanted) in ranks(2, _both, _normed):
-        assert losses == pytest.approx(expected, abs=1e-9)
-        same(state, wanted)
+def _questions(rank: int) -> Any:
+    """What a rank finds in each of three ways to train, with a compiled model and with the plain one."""
+    return [(work(rank, True), work(rank, False)) for work in (_uneven, _normed, _branches)]
+
+
+def test_uneven_batches_in_join_batch_norm_and_other_branches_are_plain_ddps():
+    for uneven, normed, (found, expected) in ranks(2, _questions):
+        for (losses, state), (plain, wanted) in (uneven, normed):
+            assert losses == pytest.approx(plain, abs=1e-9)
+            same(state, wanted)
+        for number, (ours, wanted) in enumerate(zip(found, expected, strict=True)):
+            same(ours, wanted)
+            assert ours["experts.2.weight"] is None
+            assert (ours["experts.1.weight"] is None) == (number == 0)

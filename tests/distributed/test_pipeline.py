@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from helpers.grid import apart, grid
-from helpers.job_models import ROWS, alone, chained, loss, made, prepare
+from helpers.job_models import ROWS, alone, chained, job_of, made, prepare, stepped
 from helpers.ranks import RankError, ranks
 
 pytestmark = pytest.mark.slow
@@ -27,46 +25,23 @@ MIXED = {"devices": ["cpu", "emulated:0"], "policy": "round_robin"}
 """A placement that uses both devices whatever it costs."""
 
 
-def _plan(units, name: str, positions: int, chunks: int, replicas: int, micro_batches: int, schedule: str):
-    """An even split by hand."""
-    from autopar.ir.distribution import Distribution, Stage
-    from autopar.ir.hosts import Hosts
-
-    count = positions * chunks
-    ends = [len(units.nodes) * i // count for i in range(count + 1)]
-    stages = tuple(Stage(first, stop, 1, 1, 1, 1, 1) for first, stop in pairwise(ends))
-    hosts = Hosts.declare(f"{positions * replicas} x cpu over ethernet-1")
-    names = [host.name for host in hosts.hosts]
-    rows = tuple(tuple(names[r * positions : (r + 1) * positions]) for r in range(replicas))
-    return Distribution(
-        name, units.names, hosts, stages, rows, micro_batches, schedule, 16, 1.0, 1.0, (1,) * positions
-    ).check()
-
-
 def _trains(rank: int, name: str, shape: tuple[int, int, int, int, str], placed: dict, steps: int):
     """Losses of so many steps, here and of one process; the largest difference of weights and answers then; paths;
     the devices of the plans of placed stages."""
     import autopar
     from autopar.distributed.pipeline import reduction
-    from autopar.distributed.pipeline.job import Distributed
 
     reduction.BUCKET_BYTES = reduction.FIRST_BUCKET_BYTES = 4096
-    positions, chunks, replicas, micro_batches, schedule = shape
+    replicas, micro_batches = shape[2:4]
     _, x, y = made(name)
     expected, plain = alone(name, steps)
     chain, _ = chained(name, ROWS // replicas // micro_batches)
-    plan = _plan(chain, name, positions, chunks, replicas, micro_batches, schedule)
 
     def place(stage):
         return autopar.compile(stage, **placed) if placed else stage
 
-    job = Distributed(chain, plan, loss, None, torch.device("cpu"), place)
-    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        losses.append(float(job.step(x, target=y)))
-        optimizer.step()
+    job = job_of(chain, *shape, place=place)
+    losses = stepped(job, x, y, steps)
     plans = [stage.plan for stage in job._placed.values()] if placed else []
     used = {each.device for plan in plans for each in plan.placed}
     state = plain.state_dict()
@@ -114,14 +89,11 @@ def test_steps_are_those_of_one_process(name, shape, placed, steps, record_prope
 def _begun(rank: int) -> list[int]:
     """Messages under way when the backward comes to the first layer, for each micro-batch."""
     from autopar.distributed.pipeline import reduction
-    from autopar.distributed.pipeline.job import Distributed
     from autopar.distributed.pipeline.units import units
 
     reduction.BUCKET_BYTES = reduction.FIRST_BUCKET_BYTES = 2048
     model, x, y = made("mlp")
-    chain = units(model, (x[:4],), {})
-    plan = _plan(chain, "mlp", 1, 1, 2, 2, "1f1b")
-    job = Distributed(chain, plan, loss, None, torch.device("cpu"), lambda stage: stage)
+    job = job_of(units(model, (x[:4],), {}), 1, 1, 2, 2, "1f1b")
     found = []
 
     def look(_: torch.Tensor) -> None:
@@ -138,15 +110,10 @@ def test_sums_begin_within_the_last_backward_and_not_before():
 
 
 def _batches(rank: int):
-    from autopar.distributed.pipeline.job import Distributed
     from autopar.distributed.pipeline.units import units
 
     model, x, y = made("mlp")
-    chain = units(model, (x[:4],), {})
-    job = Distributed(
-        chain, _plan(chain, "mlp", 2, 1, 1, 4, "1f1b"), loss, None, torch.device("cpu"), lambda stage: stage
-    )
-    job.step(x[:-1], target=y[:-1])
+    job_of(units(model, (x[:4],), {}), 2, 1, 1, 4, "1f1b").step(x[:-1], target=y[:-1])
 
 
 def test_a_batch_of_another_size_is_refused():

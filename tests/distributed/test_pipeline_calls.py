@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from helpers.job_models import job_of
 from helpers.ranks import ranks
 from torch import nn
 from torch.nn import functional as F
@@ -53,23 +53,11 @@ class Loaded(nn.Module):
 
 def _job(model: nn.Module, loss: Callable[..., Any], args: Any, kwargs: Any, replicas: int = 1) -> Any:
     """Two stages of equally many units, or as many replicas of one."""
-    from autopar.distributed.pipeline.job import Distributed
     from autopar.distributed.pipeline.units import units
-    from autopar.ir.distribution import Distribution, Stage
-    from autopar.ir.hosts import Hosts
 
-    positions, rows = 2 // replicas, ROWS // COUNT // replicas
+    rows = ROWS // COUNT // replicas
     cut = torch.utils._pytree.tree_map_only(torch.Tensor, lambda leaf: leaf[:rows], (args, kwargs))
-    chain = units(model, *cut)
-    ends = [len(chain.nodes) * at // positions for at in range(positions + 1)]
-    stages = tuple(Stage(first, stop, 1, 1, 1, 1, 1) for first, stop in pairwise(ends))
-    hosts = Hosts.declare("2 x cpu over ethernet-1")
-    names = tuple(host.name for host in hosts.hosts)
-    of_replicas = tuple(names[at : at + positions] for at in range(0, 2, positions))
-    plan = Distribution(
-        "model", chain.names, hosts, stages, of_replicas, COUNT, "1f1b", ROWS, 1.0, 1.0, (1,) * positions
-    ).check()
-    return Distributed(chain, plan, loss, None, torch.device("cpu"), lambda stage: stage)
+    return job_of(units(model, *cut), 2 // replicas, 1, replicas, COUNT, "1f1b", criterion=loss)
 
 
 def _moved(rank: int) -> tuple[dict[str, float], float, bool, str]:

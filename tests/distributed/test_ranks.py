@@ -22,15 +22,6 @@ def _sum(rank: int, factor: int) -> float:
     return float(given)
 
 
-def _raises(rank: int) -> None:
-    if rank == 1:
-        raise ValueError("not this one")
-
-
-def _sleeps(rank: int) -> None:
-    time.sleep(60 * rank)
-
-
 def test_ranks_answer_in_order():
     assert ranks(3, _sum, 2) == [6.0, 6.0, 6.0]
 
@@ -48,24 +39,24 @@ def test_ranks_have_what_was_cached_before():
     assert all(maker == parent for maker, parent in ranks(2, _made, before=(_maker,)))
 
 
-def test_a_rank_that_raises_is_named():
-    with pytest.raises(RankError, match=r"(?s)rank 1:.*not this one"):
-        ranks(2, _raises)
-
-
-def _dies(rank: int) -> None:
-    if rank == 1:
+def _fails(rank: int, how: str) -> None:
+    if rank == 1 and how == "raises":
+        raise ValueError("not this one")
+    if rank == 1 and how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 
 
-def test_a_rank_that_dies_is_named_at_once():
-    with pytest.raises(RankError, match="rank 1 ended without an answer, with code -9"):
-        ranks(2, _dies, timeout_s=50)
-
-
-def test_a_rank_that_hangs_is_named_in_time():
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "(?s)rank 1:.*not this one"),
+        ("dies", "rank 1 ended without an answer, with code -9"),
+        ("hangs", "no answer of ranks"),
+    ],
+)
+def test_a_rank_that_fails_is_named_in_time(how, said):
     began = time.monotonic()
-    with pytest.raises(RankError, match="no answer of ranks"):
-        ranks(2, _sleeps, timeout_s=3)
+    with pytest.raises(RankError, match=said):
+        ranks(2, _fails, how, timeout_s=2 if how == "hangs" else 50)
     assert time.monotonic() - began < 30

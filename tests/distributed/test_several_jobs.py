@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from helpers.job_models import loss, made, stepped, trained
-from helpers.ranks import RankError, ranks
+from helpers.ranks import ranks
 
 pytestmark = pytest.mark.slow
 
@@ -56,36 +56,30 @@ def test_parts_of_a_job_have_pipelines_of_their_own_and_then_groups_together():
     assert [total for _, total in found] == [2.0, 1.0, 2.0, 1.0]
 
 
-def _again(rank: int, written: bool, options: dict) -> float:
-    """The largest difference of losses to one process, of two jobs of one model; rank 0 has perhaps written weights in
-    between."""
+def _again(rank: int) -> tuple[list[float], str]:
+    """The largest difference of losses to one process, of two jobs of one model, where rank 0 has not and has written
+    weights in between; what is said of a job after one of sharded replicas."""
     import autopar
 
-    model, x, y = made("mlp")
-    plain = copy.deepcopy(model)
-    first = autopar.distribute(model, example_inputs=(x,), loss=loss, stages=2, replicas=1)
-    stepped(first, x, y, 2)
-    if written and rank == 0:
-        model.load_state_dict(plain.state_dict())
-    expected = trained(plain, x, y, 4)[2:] if not written else trained(plain, x, y, 2)
-    second = autopar.distribute(model, example_inputs=(x,), loss=loss, **options)
-    return max(abs(a - b) for a, b in zip(stepped(second, x, y, 2), expected))
-
-
-@pytest.mark.parametrize("written", [False, True])
-def test_a_second_job_of_a_model_goes_on_from_what_each_process_has_trained(written):
-    assert max(ranks(2, _again, written, {"stages": 1, "replicas": 2}, timeout_s=60)) < 1e-12
-
-
-def test_a_second_job_of_sharded_replicas_is_refused():
-    with pytest.raises(RankError, match=r"is a DTensor, split over ranks already, as by .* an earlier job"):
-        ranks(2, _again_sharded, timeout_s=60)
-
-
-def _again_sharded(rank: int) -> None:
-    import autopar
-
+    found, replicas = [], {"loss": loss, "stages": 1, "replicas": 2}
+    for written in (False, True):
+        model, x, y = made("mlp")
+        plain = copy.deepcopy(model)
+        first = autopar.distribute(model, example_inputs=(x,), loss=loss, stages=2, replicas=1)
+        stepped(first, x, y, 2)
+        if written and rank == 0:
+            model.load_state_dict(plain.state_dict())
+        expected = trained(plain, x, y, 2) if written else trained(plain, x, y, 4)[2:]
+        second = autopar.distribute(model, example_inputs=(x,), **replicas)
+        found.append(max(abs(a - b) for a, b in zip(stepped(second, x, y, 2), expected)))
     model, x, _ = made("mlp")
-    options = {"example_inputs": (x,), "loss": loss, "stages": 1, "replicas": 2}
-    autopar.distribute(model, shard_replicas=True, **options)
-    autopar.distribute(model, **options)
+    autopar.distribute(model, example_inputs=(x,), shard_replicas=True, **replicas)
+    with pytest.raises(autopar.PlanError) as refused:
+        autopar.distribute(model, example_inputs=(x,), **replicas)
+    return found, str(refused.value)
+
+
+def test_a_second_job_of_a_model_goes_on_from_what_each_process_has_trained():
+    for found, refused in ranks(2, _again, timeout_s=60):
+        assert max(found) < 1e-12
+        assert "is a DTensor, split over ranks already, as by " in refused and " an earlier job" in refused

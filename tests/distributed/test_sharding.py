@@ -6,12 +6,11 @@ import copy
 import gc
 import weakref
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 from helpers.grid import apart, grid
-from helpers.job_models import ROWS, alone, chained, loss, made, prepare, trained
+from helpers.job_models import ROWS, adam, alone, chained, job_of, loss, made, prepare, sgd, stepped, trained
 from helpers.ranks import ranks
 from torch import nn
 
@@ -22,37 +21,9 @@ TIMEOUT_S = 120.0
 """Of ranks that gather and scatter some thousand times, which take turns on few cores."""
 
 
-def _plan(units, positions: int, chunks: int, replicas: int, micro_batches: int, schedule: str):
-    """An even split by hand, each stage of several replicas in two groups."""
-    from autopar.ir.distribution import Distribution, Stage
-    from autopar.ir.hosts import Hosts
-
-    count = positions * chunks
-    ends = [len(units.nodes) * i // count for i in range(count + 1)]
-    stages = tuple(
-        Stage(first, stop, 1, 1, 1, 1, 1, (*range(first + 1, stop, (stop - first + 1) // 2), stop))
-        if replicas > 1
-        else Stage(first, stop, 1, 1, 1, 1, 1)
-        for first, stop in pairwise(ends)
-    )
-    hosts = Hosts.declare(f"{positions * replicas} x cpu over ethernet-1")
-    names = [host.name for host in hosts.hosts]
-    rows = tuple(tuple(names[r * positions : (r + 1) * positions]) for r in range(replicas))
-    return Distribution(
-        "model", units.names, hosts, stages, rows, micro_batches, schedule, 16, 1.0, 1.0, (1,) * positions
-    ).check()
-
-
 def _rows(shape) -> int:
     """Rows of a micro-batch of a replica."""
     return ROWS // shape[2] // shape[3]
-
-
-def _job(chain, *shape):
-    from autopar.distributed.pipeline.job import Distributed
-
-    plan = _plan(chain, *shape)
-    return Distributed(chain, plan, loss, None, torch.device("cpu"), lambda stage: stage)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,15 +36,11 @@ def _trains(rank: int, cases, steps: int) -> list:
     for name, *shape in cases:
         _, x, y = made(name)
         expected, plain = alone(name, steps)
-        job = _job(chained(name, _rows(shape))[0], *shape)
-        optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
-        losses = []
-        for step in range(steps):
-            optimizer.zero_grad()
-            losses.append(float(job.step(x, target=y)))
-            optimizer.step()
-            if step == steps // 2:
-                job(x)  # Serving in between leaves the shards as they were.
+        job = job_of(chained(name, _rows(shape))[0], *shape, "sharded")
+        optimizer = sgd(job.parameters())
+        losses = stepped(job, x, y, steps // 2, optimizer)
+        job(x)  # Serving in between leaves the shards as they were.
+        losses += stepped(job, x, y, steps - steps // 2, optimizer)
         state = plain.state_dict()
         weights = max(
             float((_whole(tensor) - state[path]).abs().max()) for path, tensor in job.state_dict().items()
@@ -119,13 +86,13 @@ def _keeps(rank: int) -> tuple[int, int, float, bool]:
     for _ in range(2):
         loss(plain(x), y).backward()
     before = [weakref.ref(parameter) for parameter in model.parameters()]
-    job = _job(units(model, (x[:4],), {}), 1, 1, 2, 2, "1f1b")
+    job = job_of(units(model, (x[:4],), {}), 1, 1, 2, 2, "1f1b", "sharded")
     for _ in range(2):
         job.step(x, target=y)
         job(x)
     expected = dict(plain.named_parameters(remove_duplicate=False))
     off = max(float((_whole(p.grad) - expected[path].grad).abs().max()) for path, p in job.named_parameters())
-    optimizer = torch.optim.Adam(job.parameters(), lr=0.01, foreach=False)
+    optimizer = adam(job.parameters())
     optimizer.step()
     moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
     kept = [*job.parameters(), *(p.grad for p in job.parameters()), *moments]
@@ -159,8 +126,8 @@ def _clipped(rank: int, sharded: bool) -> list[float]:
     loss(plain(x), y).backward()
     expected = nn.utils.clip_grad_norm_(plain.parameters(), 1e-2)
     # The embedding is the head, too: in two stages without shards.
-    shape = (1, 1, 2, 2, "1f1b") if sharded else (2, 1, 1, 4, "1f1b")
-    job = _job(units(model, (x[:4],), {}), *shape)
+    shape = (1, 1, 2, 2, "1f1b", "sharded") if sharded else (2, 1, 1, 4, "1f1b")
+    job = job_of(units(model, (x[:4],), {}), *shape)
     job.step(x, target=y)
     found = [float(job.clip_grad_norm_(1e-2) - expected)]
     gradients = {path: p.grad for path, p in plain.named_parameters(remove_duplicate=False)}
@@ -180,18 +147,13 @@ def _saves(rank: int, root: str, shape) -> list[float]:
     from autopar.distributed.checkpoint import load_latest, save
 
     _, x, y = made("gpt of 1")
-    job = _job(chained("gpt of 1", _rows(shape))[0], *shape)
-    optimizer = torch.optim.Adam(job.parameters(), lr=0.01, foreach=False)
+    job = job_of(chained("gpt of 1", _rows(shape))[0], *shape, "sharded")
+    optimizer = adam(job.parameters())
     state = {"model": job, "optimizer": optimizer}
-    losses = []
-    done = load_latest(root, state)
-    for step in range(0 if done is None else done, 4):
-        if step == 2 and done is None:
-            save(root, {**state, "step": 2})
-        optimizer.zero_grad()
-        losses.append(float(job.step(x, target=y)))
-        optimizer.step()
-    return losses[-2:]
+    if load_latest(root, state) is None:
+        stepped(job, x, y, 2, optimizer)
+        save(root, {**state, "step": 2})
+    return stepped(job, x, y, 2, optimizer)
 
 
 def _goes_on(rank: int, root: str) -> list[float]:
@@ -199,16 +161,9 @@ def _goes_on(rank: int, root: str) -> list[float]:
     from autopar.distributed.checkpoint import load_latest
 
     model, x, y = made("gpt of 1")
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = adam(model.parameters())
     assert load_latest(root, {"model": model, "optimizer": optimizer}) == 2
-    losses = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        found = loss(model(x), y)
-        found.backward()
-        optimizer.step()
-        losses.append(float(found.detach()))
-    return losses
+    return trained(model, x, y, 2, optimizer)
 
 
 def test_a_checkpoint_of_shards_goes_on_in_other_stages_and_in_one_process(tmp_path):
@@ -233,21 +188,16 @@ def _moments(rank: int, root: str, sharded: bool) -> dict[str, list[float]]:
 
     model, x, y = _narrow()
     if not sharded:
-        optimizer = torch.optim.Adam(model.parameters())
+        optimizer = adam(model.parameters())
         assert load_latest(root, {"model": model, "optimizer": optimizer}) == 2
         return {
             path: optimizer.state[p]["exp_avg"].flatten().tolist() for path, p in model.named_parameters()
         }
     plain = copy.deepcopy(model)
-    job = _job(units(model, (x[:8],), {}), 1, 1, 2, 1, "1f1b")
-    first, second = torch.optim.Adam(plain.parameters()), torch.optim.Adam(job.parameters(), foreach=False)
-    for _ in range(2):
-        first.zero_grad()
-        loss(plain(x), y).backward()
-        first.step()
-        second.zero_grad()
-        job.step(x, target=y)
-        second.step()
+    job = job_of(units(model, (x[:8],), {}), 1, 1, 2, 1, "1f1b", "sharded")
+    first, second = adam(plain.parameters()), adam(job.parameters())
+    trained(plain, x, y, 2, first)
+    stepped(job, x, y, 2, second)
     save(root, {"model": job, "optimizer": second, "step": 2})
     return {path: first.state[p]["exp_avg"].flatten().tolist() for path, p in plain.named_parameters()}
 
@@ -276,12 +226,7 @@ def _planned(rank: int, path: str) -> tuple[str, float, bool]:
     )
     options = {"stages": 1, "replicas": 2, "optimizer_bytes": 98.0, "hosts": Hosts(hosts)}
     job = autopar.distribute(model, example_inputs=(x,), loss=loss, **options)
-    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        losses.append(float(job.step(x, target=y)))
-        optimizer.step()
+    losses = stepped(job, x, y, 3)
     if rank == 0:
         job.plan.save(path)
     torch.distributed.barrier()

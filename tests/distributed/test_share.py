@@ -68,33 +68,23 @@ class Last(nn.Module):
         return found
 
 
-def _rows_of_their_own(rank: int) -> tuple[list[int], list[float]]:
+def _stepped(rank: int) -> tuple[list[int], list[float], list[float]]:
+    """After steps of two models: the shape of a buffer of own rows, moving statistics, and what a buffer of
+    inference mode and weights hold."""
     torch.manual_seed(rank)
-    model = Last()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = autopar.train_step(model, nn.MSELoss(), optimizer, ["cpu"], process_group=True)
-    for _ in range(2):
-        step(torch.randn(2 + rank, 3), torch.zeros(2 + rank, 2))
-    step.close()
-    return [*model.last.shape], model.norm.running_mean.tolist()
+    models = Last(), Shifted(rank)
+    for model, rows in zip(models, (2 + rank, 2)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = autopar.train_step(model, nn.MSELoss(), optimizer, ["cpu"], process_group=True)
+        for _ in range(2):
+            step(torch.randn(rows, 3), torch.zeros(rows, 2))
+        step.close()
+    last, shifted = models
+    shared = [*shifted.shift.tolist(), *shifted.layer.weight.flatten().tolist()]
+    return [*last.last.shape], last.norm.running_mean.tolist(), shared
 
 
-def test_buffers_of_another_size_on_each_rank_stay_its_own():
-    (first, mean), (second, other) = ranks(2, _rows_of_their_own)
+def test_buffers_are_the_first_ranks_but_those_of_another_size_on_each():
+    (first, mean, shared), (second, other, others) = ranks(2, _stepped)
     assert first == [2, 2] and second == [3, 2] and mean == other
-
-
-def _inferred(rank: int) -> list[float]:
-    torch.manual_seed(rank)
-    model = Shifted(rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = autopar.train_step(model, nn.MSELoss(), optimizer, ["cpu"], process_group=True)
-    for _ in range(2):
-        step(torch.ones(2, 3), torch.zeros(2, 2))
-    step.close()
-    return [*model.shift.tolist(), *model.layer.weight.flatten().tolist()]
-
-
-def test_a_buffer_of_inference_mode_is_that_of_the_first_rank_too():
-    first, second = ranks(2, _inferred)
-    assert first == second and first[:2] == [1.0, 1.0]
+    assert shared == others and shared[:2] == [1.0, 1.0]

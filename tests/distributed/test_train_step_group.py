@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -39,15 +38,6 @@ STEPS, FEWER = 50, 12
 CLIP = 0.3
 UNLIKE = ("mixed", "cpu", "lanes", "two")
 """Each rank plans for itself."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of one operator wait for each other by spinning, which is slow where cores have other work too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _step(network: nn.Module, kind: str, devices: str, optimizer: Any = sgd, **options: Any) -> Any:
@@ -329,7 +319,7 @@ def _averages(rank: int, seeds: int) -> Any:
         for each in bag.all:
             if each.dim() == 3:
                 each.data = each.data.transpose(0, 2).contiguous().transpose(0, 2)
-        shared = module.averaging(True, bag, torch.optim.SGD(bag.parameters()), {})
+        shared = module.AveragingGroup(True, bag, torch.optim.SGD(bag.parameters()), {})
         expected = []
         for parameter, some, anywhere in zip(bag.all, here[rank], here.any(0), strict=True):
             gradient = torch.randn_like(parameter) if some else torch.zeros_like(parameter)

@@ -202,8 +202,12 @@ def test_a_branch_by_the_rows_that_torch_computes_otherwise_runs_as_written() ->
         for rows in (2, 4, 5, 3, 2):
             x = torch.randn(rows, 4)
             assert torch.equal(fast(x, 0), model(x, 0))
-    assert "`//` of a float" in str(fast.explain())
-    fast.close()
+        assert "`//` of a float" in str(fast.explain())
+        fast.close()
+        whole = autopar.compile(model, ["cpu"], fullgraph=True)
+        whole(torch.randn(2, 4), 0)
+        with pytest.raises(autopar.CaptureError, match=r"`//` of a float"):
+            whole(torch.randn(3, 4), 0)
 
 
 def test_special_values_are_right() -> None:
@@ -226,6 +230,19 @@ def test_a_float_of_any_magnitude_is_no_size() -> None:
 def test_floats_are_constants_if_no_size_is_open() -> None:
     model = model_of(lambda model, x, t: model.linear(x) * (t if math.isfinite(t) else 0.0))
     assert compared(model, VALUES[:3], (3,), dynamic=False) == 3
+
+
+def test_arguments_that_nothing_reads_are_not_captured_for_themselves() -> None:
+    model = nn.Linear(4, 4)
+    model.forward = lambda x, *others, scale, **more: nn.functional.linear(x, model.weight) * scale
+    fast, x, grown = autopar.compile(model, ["cpu"]), torch.randn(3, 4), []
+    with torch.no_grad():
+        for value in VALUES[:5]:
+            grown.append(value)
+            right = model(x, [*grown], 2.0, scale=value, other={*grown})
+            assert torch.equal(fast(x, [*grown], 2.0, scale=value, other={*grown}), right)
+    assert captures(fast) <= 3
+    fast.close()
 
 
 def test_what_no_graph_can_hold_is_not_captured_for_each_value() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -78,9 +79,19 @@ def loss(outputs: torch.Tensor | dict[str, torch.Tensor], target: torch.Tensor) 
     return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
-def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> list[float]:
-    """Losses of so many steps of the plain loop."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01, foreach=False)
+
+
+def trained(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, optimizer: Any = None
+) -> list[float]:
+    """Losses of so many steps of the plain loop, with SGD if no optimizer is given."""
+    optimizer = optimizer or sgd(model.parameters())
     found = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -91,10 +102,9 @@ def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> l
     return found
 
 
-@functools.cache
-def stepped(job: Any, x: torch.Tensor, y: torch.Tensor, steps: int) -> list[float]:
-    """The losses of so many steps of a job of `autopar.distribute` with SGD, as `trained` takes them."""
-    optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
+def stepped(job: Any, x: torch.Tensor, y: torch.Tensor, steps: int, optimizer: Any = None) -> list[float]:
+    """The losses of so many steps of a job of `autopar.distribute`, as `trained` takes them."""
+    optimizer = optimizer or sgd(job.parameters())
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -103,6 +113,32 @@ def stepped(job: Any, x: torch.Tensor, y: torch.Tensor, steps: int) -> list[floa
     return losses
 
 
+def job_of(chain: Any, *shape: Any, criterion: Any = loss, place: Any = lambda stage: stage) -> Any:
+    """A job by hand: the units in equal parts, for positions, chunks, replicas, micro-batches and a schedule. A last
+    word "sharded": each stage in two groups, sharded over its replicas."""
+    from autopar.distributed.pipeline.job import Distributed
+    from autopar.ir.distribution import Distribution, Stage
+    from autopar.ir.hosts import Hosts
+
+    positions, chunks, replicas, micro_batches, schedule, *sharded = shape
+    count = positions * chunks
+    ends = [len(chain.nodes) * i // count for i in range(count + 1)]
+    stages = []
+    for first, stop in pairwise(ends):
+        groups = ((*range(first + 1, stop, (stop - first + 1) // 2), stop),) if sharded else ()
+        stages.append(Stage(first, stop, 1, 1, 1, 1, 1, *groups))
+    hosts = Hosts.declare(f"{positions * replicas} x cpu over ethernet-1")
+    names = [host.name for host in hosts.hosts]
+    rows = tuple(tuple(names[r * positions : (r + 1) * positions]) for r in range(replicas))
+    batch = chain.rows * replicas * micro_batches
+    plan = Distribution(
+        "model", chain.names, hosts, tuple(stages), rows, micro_batches, schedule, batch, 1.0, 1.0,
+        (1,) * positions,
+    ).check()  # fmt: skip
+    return Distributed(chain, plan, criterion, None, torch.device("cpu"), place)
+
+
+@functools.cache
 def alone(name: str, steps: int) -> tuple[list[float], nn.Module]:
     """Losses of so many steps of one process, and the model after them."""
     model, x, y = made(name)

@@ -77,7 +77,6 @@ def plain(
     scaler: Any = None,
     autocast: torch.dtype | None = None,
     each: int = 1,
-    schedule: Any = None,
 ) -> list[float]:
     """The losses of the loop everybody writes; an optimizer step after `each` batches."""
     losses = []
@@ -98,8 +97,6 @@ def plain(
         else:
             optimizer.step()
         optimizer.zero_grad()
-        if schedule:
-            schedule.step()
     return losses
 
 

@@ -5,6 +5,7 @@ from torch import nn
 
 from autopar.ir.device import Device, Link
 from autopar.ir.machine import Machine
+from autopar.pipeline.compare import error
 
 
 def machine(devices=2, **caps):
@@ -16,6 +17,12 @@ def machine(devices=2, **caps):
     ]
     links = [Link(a, b, 1e-6, 1e10, f"{a}>{b}") for a in names for b in names if a != b]
     return Machine(tuple(made), tuple(links))
+
+
+def alike(model, twin, most=1e-5):
+    """Return True if the gradients of two models are equal within rounding, or None for the same parameters."""
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    return all(error(mine.grad, plain.grad) <= most for mine, plain in pairs)
 
 
 def mlp(dtype=torch.float32):

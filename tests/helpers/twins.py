@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from autopar.capture import Captured
 from autopar.pipeline.compare import interpret
-from autopar.training.optimizers import committed, obstacle, trained, updated
+from autopar.training.optimizers import committed, obstacle, trained_parameters, updated
 from autopar.transform.buckets import grouped
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ class Stepping:
 
     def executed(self, batch: Any, most: int) -> dict[str, Any]:
         """The values after `most` tasks. What was there before is as it was."""
-        assert obstacle(self.optimizer, trained(self.base)) == ""
+        assert obstacle(self.optimizer, trained_parameters(self.base)) == ""
         captured, graph = self.captured, self.captured.graph
         values: dict[str, Any] = {name: owner[key] for name, (owner, key) in captured.state.items()}
         values |= dict(zip(graph.inputs, captured.flatten(batch, {})))
@@ -96,7 +96,7 @@ class Stepping:
                     start, count = graph.pieces[target]
                     value = value[start : start + count].view_as(owner[key])
                 owner[key].copy_(value)
-        committed(self.optimizer, trained(self.base).values())
+        committed(self.optimizer, trained_parameters(self.base).values())
         return values[graph.outputs[0]].detach()
 
 

@@ -75,8 +75,7 @@ def test_a_distribution_comes_back_from_its_file(tmp_path):
     made = _distribution().check()
     made.save(tmp_path / "plan.json")
     found = Distribution.load(tmp_path / "plan.json")
-    assert found == made and found.digest == made.digest
-    assert dataclasses.replace(made, batch=32).digest != made.digest
+    assert found == made
     assert made.bubble == pytest.approx(0.2) and "2 replicas" in str(made)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import threading
 import weakref
 from dataclasses import replace
@@ -63,7 +64,7 @@ def test_five_steps_are_the_plain_loop_and_move_nothing_but_what_the_plan_says(w
         assert torch.equal(g, after(x, w))
         w = w - g
         assert torch.equal(own, w) and state["w"] is own
-        assert stale(pool) == [] and run.current()
+        assert stale(pool) == []
         counts.append(pool.transfers)
     assert counts == [2] * 5, "one for each device, before the first call"
     run.close()
@@ -76,7 +77,6 @@ def test_a_step_from_outside_is_seen() -> None:
     for _ in range(3):
         run([torch.randn(4, 4)])
         state["w"].mul_(0.5)
-        assert not run.current()
         w, x = state["w"].clone(), torch.randn(4, 4)
         assert torch.equal(run([x])[0], after(x, w))
     run.close()
@@ -91,7 +91,7 @@ def test_programs_of_one_pool_share_copies() -> None:
     x = torch.randn(4, 4)
     run([x])
     count = pool.transfers
-    assert look.current() and torch.equal(look([x])[0], state["w"]) and pool.transfers == count
+    assert torch.equal(look([x])[0], state["w"]) and pool.transfers == count
     state["w"].add_(1)
     assert torch.equal(look([x])[0], state["w"]) and pool.transfers == count + 1
     run([x])
@@ -152,42 +152,18 @@ def test_a_failing_task_leaves_everything_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_weights_that_an_optimizer_steps_are_brought_in_the_call_and_kept(fused: bool) -> None:
+def test_weights_that_an_optimizer_has_stepped_are_refreshed_once(fused: bool) -> None:
     state, pool = {"w": torch.nn.Parameter(torch.randn(4, 4))}, Replicas()
     optimizer = torch.optim.SGD(state.values(), lr=0.1, fused=fused)
-    made = step(carried=(), changing=("w",))
-    bringing = executor(made, state, on("cpu"), pool)
-    resting = executor(replace(made, changing=()), state, on("cpu"), pool)
+    run = executor(step(carried=()), state, on("cpu"), pool)
     x = torch.randn(4, 4)
-    for _ in range(3):
-        assert not bringing.current() and not resting.current()
+    for turn in range(1, 4):
         with torch.no_grad():
-            right = after(x, state["w"])
-            assert torch.equal(bringing([x])[0], right)
-            assert bringing.current() and resting.current()
-            assert torch.equal(resting([x])[0], right)
+            for _ in range(2):
+                assert torch.equal(run([x])[0], after(x, state["w"]))
+                assert pool.transfers == 2 * turn and stale(pool) == []
         state["w"].grad = torch.ones(4, 4)
         optimizer.step()
-    assert pool.transfers == 0 and stale(pool) == []
-    with torch.no_grad():
-        assert torch.equal(resting([x])[0], after(x, state["w"])) and pool.transfers == 2
-    bringing.close()
-    resting.close()
-
-
-@torch.no_grad()
-def test_state_that_changes_while_a_call_brings_it_is_out_of_date_after_it() -> None:
-    made = step(carried=(), changing=("w",))
-    state = {"w": torch.randn(4, 4)}
-
-    def meanwhile(a, b):
-        state["w"].add_(1)
-        return a + b
-
-    tasks = tuple(replace(t, target="meanwhile") if t.name == "g" else t for t in made.tasks)
-    run = executor(replace(made, tasks=tasks), state, on("cpu"), calls={"meanwhile": meanwhile})
-    run([torch.randn(4, 4)])
-    assert not run.current()
     run.close()
 
 
@@ -248,15 +224,14 @@ def test_results_and_copies_are_apart() -> None:
 
 def test_copies_brought_in_inference_mode_serve_a_backward() -> None:
     state, pool, seen = {"w": torch.randn(4, 4)}, Replicas(), []
-    made = replace(reading(FIRST)[0], changing=("w",))
-    run = executor(made, state, [FIRST], pool)
+    run = executor(reading(FIRST)[0], state, [FIRST], pool)
     with torch.inference_mode():
         run([torch.zeros(4, 4)])
     reads, where, calls = reading(FIRST, seen)
     look = executor(reads, state, where, pool, calls)
     with torch.no_grad():
         look([torch.zeros(4, 4)])
-    assert pool.transfers == 0 and not seen[0].is_inference()
+    assert pool.transfers == 1 and not seen[0].is_inference()
     run.close()
     look.close()
 
@@ -271,25 +246,23 @@ def test_writes_without_a_trace_are_mended_by_refresh() -> None:
     assert stale(pool) == []
     # No element that is sampled.
     state["w"].data[1, 3] += 1
-    assert stale(pool) == ["w"] and look.current()
+    assert stale(pool) == ["w"]
     look._pool.forget()
-    assert not look.current() and stale(pool) == []
-    assert torch.equal(look([x])[0], state["w"])
+    assert stale(pool) == [] and torch.equal(look([x])[0], state["w"])
     look.close()
 
 
 @torch.no_grad()
 def test_measured_peaks_are_below_what_was_proved() -> None:
-    for made in (step(), step((), ("w",))):
-        peaks = check(lower(plan(made, machine(), on("cpu"))), made)
-        caps = {peak.device: peak.bytes for peak in peaks}
-        run = executor(made, {"w": torch.randn(4, 4)}, on("cpu"), caps=caps)
-        for _ in range(3):
-            _, timeline = run.run([torch.randn(4, 4)])
-            assert timeline is not None
-            # Torch may round a storage up; what emulates a device here is the CPU, which does not.
-            assert all(memory.peak <= caps[memory.device] for memory in timeline.memory)
-        run.close()
+    made = step()
+    caps = {peak.device: peak.bytes for peak in check(lower(plan(made, machine(), on("cpu"))), made)}
+    run = executor(made, {"w": torch.randn(4, 4)}, on("cpu"), caps=caps)
+    for _ in range(3):
+        _, timeline = run.run([torch.randn(4, 4)])
+        assert timeline is not None
+        # Torch may round a storage up; what emulates a device here is the CPU, which does not.
+        assert all(memory.peak <= caps[memory.device] for memory in timeline.memory)
+    run.close()
 
 
 CHANGES = {
@@ -319,9 +292,10 @@ def test_whatever_happens_to_state_its_copies_are_right_and_none_is_made_twice(d
         key = data.draw(st.sampled_from(sorted(state)))
         CHANGES[data.draw(st.sampled_from(sorted(CHANGES)))](state, key)
         wanted = data.draw(st.lists(st.sampled_from(sorted(copies)), unique=True))
-        before, fresh = pool.transfers, pool.current(masters, [copies[at] for at in wanted])
-        tensors, _ = pool.fill([copies[at] for at in wanted], masters, [copies[at] for at in wanted], [])
-        assert (pool.transfers == before) == fresh
+        chosen = [copies[at] for at in wanted]
+        tensors = pool.fill(chosen, masters, chosen)
+        made = pool.transfers
+        assert all(map(operator.is_, pool.fill(chosen, masters, chosen), tensors)) and pool.transfers == made
         for (name, _), tensor in zip(wanted, tensors, strict=True):
             master = state[name]
             assert torch.equal(tensor, master) and tensor.dtype == master.dtype
@@ -330,9 +304,10 @@ def test_whatever_happens_to_state_its_copies_are_right_and_none_is_made_twice(d
         if data.draw(st.booleans()):
             new = state[key] * 3
             state[key].copy_(new)
-            pool.keep([(copies[key, FIRST], new, None)])
-            assert pool.current(masters, [copies[key, FIRST]])
-            assert not pool.current(masters, [copies[key, SECOND]])
+            pool.keep([(copies[key, FIRST], new)])
+            for device, count in ((FIRST, made), (SECOND, made + 1)):
+                pool.fill([copies[key, device]], masters, [copies[key, device]])
+                assert pool.transfers == count
         assert stale(pool) == []
 
 
@@ -341,8 +316,7 @@ def test_concurrent_programs_never_see_half_a_change() -> None:
     state, pool = {"w": torch.zeros(64, 64)}, Replicas()
     values = [value("x", kind="input"), value("w", (64, 64), kind="state"), value("y_", (64, 64))]
     made = graph("read", values, [op("y", "aten.clone.default", R("w"))], ("y_",))
-    again = replace(made, changing=("w",))
-    clusters = [executor(each, state, [FIRST], pool) for each in (made, made, again)]
+    clusters = [executor(made, state, [FIRST], pool) for _ in range(2)]
     wrong = []
 
     def call(run: Executor) -> None:
@@ -377,11 +351,13 @@ def test_a_step_moves_nothing_but_what_it_wrote(fused: bool) -> None:
     owners = {"w": owner, "frozen": owner, "momentum_buffer": optimizer.state[weight]}
     masters = [pool.master(key, held, key) for key, held in owners.items()]
     copies = [pool.replica(master, FIRST, CPU) for master in masters]
-    pool.fill(copies, masters, copies, ())
-    assert pool.current(masters, copies)
+    before = pool.fill(copies, masters, copies)
     torch.optim.SGD([torch.nn.Parameter(torch.ones(4))], lr=0.1).step()
-    assert pool.current(masters, copies), "the optimizer of another model"
+    assert all(map(operator.is_, pool.fill(copies, masters, copies), before)), (
+        "the optimizer of another model"
+    )
     optimizer.step()
-    assert [pool.current([m], [c]) for m, c in zip(masters, copies)] == [False, True, False]
-    (tensor, _, momentum), _ = pool.fill(copies, masters, copies, ())
-    assert torch.equal(tensor, weight) and torch.equal(momentum, optimizer.state[weight]["momentum_buffer"])
+    found = pool.fill(copies, masters, copies)
+    assert [now is was for now, was in zip(found, before)] == [False, True, False]
+    assert torch.equal(found[0], weight)
+    assert torch.equal(found[2], optimizer.state[weight]["momentum_buffer"])

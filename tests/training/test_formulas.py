@@ -10,7 +10,7 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 
 from autopar.training.formulas import entries, formula, norm
-from autopar.training.updates import own
+from autopar.training.updates import as_grad
 
 
 @pytest.mark.parametrize("way", ["fused", "foreach"])
@@ -46,6 +46,6 @@ def test_norms_are_summed_in_the_order_that_autograd_lays_gradients_out() -> Non
 def test_what_is_left_in_grad_is_laid_out_as_the_parameter_and_nobody_elses(shared: bool) -> None:
     parameter = torch.nn.Parameter(torch.zeros(5, 7))
     for gradient in (torch.randn(7, 5).t(), torch.randn(5, 7)):
-        found = own(gradient, parameter, shared)
+        found = as_grad(gradient, parameter, shared)
         assert torch.equal(found, gradient) and found.stride() == parameter.stride()
         assert (found is gradient) == (not shared and gradient.is_contiguous())

@@ -12,13 +12,13 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from twins import Make, Twins, nothing
 
-from autopar.training.optimizers import obstacle, trained
+from autopar.training.optimizers import obstacle, trained_parameters
 
 
 def refused(make: Make, after: Callable[[nn.Module, Optimizer], Any] = nothing) -> str:
     twins = Twins(make)
     after(twins.model, twins.optimizer)
-    return obstacle(twins.optimizer, trained(twins.base))
+    return obstacle(twins.optimizer, trained_parameters(twins.base))
 
 
 class OwnSGD(SGD):

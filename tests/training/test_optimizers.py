@@ -21,7 +21,7 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.ops import resolve as bind
 from autopar.planner import place
-from autopar.training.optimizers import obstacle, trained, updated
+from autopar.training.optimizers import obstacle, trained_parameters, updated
 
 
 def follow(make: Make, steps: int = 3, clip_norm: float | None = None, dtype: torch.dtype = torch.float32,
@@ -149,7 +149,7 @@ def test_resume_in_a_fresh_optimizer_needs_no_first_step():
     twins = Twins(grouped)
     saved = copy.deepcopy(twins.optimizer.state_dict())
     twins.optimizer = grouped(twins.model)
-    assert obstacle(twins.optimizer, trained(twins.base)) != ""
+    assert obstacle(twins.optimizer, trained_parameters(twins.base)) != ""
     twins.optimizer.load_state_dict(saved)
     stepping = twins.stepping()
     for batch in batches(2):
@@ -171,7 +171,7 @@ def test_the_graph_names_what_it_updates():
     captured = twins.stepping(1.0).captured
     graph = captured.graph
     tasks = {task.name: task for task in graph.tasks if task.phase == "update"}
-    paths = set(trained(twins.base))
+    paths = set(trained_parameters(twins.base))
     assert {f"update {path}" for path in paths} | {f"norm {path}" for path in paths} | {"clip"} == set(tasks)
     assert {task.module for task in tasks.values()} == paths | {""}
     assert not any(task.home or task.free for task in tasks.values())

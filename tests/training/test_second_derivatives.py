@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import grad
+from training_models import machine, mlp
 
 import autopar
 
@@ -30,6 +31,56 @@ class Wave(nn.Module):
 def models() -> tuple[Any, Any]:
     """A compiled model and its equal."""
     return autopar.compile(Wave(), ["cpu"]), Wave()
+
+
+@pytest.fixture(scope="module")
+def placed() -> tuple[Any, nn.Module]:
+    """A model compiled for several devices, and the model."""
+    model = mlp()
+    return autopar.compile(model, machine(), split=2, policy="round_robin"), model
+
+
+def test_second_derivatives_are_eagers_however_they_are_asked_for(placed):
+    x, weights = torch.randn(8, 6, requires_grad=True), list(placed[1].parameters())
+
+    def asked(call):
+        loss = call(x).pow(3).sum()
+        (gradient,) = grad(loss, x, create_graph=True)
+        yield from grad(loss + gradient.pow(2).sum(), weights, retain_graph=True)
+        yield from grad(gradient.pow(2).sum(), x, retain_graph=True)
+        yield torch.autograd.functional.hessian(lambda z: call(z).pow(2).sum(), x.detach())
+        yield from torch.autograd.functional.hvp(lambda z: call(z).pow(2).sum(), x.detach(), x.detach())
+
+    for mine, plain in zip(*map(asked, placed), strict=True):
+        assert torch.allclose(mine, plain, rtol=1e-4, atol=1e-5)
+    assert "differentiated once more" in str(placed[0].explain())
+
+
+def test_a_gradient_made_with_its_graph_may_be_used_as_a_number(placed):
+    x, other = torch.randn(8, 6, requires_grad=True), torch.ones(8, 6, requires_grad=True)
+    found = []
+    for call in placed:
+        (gradient,) = grad(call(x).sum(), x, create_graph=True)
+        found += grad((gradient * other).sum(), other)
+    torch.testing.assert_close(*found)
+
+
+def test_what_draws_has_no_second_derivative():
+    model, x = nn.Sequential(mlp(), nn.Dropout()), torch.randn(8, 6, requires_grad=True)
+    loss = autopar.compile(model, ["cpu"])(x).sum()
+    (gradient,) = grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"second derivative.*fast\.module"):
+        (loss + gradient.pow(2).sum()).backward()
+
+
+def test_weights_that_change_after_a_first_derivative_are_an_error_as_in_eager(placed):
+    fast, model = placed
+    x = torch.randn(8, 6, requires_grad=True)
+    (gradient,) = grad(fast(x).sum(), x, create_graph=True)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradient.pow(2).sum().backward()
 
 
 @pytest.mark.parametrize("kind", ["weight", "input", "made input"])

@@ -160,31 +160,6 @@ def test_a_parameter_that_the_loss_does_not_reach():
     Pair(Spare, functools.partial(AdamW, lr=0.01, weight_decay=0.5)).same(batches(5))
 
 
-@pytest.mark.release  # a group added in mid-run begins so
-def test_a_parameter_that_the_optimizer_does_not_hold():
-    pair = Pair(mlp, MOMENTUM)
-    for model, optimizer in ((pair.plain, pair.theirs), (pair.model, pair.optimizer)):
-        optimizer.param_groups[0]["params"] = [*model[0].parameters()]
-    before = pair.model[2].weight.clone()
-    pair.losses(batches(5))
-    assert torch.equal(before, pair.model[2].weight) and pair.model[2].weight.grad is None
-    torch.testing.assert_close(pair.model[0].weight, pair.plain[0].weight)
-
-
-@pytest.mark.release  # what changes in groups of parameters includes rates
-def test_learning_rate_schedulers():
-    pair = Pair(mlp, MOMENTUM)
-    ours, theirs = (torch.optim.lr_scheduler.StepLR(o, 3, 0.5) for o in (pair.optimizer, pair.theirs))
-    data = batches(12)
-    expected = plain(pair.plain, pair.criterion, pair.theirs, data, schedule=theirs)
-    found = []
-    for x, y in data:
-        found.append(pair.step(x, y).item())
-        ours.step()
-    assert far(found, expected) <= 1e-9 and pair.optimizer.param_groups[0]["lr"] < 0.1
-    pair.same_after()
-
-
 def test_param_groups_and_their_changes():
     def grouped(parameters: Any) -> SGD:
         return SGD([{"params": parameters[:2], "lr": 0.3}, {"params": parameters[2:]}], lr=0.05, momentum=0.5)

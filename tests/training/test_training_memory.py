@@ -161,7 +161,7 @@ def test_a_saved_part_counts_with_what_it_is_a_part_of():
     captured = whole(joint(model, (x,)))
     plan = plan_captured(captured, machine(), Options(policy=sliced, split=2), [x])
     apart = Halves(plan, captured.gradients, homes_of(captured, machine(), [x]), "as_input")
-    first, second = ({p.device: p.bytes for p in apart.behind.peaks}[name] for name in ACCELERATORS)
+    first, second = ({p.device: p.bytes for p in apart.full_backward.peaks}[name] for name in ACCELERATORS)
     assert first >= x.nbytes and second - x.nbytes // 2 <= first - x.nbytes
     fast = autopar.compile(model, machine(), policy=sliced, split=2)
     measured = stepped(fast, x)
@@ -213,8 +213,7 @@ def under():
 
 
 def holds(apart, cap):
-    halves = (apart.forward, apart.again, apart.behind)
-    return all(peak.bytes <= cap for half in halves for peak in half.peaks)
+    return all(peak.bytes <= cap for half in apart.both for peak in half.peaks)
 
 
 def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(under, monkeypatch):

@@ -8,7 +8,7 @@ from torch import nn
 from training_models import machine
 
 import autopar
-from autopar.runtime.autograd_bridge import own
+from autopar.runtime.autograd_bridge import unalias
 
 
 class Shows(nn.Module):
@@ -55,7 +55,7 @@ def test_without_gradients_a_view_of_a_weight_is_the_weights_as_in_eager():
 def test_outputs_are_the_callers_own():
     weight, made, saved = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 3)
     one, two = made[:2], made[2:]
-    found = own([weight, weight.t(), saved, saved[:2], one, two, torch.ones(2)[:1]], [weight], [saved])
+    found = unalias([weight, weight.t(), saved, saved[:2], one, two, torch.ones(2)[:1]], [weight], [saved])
     memory = [tensor.untyped_storage().data_ptr() for tensor in found]
     assert weight.untyped_storage().data_ptr() not in memory
     for ours, theirs in zip(found, [weight, weight.t(), saved, saved[:2], one, two]):

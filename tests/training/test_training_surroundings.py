@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import library, nn
 from torch.utils.checkpoint import checkpoint
-from training_models import Convolved, machine, mlp
+from training_models import Convolved, alike, machine, mlp
 from turns import by_turns
 
 import autopar
@@ -29,10 +29,6 @@ def data():
 
 def gradients(model):
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-
-
-def alike(model, twin, most=1e-5):
-    return all(error(a, b) <= most for a, b in zip(gradients(model), gradients(twin), strict=True))
 
 
 class Shaped(nn.Module):
@@ -293,40 +289,6 @@ def test_a_backward_that_fails_changes_nothing_and_the_next_is_right(stops, monk
     assert error(model.norm.weight.grad, twin.norm.weight.grad) <= 1e-5
 
 
-def test_second_derivatives_are_eagers_however_they_are_asked_for():
-    model, x = mlp(), data().requires_grad_()
-    fast, weights = compiled(model), list(model.parameters())
-
-    def asked(call):
-        loss = call(x).sum()
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-        yield from torch.autograd.grad(loss + gradient.pow(2).sum(), weights, retain_graph=True)
-        yield from torch.autograd.grad(gradient.pow(2).sum(), x, retain_graph=True)
-        yield torch.autograd.functional.hessian(lambda z: call(z).pow(2).sum(), x.detach())
-        yield from torch.autograd.functional.hvp(lambda z: call(z).pow(2).sum(), x.detach(), x.detach())
-
-    for mine, plain in zip(asked(fast), asked(model), strict=True):
-        assert torch.allclose(mine, plain, rtol=1e-4, atol=1e-5)
-
-
-def test_a_second_derivative_sees_weights_that_changed_in_between():
-    model, x = mlp(), data().requires_grad_()
-    (gradient,) = torch.autograd.grad(compiled(model)(x).sum(), x, create_graph=True)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        gradient.pow(2).sum().backward()
-
-
-def test_a_gradient_made_with_its_graph_may_be_used_as_a_number():
-    model, x = mlp(), data().requires_grad_()
-    (gradient,) = torch.autograd.grad(compiled(model)(x).sum(), x, create_graph=True)
-    other = torch.ones_like(x).requires_grad_()
-    (found,) = torch.autograd.grad((gradient * other).sum(), other)
-    assert error(found, torch.autograd.grad(model(x).sum(), x)[0]) <= 1e-5
-
-
 def test_a_compiled_model_within_a_compiled_model_is_placed_with_it():
     inner = mlp()
     outer = nn.Sequential(nn.Linear(6, 6), compiled(inner))
@@ -338,29 +300,22 @@ def test_a_compiled_model_within_a_compiled_model_is_placed_with_it():
     assert alike(outer, twin) and {"0", "1.0", "1.2"} <= {t.module for t in fast.plan.costed.graph.tasks}
 
 
-def test_weights_that_are_untied_are_two():
+@pytest.mark.parametrize("trained", [True, False])
+def test_weights_that_are_untied_are_two(trained):
     model, x = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), data()
     model[2].weight = model[0].weight
     fast = compiled(model)
     for _ in range(2):
-        twin = copy.deepcopy(model)
-        fast(x).sum().backward()
-        twin(x).sum().backward()
-        assert alike(model, twin)
-        model.zero_grad()
+        with torch.set_grad_enabled(trained):
+            twin = copy.deepcopy(model)
+            found, expected = fast(x), twin(x)
+            assert error(found, expected) <= 1e-5
+        if trained:
+            found.sum().backward()
+            expected.sum().backward()
+            assert alike(model, twin)
+            model.zero_grad()
         model[2].weight = nn.Parameter(torch.randn(6, 6))
-    with torch.no_grad():
-        assert error(fast(x), model(x)) <= 1e-5
-
-
-def test_weights_that_are_untied_are_two_without_gradients():
-    model, x = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), data()
-    model[2].weight = model[0].weight
-    fast = compiled(model)
-    with torch.no_grad():
-        fast(x)
-        model[2].weight = nn.Parameter(torch.randn(6, 6))
-        assert error(fast(x), model(x)) <= 1e-5
 
 
 def test_a_weight_may_be_an_argument_too():

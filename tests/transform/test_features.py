@@ -155,16 +155,15 @@ def test_a_pair_is_trained_in_parts(parts: int, each: int, batch: int, bias: boo
 
 
 @pytest.mark.parametrize(
-    "model, x",
+    "model, x, parts",
     [
-        (Gated(), rows(4, 8)),
-        (Attention(16, 4, True), rows(2, 5, 16)),
-        (Block(16, 4, False), rows(2, 5, 16)),
-        (GPT(), torch.arange(16).view(2, 8)),
+        (Gated(), rows(4, 8), 2),
+        (Attention(16, 4, True), rows(2, 5, 16), 4),
+        (Block(16, 4, False), rows(2, 5, 16), 2),
+        (GPT(), torch.arange(16).view(2, 8), 4),
     ],
     ids=["gated", "attention", "block", "gpt"],
 )
-@pytest.mark.parametrize("parts", [2, 4])
 def test_gates_and_heads_are_trained_in_parts(model: nn.Module, x: torch.Tensor, parts: int) -> None:
     graph, cut, off = halves(model, x, parts=parts, trained=True)
     assert off < 1e-12

@@ -248,7 +248,7 @@ def test_new_weights_go_back_in_one_transfer_for_each_bucket_and_device(
     kept = {(state, program.buffer[name].device) for name, state in program.keeps}
     weights = {name for name in graph.state if graph.value[name].path in pair.model.state_dict()}
     assert {(name, f"emulated:{n}") for name in weights for n in "01"} <= kept
-    pool = step._signatures.pool
+    pool = step._session.pool
     before = pool.transfers
     pair.same(data[4:])
     assert pool.transfers == before and not stale(pool)
@@ -282,7 +282,7 @@ def test_a_step_that_fails_after_half_of_its_updates_changes_nothing(monkeypatch
     pair = Pair(deep, halves, machine(), **AT_HOME)
     data = batches(5)
     pair.same(data[:3])
-    step, pool = pair.step, pair.step._signatures.pool
+    step, pool = pair.step, pair.step._session.pool
     assert len(steps(step.plan.costed.graph)) == 2
     state = [held.clone() for entries in pair.optimizer.state.values() for held in entries.values()]
     weights = [parameter.detach().clone() for parameter in pair.model.parameters()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -101,8 +102,9 @@ def test_losses_of_rows(name: str) -> None:
     assert any(task.target == SUM for task in parted.tasks)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["mse", "bce_weighted", "kl_mean", "var"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), zip(["mse", "bce_weighted", "kl_mean", "var"], cycle([torch.float32, torch.bfloat16]))
+)
 def test_losses_of_rows_in_other_types(name: str, dtype: torch.dtype) -> None:
     same(Scored(LOSSES[name]).to(dtype), (rows(dtype), rows(dtype, 1)[:, 0]))
 
@@ -200,8 +202,9 @@ class Dropped(nn.Module):
         return self.last(self.two(y))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d])
+@pytest.mark.parametrize(
+    ("dtype", "kind"), zip([torch.float64, torch.float32, torch.bfloat16], cycle([nn.Dropout, nn.Dropout1d]))
+)
 def test_dropout_draws_what_it_drew(kind: type[nn.Module], dtype: torch.dtype) -> None:
     model = Dropped(kind).to(dtype)
     x = rows(dtype, 4)
@@ -246,9 +249,9 @@ class Normed(nn.Module):
         return self.two((y.squeeze(2) if self.dims == 2 else y).relu())
 
 
-@pytest.mark.parametrize("dims", [1, 2])
-@pytest.mark.parametrize("track", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    ("affine", "track", "dims"), [(True, True, 1), (True, False, 2), (False, True, 2), (False, False, 1)]
+)
 def test_batch_norm_has_the_statistics_of_the_whole_batch(affine: bool, track: bool, dims: int) -> None:
     model = Normed(affine, track, dims).double()
     x = torch.randn(ROWS, WIDTH, 6, dtype=torch.float64, requires_grad=True)
@@ -270,8 +273,9 @@ def test_batch_norm_of_frozen_weights_and_input() -> None:
     same(model, (x,))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "mixed"), [(torch.float32, False), (torch.bfloat16, True), (torch.float16, True)]
+)
 def test_batch_norm_in_other_types(dtype: torch.dtype, mixed: bool) -> None:
     model = Normed().to(dtype)
     if mixed:

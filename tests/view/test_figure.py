@@ -108,10 +108,10 @@ def test_the_next_forward_of_fc2_reads_what_was_copied_back(figure):
         lane = program.lane[f"emulated:{number}/0"]
         readers = [s for s in lane.steps if f"fc2.weight@emulated:{number}" in getattr(s, "reads", ())]
         assert readers and program.buffer[f"fc2.weight@emulated:{number}"].kind == "resident"
-    before = step._signatures.pool.transfers
+    before = step._session.pool.transfers
     step(*batch)
-    assert step._signatures.pool.transfers == before
-    assert not stale(step._signatures.pool)
+    assert step._session.pool.transfers == before
+    assert not stale(step._session.pool)
 
 
 def test_a_missing_copy_back_is_found(figure):
@@ -119,5 +119,5 @@ def test_a_missing_copy_back_is_found(figure):
     step, model, _ = figure
     saved = model.fc2.weight.detach().clone()
     model.fc2.weight.data.add_(1)
-    assert "fc2.weight" in stale(step._signatures.pool)
+    assert "fc2.weight" in stale(step._session.pool)
     model.fc2.weight.data.copy_(saved)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span
-from ..tensor_split import restored
+from ...pipeline.compare import untouched
 
 INPUT = "input "
 """Prefix of the names of inputs, which are passed through torch's own keywords such as `target`."""
@@ -41,14 +41,14 @@ class _Entry(nn.Module):
     nobody has filled. That call must leave no trace: it runs `plain`, the stage as it was before it was placed, on
     zeros, with copies of buffers.
 
-    `apart`: return a copy of the output that the backward does not keep, because torch detaches outputs in place when
+    `copies`: return a copy of the output that the backward does not keep, because torch detaches outputs in place when
     it computes gradients of inputs and weights separately.
     `counts`: True while a micro-batch is computed.
     """
 
-    def __init__(self, stage: nn.Module, plain: nn.Module, apart: bool, device: torch.device) -> None:
+    def __init__(self, stage: nn.Module, plain: nn.Module, copies: bool) -> None:
         super().__init__()
-        self.stage, self.plain, self.apart, self.device = stage, plain, apart, device
+        self.stage, self.plain, self.copies = stage, plain, copies
         self.counts = False
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
@@ -58,37 +58,35 @@ class _Entry(nn.Module):
             with torch.no_grad():
                 for tensor in received:
                     tensor.zero_()
-        with nullcontext() if self.counts else _untouched(self.plain, self.device):
+        with nullcontext() if self.counts else untouched(self.plain):
             stage = self.stage if self.counts else self.plain
             found = stage(*map(_InOnePiece.apply, received), **named)
-        return pytree.tree_map(torch.clone, found) if self.apart else found
+        return pytree.tree_map(torch.clone, found) if self.copies else found
 
 
-@contextmanager
-def _untouched(stage: nn.Module, device: torch.device) -> Iterator[None]:
-    """Within the block, let a stage write to copies of its buffers; then restore these and the generators."""
-    own = {module: dict(module._buffers) for module in stage.modules()}
-    copies = {
-        id(buffer): buffer.clone() for each in own.values() for buffer in each.values() if buffer is not None
-    }
-    for module, buffers in own.items():
-        module._buffers.update({name: copies.get(id(buffer)) for name, buffer in buffers.items()})
-    try:
-        with restored(device):
-            yield
-    finally:
-        for module, buffers in own.items():
-            module._buffers.update(buffers)
+class TimedStage(pipelining.PipelineStage):
+    """A stage of this process for a schedule of torch's: it notes each pass in `spans`.
 
+    placed, plain: the stage as it runs, and as it was before it was placed.
+    summed: the context of each backward of a stage, given its number, which starts the sums of final gradients.
+    answers: takes what the last stage answers without a backward, with the number of its micro-batch.
+    """
 
-class _TimedStage(pipelining.PipelineStage):
-    """A `PipelineStage` that records when it computes and what it answers, and starts the sums of gradients that are
-    final."""
-
-    entry: _Entry
-    spans: list[Span]
-    answers: list[tuple[int, Sequence[torch.Tensor]]]
-    summed: Callable[[int], AbstractContextManager[None]]
+    def __init__(
+        self,
+        number: int,
+        placed: nn.Module,
+        plain: nn.Module,
+        plan: Distribution,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        summed: Callable[[int], AbstractContextManager[None]],
+        spans: list[Span],
+        answers: list[tuple[int, Sequence[torch.Tensor]]],
+    ) -> None:
+        self.entry = _Entry(placed, plain, plan.schedule == "zero-bubble")
+        super().__init__(self.entry, number, len(plan.stages), device, group=group)
+        self.summed, self.spans, self.answers = summed, spans, answers
 
     def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the forward of a micro-batch; keep what the last stage answers without a backward."""
@@ -123,28 +121,3 @@ class _TimedStage(pipelining.PipelineStage):
             Span(f"{device}/0", device, "compute", name, began, time.perf_counter(), phase=phase)
         )
         return result
-
-
-def torch_stages(
-    placed: Mapping[int, nn.Module],
-    plain: Mapping[int, nn.Module],
-    plan: Distribution,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-    summed: Callable[[int], AbstractContextManager[None]],
-    spans: list[Span],
-    answers: list[tuple[int, Sequence[torch.Tensor]]],
-) -> list[pipelining.PipelineStage]:
-    """Return the stages of this process for a schedule of torch's, by number: `placed` as they run, and `plain` as they
-    were before.
-
-    They note each pass in `spans`, add what the last stage answers without a backward to `answers`, with the number of
-    its micro-batch, and run each backward of a stage within `summed`, given its number.
-    """
-    found: list[pipelining.PipelineStage] = []
-    for number, module in placed.items():
-        entry = _Entry(module, plain[number], plan.schedule == "zero-bubble", device)
-        stage = _TimedStage(entry, number, len(plan.stages), device, group=group)
-        stage.entry, stage.summed, stage.spans, stage.answers = entry, summed, spans, answers
-        found.append(stage)
-    return found

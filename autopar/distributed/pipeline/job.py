@@ -22,7 +22,7 @@ from ...planner.pipelines.simulation import grid_of, predicted, waits
 from ...system.text import seconds, size, table
 from ...training.messages import subgroup
 from ..tensor_split import local
-from .entry import INPUT, torch_stages
+from .entry import INPUT, TimedStage
 from .reduction import sums
 from .stages import rows_as, staged
 from .units import Units
@@ -102,16 +102,8 @@ class Distributed:
         self._serving: Any = None
 
     def _scheduled(self, loss: Callable[..., torch.Tensor] | None) -> Any:
-        built = torch_stages(
-            self._placed,
-            self.stages,
-            self.plan,
-            self._device,
-            self._chain,
-            self._sums.backward,
-            self._spans,
-            self._answers,
-        )
+        shared = self.plan, self._device, self._chain, self._sums.backward, self._spans, self._answers
+        built = [TimedStage(n, placed, self.stages[n], *shared) for n, placed in self._placed.items()]
         kind: Any = _SCHEDULES[self.plan.schedule]
         single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
         given = built[0] if single else built

@@ -7,7 +7,6 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,7 +21,7 @@ from ...engine.api import plan
 from ...errors import AutoparError
 from ...ir.hosts import compute_devices
 from ...ir.machine import Machine
-from ..tensor_split import restored
+from ...pipeline.compare import untouched
 from .stages import StageModule, located
 from .units import Units, writes
 
@@ -47,7 +46,7 @@ def profile(units: Units, inputs: Sequence[Any], device: torch.device, trained: 
     in a step. The forwards, and the backwards, are therefore scaled by a common factor to the time of the
     whole model, unless the model does not fit on the device. Buffers and random generators are restored.
     """
-    with _as_before(units.model, device), torch.set_grad_enabled(trained):
+    with untouched(units.model), torch.set_grad_enabled(trained):
         found = list(_times(units, inputs, device, trained))
         try:
             forward_s, backward_s = _whole(units, inputs, device, trained)
@@ -169,16 +168,6 @@ def _copied(value: Any) -> Any:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-@contextmanager
-def _as_before(model: nn.Module, device: torch.device) -> Iterator[None]:
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with restored(device):
-        yield
-    with torch.no_grad():
-        for buffer, before in kept:
-            buffer.copy_(before)
 
 
 def share(units: Units, inputs: Sequence[Any], machine: Machine, trained: bool) -> float:
