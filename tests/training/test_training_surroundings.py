@@ -142,7 +142,7 @@ def test_sparse_gradients_are_trained_as_written(caplog):
     assert "0.weight is sparse" in caplog.text
     bag = nn.EmbeddingBag(10, 6, sparse=True)
     compiled(Shaped(lambda h: bag(h.argsort())))(data())
-    assert "sparse=False (at tests/training/" in caplog.text and "While executing" not in caplog.text
+    assert "sparse=False at tests/training/" in caplog.text and "While executing" not in caplog.text
 
 
 def test_statistics_of_the_parts_are_not_held_against_those_of_the_whole():
