@@ -46,7 +46,7 @@ HOW = "on the stand-in for one they run by: python -m pytest -m gpu --accelerato
 GPU = "gpu and not release"
 """What `-m gpu` runs."""
 
-LONG = ("test_kernel_libraries", "test_faults", "test_dynamo_sizes", "test_language", "test_zoo")
+LONG = ("test_kernel_libraries", "test_faults", "test_kernel_values", "test_language", "test_zoo")
 """Files that take longest, of which none is to be the last that one process of pytest-xdist has left."""
 
 missing = pytest.StashKey[str]()
@@ -105,13 +105,7 @@ def _settings() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reason = config.stash.get(missing, None)
-    seen: set[str] = set()
     for item in items:
-        thin, test = item.get_closest_marker("thin"), item.nodeid.partition("[")[0]
-        # By a hash of the name: every n-th of a product of parameters would have few values of the last one.
-        if thin and test in seen and zlib.crc32(item.name.encode()) % thin.args[0]:
-            item.add_marker("release")
-        seen.add(test)
         if any(map(item.get_closest_marker, ("zoo", "grid", "release"))):
             item.add_marker("slow")
         if reason and item.get_closest_marker("gpu"):

@@ -47,10 +47,14 @@ MODELS = {
 }
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("where", [FIRST, "cpu"], ids=["accelerator", "cpu"])
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("make", "where", "training"),
+    [
+        pytest.param(make, (FIRST, "cpu")[(at + training) % 2], training, id=f"{name}-{training}")
+        for at, (name, make) in enumerate(MODELS.items())
+        for training in (False, True)
+    ],
+)
 def test_dtypes_are_eagers(make, where, training) -> None:
     model = make().to(where)
     eager = copy.deepcopy(model)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import networkx
 import pytest
 import torch
-from capture_models import CASES, Case
+from capture_models import CALLS, Call
 from capturing import capture, joint
-from joint_models import differentiable
+from joint import differentiable
 from torch import nn
 
 from autopar.ir.graph import Const, Graph, Ref, refs
@@ -21,9 +22,9 @@ def state_of(model: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_graph_is_sound(case: Case) -> None:
-    model, args, kwargs = case.make()
+@pytest.mark.parametrize("make", CALLS, ids=lambda make: make.__name__)
+def test_graph_is_sound(make: Callable[[], Call]) -> None:
+    model, args, kwargs = make()
     with torch.no_grad():
         captured = capture(model, args, kwargs)
     graph = captured.graph.check()

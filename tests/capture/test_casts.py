@@ -21,7 +21,6 @@ def casting(dtype: torch.dtype | None) -> torch.autocast:
     return torch.autocast("cpu", dtype, enabled=dtype is not None)
 
 
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("first", CASTS)
 @pytest.mark.parametrize("training", [False, True])
 def test_autocast_to_another_dtype_is_another_call(first, training):

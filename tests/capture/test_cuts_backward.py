@@ -37,7 +37,6 @@ def pooled(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 X, MEAN, RSTD = norm(6, 3, 4)
 G, GMEAN, GRSTD = groups(6, 4, 5)
-RMS = r(6, 3, 4)
 POOL = pooled(6, 4, 8, 8)
 POINTS = r(6, 3, 4), r(6, 5, 4)
 NUMBER = torch.tensor(0.7, dtype=torch.float64)

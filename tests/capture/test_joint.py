@@ -5,15 +5,15 @@ import re
 
 import pytest
 import torch
-from capture_models import Does, x
+from capture_models import TRAINED, Does, mlp, shared, tied, transformer, x
 from capturing import capture, joint
-from joint_models import MODELS, agrees, differentiable, mlp, shared, tied, transformer
+from joint import agrees, differentiable
 from torch import nn
 from zoo.entry import library
 
 from autopar.ir.graph import SUM
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 KERNELS = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
 
@@ -23,7 +23,7 @@ def built(make):
     return make()
 
 
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", TRAINED, ids=lambda make: make.__name__)
 def test_gradients_are_eagers(make):
     neutral_and_in_two_phases(agrees(*built(make)))
 

@@ -9,7 +9,7 @@ import torch
 from capture_models import Does
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from joint_models import agrees
+from joint import agrees
 from torch import nn
 from torch.utils import _pytree as pytree
 

@@ -21,7 +21,7 @@ from autopar.ir.graph import JOIN
 from autopar.ops import resolve as bind
 from autopar.pipeline import stages
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(4)]
+pytestmark = pytest.mark.slow
 
 SPREAD = ["cpu*2", "emulated:0", "emulated:1"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from machines import MACHINES
+from machines import placed
 from models import assert_same
 from torch import nn
 from torch.nn.utils import parametrize
@@ -72,9 +72,8 @@ def _model() -> nn.Sequential:
 @pytest.mark.parametrize("change", WAYS, ids=lambda change: change.__name__.strip("_"))
 @pytest.mark.parametrize("where", ["cpu", "devices"])
 def test_calls_answer_by_the_new_weights(change: Callable[[nn.Sequential], None], where: str) -> None:
-    devices, options = MACHINES[where]
     model, x = _model().double(), torch.randn(3, 6, dtype=torch.float64)
-    fast = autopar.compile(model, devices, **options)
+    fast = autopar.compile(model, **placed(where, model))
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             for _ in range(3):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from machines import MACHINES
+from machines import placed
 from models import MODELS, assert_same
 from torch import nn
 
@@ -34,9 +34,8 @@ def _top(model: nn.Sequential) -> Any:
 def test_hooks_run_from_the_call_after_they_are_registered(
     hook: Callable[[nn.Sequential], Any], where: str
 ) -> None:
-    devices, options = MACHINES[where]
     model, (x,) = MODELS["mlp"].model(), MODELS["mlp"].batches([4])
-    fast = autopar.compile(model, devices, **options)
+    fast = autopar.compile(model, **placed(where, model))
     with torch.no_grad():
         for _ in range(3):
             without = fast(x)
@@ -65,13 +64,12 @@ def test_a_hook_that_counts_is_called_in_each_call() -> None:
 
 
 def test_hooks_of_parameters_see_eagers_gradients() -> None:
-    devices, options = MACHINES["halves"]
     plain, model = (MODELS["mlp"].model() for _ in range(2))
     (x,) = MODELS["mlp"].batches([4])
     gradients: list[torch.Tensor] = []
     for net in (plain, model):
         net[0].weight.register_hook(gradients.append)
-    fast = autopar.compile(model, devices, **options)
+    fast = autopar.compile(model, **placed("halves", model))
     for _ in range(2):
         plain(x).sum().backward()
         fast(x).sum().backward()
@@ -81,9 +79,8 @@ def test_hooks_of_parameters_see_eagers_gradients() -> None:
 
 @pytest.mark.parametrize("where", ["cpu", "devices"])
 def test_threads_get_the_results_of_their_own_calls(where: str) -> None:
-    devices, options = MACHINES[where]
     plain, model = (MODELS["branches"].model().eval() for _ in range(2))
-    fast = autopar.compile(model, devices, **options)
+    fast = autopar.compile(model, **placed(where, model))
     differences: list[str] = []
 
     def call(seed: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from machines import MACHINES
+from machines import MACHINES, placed
 from models import MODELS, assert_same, infer, loss, optimizer, steps, train
 from torch import nn
 
@@ -14,28 +14,29 @@ ROWS = (8, 8, 5, 1)
 
 
 def _inference(name: str, where: str) -> None:
-    case, (devices, options) = MODELS[name], MACHINES[where]
+    case = MODELS[name]
     plain, model = case.model().eval(), case.model().eval()
-    fast = autopar.compile(model, devices, **options)
+    fast = autopar.compile(model, **placed(where, model))
     batches = case.batches(ROWS)
     assert_same(infer(fast, batches), infer(plain, batches), exact=where == "cpu")
     assert_same(model.state_dict(), plain.state_dict())
     assert "as written" not in fast.explain()
+    assert where != "devices" or len({step.device for step in fast.plan.placed}) > 1
 
 
 def _own_loop(name: str, where: str) -> None:
-    case, (devices, options) = MODELS[name], MACHINES[where]
+    case = MODELS[name]
     plain, model = case.model(), case.model()
     batches = case.batches(_trained(name))
     assert_same(
-        train(autopar.compile(model, devices, **options), model, batches), train(plain, plain, batches)
+        train(autopar.compile(model, **placed(where, model)), model, batches), train(plain, plain, batches)
     )
 
 
 def _step(name: str, where: str) -> None:
-    case, (devices, options) = MODELS[name], MACHINES[where]
+    case = MODELS[name]
     plain, model = case.model(), case.model()
-    step = autopar.train_step(model, loss, optimizer(model), devices, **options)
+    step = autopar.train_step(model, loss, optimizer(model), **placed(where, model))
     batches = case.batches(_trained(name))
     whole = train(plain, plain, batches)
     assert_same(steps(step, model, batches), [*whole[:-1:2], whole[-1]])
@@ -57,19 +58,16 @@ def _trained(name: str) -> tuple[int, ...]:
 WAYS = {"inference": _inference, "own_loop": _own_loop, "step": _step, "data_parallel": _data_parallel}
 
 
-def _table() -> list[object]:
-    """Each model in each way on one machine in turn; all other machines before a release."""
-    rows: list[object] = []
-    for m, name in enumerate(MODELS):
-        for w, way in enumerate(WAYS):
-            machines = [*MACHINES] if way != "data_parallel" else ["halves"]
-            for at, where in enumerate(machines):
-                often = at == (m + w) % len(machines)
-                marks = pytest.mark.slow if often else pytest.mark.release
-                rows.append(pytest.param(name, way, where, id=f"{name}-{way}-{where}", marks=marks))
-    return rows
+def _table() -> list[tuple[str, str, str]]:
+    """Each model in each way on one machine in turn; accelerators are in `tests/accelerators/test_rig.py`."""
+    return [
+        (name, way, [*MACHINES][(m + w) % len(MACHINES)] if way != "data_parallel" else "halves")
+        for m, name in enumerate(MODELS)
+        for w, way in enumerate(WAYS)
+    ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "way", "where"), _table())
 def test_results_are_eagers(name: str, way: str, where: str) -> None:
     torch._dynamo.reset()

@@ -37,8 +37,6 @@ def brought(plan) -> int:
     [
         pytest.param(2, False, id="2-inference"),
         pytest.param(None, True, id="None-training"),
-        pytest.param(2, True, id="2-training", marks=pytest.mark.release),
-        pytest.param(None, False, id="None-inference", marks=pytest.mark.release),
     ],
 )
 def test_weights_that_live_on_the_host_are_brought_in_each_call(training: bool, split: int | None) -> None:

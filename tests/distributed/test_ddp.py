@@ -27,7 +27,7 @@ from helpers.replicas_of import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 STEPS, FEWER = 50, 12
 """Steps, and those of models that take all in the grid or on other devices."""
@@ -53,7 +53,6 @@ def _trained(rank: int, count: int, kind: str, devices: str, dtype: str, steps: 
     return losses, values(ddp.module), used, notes
 
 
-@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("count", "kind", "devices", "dtype", "allowed", "steps"),
     [

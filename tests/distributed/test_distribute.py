@@ -14,7 +14,7 @@ import torch
 from helpers.job_models import loss, made, stepped, trained
 from helpers.ranks import ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 """The engine is that of test_pipeline.py, where models take 50."""
@@ -36,7 +36,6 @@ def _distributed(rank: int, name: str, options: dict) -> tuple[float, Any]:
     return max(abs(a - b) for a, b in zip(losses, expected)), job.plan
 
 
-@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("count", "name", "options"),
     [

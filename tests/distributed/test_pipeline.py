@@ -8,7 +8,7 @@ from helpers.grid import apart, grid
 from helpers.job_models import ROWS, alone, chained, job_of, made, prepare, stepped
 from helpers.ranks import RankError, ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(4)]
+pytestmark = pytest.mark.slow
 
 STEPS = 50
 FEWER = 6

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from autopar import PlanError
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 ROWS, COUNT = 8, 2
 """Rows of a batch, and micro-batches."""

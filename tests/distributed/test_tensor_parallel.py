@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autopar.distributed.tensor_split import TensorPlan, clip_grad_norm_, tensor_parallel, tensor_plan
 from autopar.errors import PlanError, RunError
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 CLOSE = 1e-9
 FEWER = 5
@@ -98,7 +98,6 @@ def trained(rank: int, name: str, steps: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("count", "names", "steps"),
     [
@@ -263,7 +262,6 @@ def test_what_cannot_be_a_pair_is_said(model: nn.Module, why: str) -> None:
     assert why in plan.explain()
 
 
-@pytest.mark.thin(1)
 def test_the_gradient_of_a_single_tensor_is_clipped_as_by_torch() -> None:
     found, expected = (nn.Parameter(torch.zeros(4, 3)) for _ in range(2))
     found.grad, expected.grad = (torch.arange(12.0).view(4, 3) for _ in range(2))

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autopar
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 STEPS, FEWER = 50, 12
 """Steps, and those of models that take all in the grid."""
@@ -64,7 +64,6 @@ def _trained(rank: int, count: int, kind: str, optimizer: str, dtype: str, steps
     return losses, values(network), said
 
 
-@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("count", "kind", "optimizer", "dtype", "allowed", "steps"),
     [

@@ -3,17 +3,12 @@
 import copy
 import logging
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
-from program_text import parse
 from torch import nn
 
 import autopar
-
-pytestmark = pytest.mark.thin(2)
 
 THREE = ["cpu", "emulated:0", "emulated:1"]
 
@@ -48,43 +43,16 @@ def no_grad():
         yield
 
 
-def test_equals_the_model_on_one_device_bit_for_bit(model, x):
-    assert torch.equal(autopar.compile(model, ["cpu"])(x), model(x))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "split"),
-    [("auto", "auto"), ("auto", None), ("auto", 2), ("heft", "auto"), ("round_robin", 2)],
+    [("auto", "auto"), ("heft", None), ("round_robin", 2)],
 )
 def test_equals_the_model_on_three_devices(model, x, policy, split):
     fast = autopar.compile(model, THREE, policy=policy, split=split, check="always")
     torch.testing.assert_close(fast(x), model(x))
     torch.testing.assert_close(fast(x, scale=2.0), model(x, scale=2.0))
     assert fast.plan.lower_bound <= fast.plan.makespan
-
-
-def test_a_forced_split_cuts_the_batch(model, x):
-    fast = autopar.compile(model, THREE, split=3, example_inputs=(x,))
-    assert fast.plan.costed.graph.split.startswith("3 parts")
-    torch.testing.assert_close(fast(x), model(x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [2, {"emulated:0": 0.5, "emulated:1": 0.5}])
-def test_the_short_last_batch_of_a_loader_stays_whole(model, split):
-    fast = autopar.compile(model, THREE, split=split)
-    for rows in (6, 6, 1, 0, 3):
-        x = torch.randn(rows, 16)
-        torch.testing.assert_close(fast(x), model(x))
-
-
-def test_a_share_for_each_device_is_taken_as_given(model, x):
-    fast = autopar.compile(model, THREE, split={"emulated:0": 0.25, "emulated:1": 0.75}, example_inputs=(x,))
-    assert fast.plan.costed.graph.split.endswith("3 + 9")
-    used = {placed.device for placed in fast.plan.placed}
-    assert {"emulated:0", "emulated:1"} <= used
-    torch.testing.assert_close(fast(x), model(x))
 
 
 def test_functions_of_tensors_work_and_so_do_their_modules(model, x):
@@ -144,21 +112,6 @@ def test_state_is_the_users_own(model, x):
 
 
 @pytest.mark.slow
-def test_a_call_that_needs_gradients_has_them(model, x):
-    fast = autopar.compile(model, ["cpu"])
-    assert not fast(x).requires_grad
-    with torch.enable_grad():
-        assert fast(x).requires_grad
-        frozen = autopar.compile(model.requires_grad_(False), ["cpu"])
-        assert not frozen(x).requires_grad
-
-
-def test_outputs_can_stay_where_they_were_made(model, x):
-    fast = autopar.compile(model, THREE, policy="round_robin", split=None, outputs="as_placed")
-    torch.testing.assert_close(fast(x), model(x))
-
-
-@pytest.mark.slow
 def test_pins_and_memory_are_kept(model, x):
     fast = autopar.compile(
         model, THREE, pins={"tower_a": "emulated:1", "*_b": "emulated:0"}, split=None, example_inputs=(x,)
@@ -207,13 +160,6 @@ def test_an_edited_plan_is_compiled_back(model, x, tmp_path):
         autopar.compile(model, THREE, plan=tmp_path / "plan.json", example_inputs=(x,))
 
 
-def test_programs_and_plans_print(model, x):
-    fast = autopar.compile(model, THREE, example_inputs=(x,))
-    assert parse(str(fast.program)) == fast.program
-    assert "predicted" in str(fast.plan)
-    assert "EMULATED" in fast.explain() and "EMULATED" in str(fast.plan)
-
-
 @pytest.mark.slow
 def test_sizes_are_kept_and_dropped_with_one_warning(model, caplog, monkeypatch):
     monkeypatch.setattr("autopar.pipeline.calls.SIZES", 4)
@@ -240,18 +186,6 @@ def test_devices_are_checked():
         autopar.compile(linear, [])
     with pytest.raises(autopar.DeviceError, match=r"use autopar\.plan"):
         autopar.compile(linear, autopar.Machine.declare("cpu-16", "t4"))
-
-
-def test_keywords_are_checked(model, x):
-    for keyword, value in [
-        ("check", "sometimes"),
-        ("outputs", "anywhere"),
-        ("split", "half"),
-        ("split", 0),
-        ("policy", "best"),
-    ]:
-        with pytest.raises(autopar.PlanError, match=f"{value}|at least 1"):
-            autopar.compile(model, ["cpu"], example_inputs=(x,), **{keyword: value})
 
 
 @pytest.mark.slow
@@ -309,21 +243,3 @@ def test_recording(model, x, tmp_path):
         pass
     with pytest.raises(autopar.AutoparError, match="nothing was recorded"):
         empty.save(tmp_path / "none.json")
-
-
-def test_a_plan_for_a_machine_one_does_not_have(model, x):
-    machine = autopar.Machine.declare("cpu-16", "h100-sxm", "h100-sxm")
-    plan = autopar.plan(model, machine, example_inputs=(x,))
-    assert plan.lower_bound <= plan.makespan <= min(time for _, time in plan.singles if time is not None)
-    assert "declared" in str(plan)
-
-
-@pytest.mark.slow
-def test_torch_is_not_loaded_by_the_planner():
-    names = (
-        "autopar.Plan, autopar.Machine, autopar.Program, autopar.Graph, autopar.Timeline, autopar.PlanError"
-    )
-    code = f"import sys, autopar; {names}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    broken = code.replace("assert", "sys.modules['torch'] = sys; assert")
-    assert subprocess.run([sys.executable, "-c", broken], capture_output=True, check=False).returncode != 0

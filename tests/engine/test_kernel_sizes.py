@@ -25,7 +25,7 @@ from autopar.pipeline.kernel_verdict import signature
 from autopar.runtime import trial, tuned
 from autopar.runtime.kernels import STACKS, Compilation, Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import copy
 import multiprocessing
-import threading
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import autopar
 from autopar.errors import DifferenceError
 from autopar.ir.open_size import OpenSize
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 SIZES = [(3, 4), (4, 6), (5, 5), (3, 9), (7, 4), (2, 20), (6, 6), (4, 3), (8, 30)]
 
@@ -96,11 +95,6 @@ def alike(plain, fast, sizes, grad):
 @pytest.mark.parametrize(
     "model, devices, grad",
     [
-        # Of two devices, and of lanes, other tests here call attention with many sizes.
-        pytest.param(Attention, ["cpu"], True, marks=pytest.mark.release),
-        pytest.param(Normed, ["cpu"], False, marks=pytest.mark.release),
-        pytest.param(Attention, ["cpu*2"], False, marks=pytest.mark.release),
-        pytest.param(Attention, ["cpu", "emulated:0"], True, marks=pytest.mark.release),
         (Normed, ["cpu"], True),
         (Normed, ["cpu*2"], False),
     ],
@@ -117,9 +111,7 @@ def test_one_program_serves_all_sizes(model, devices, grad):
         alike(plain, fast, sizes, grad)
 
 
-@pytest.mark.parametrize(
-    "first", [6, pytest.param(4, marks=pytest.mark.release)], ids=["", "as long as the batch"]
-)
+@pytest.mark.parametrize("first", [6, 4], ids=["", "as long as the batch"])
 def test_a_split_batch_is_planned_for_each_length(first):
     plain, fast = pair(Attention, ["cpu", "emulated:0"], split=2)
     for rows, length in [(4, first), (4, 9), (4, 7), (5, 11), (1, 11), (4, first), (4, 9)]:
@@ -184,20 +176,6 @@ def shared():
     return plain, fast
 
 
-def test_weights_are_those_of_the_call(shared):
-    plain, fast = shared
-    x = torch.randn(9, 11, 16, dtype=torch.double)
-    fast(x)
-    with torch.no_grad():
-        for one, other in zip(plain.parameters(), fast.parameters()):
-            one.mul_(1.5)
-            other.mul_(1.5)
-        equal(fast(x), plain(x))
-        plain.out.weight = nn.Parameter(torch.randn(16, 16, dtype=torch.double))
-        fast.load_state_dict(plain.state_dict())
-        equal(fast(x), plain(x))
-
-
 def test_sizes_are_served_as_long_as_their_peaks_keep_the_caps():
     plain, fast = pair(Attention, ["cpu", "emulated:0"], memory={"cpu": "1MiB", "emulated:0": "1MiB"})
     with torch.no_grad():
@@ -233,19 +211,6 @@ def test_a_recorded_call_is_planned_for_its_own_sizes():
         assert SIZES[4] in served(fast).programs and timeline.last.makespan > 0
 
 
-def test_a_float_of_sizes_is_not_planned_anew():
-    plain, fast = pair(lambda: nn.Sequential(Scaled()), ["cpu"])
-    with torch.no_grad():
-        for sizes in SIZES[:4]:
-            alike(plain, fast, sizes, False)
-    assert len(served(fast).programs) == 1
-
-
-class Scaled(nn.Module):
-    def forward(self, x):
-        return x * x.shape[1] ** -0.5
-
-
 def test_a_wrong_answer_of_other_sizes_is_found(monkeypatch):
     """If a size were lost between capture and code, the first calls of other sizes would be refused."""
     plain, fast = pair(Blocks, ["cpu"])
@@ -267,33 +232,6 @@ def test_a_wrong_answer_of_other_sizes_is_found(monkeypatch):
 
 def _with(captured, sizes):
     return captured.__class__(**{**vars(captured), "sizes": sizes})
-
-
-def test_threads_call_with_sizes_of_their_own():
-    plain, fast = pair(Attention, ["cpu*2"], dynamic=True)
-    errors = []
-
-    def calls(first):
-        try:
-            with torch.no_grad():
-                for rows in range(first, first + 12):
-                    x = torch.randn(rows, first + 3, 16, dtype=torch.double)
-                    equal(fast(x), plain(x))
-        except BaseException as error:
-            errors.append(error)
-
-    with torch.no_grad():
-        for sizes in SIZES[:3]:
-            fast(torch.randn(*sizes, 16, dtype=torch.double))
-    threads = [threading.Thread(target=calls, args=(first,)) for first in (2, 5, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    fast.close()
-    with torch.no_grad():
-        alike(plain, fast, SIZES[2], False)
 
 
 def test_a_forked_process_calls_with_other_sizes():
@@ -336,8 +274,6 @@ class Scores(Attention):
     [
         (torch.optim.AdamW, ["cpu*2"]),
         (torch.optim.RMSprop, ["cpu"]),
-        pytest.param(torch.optim.AdamW, ["cpu"], marks=pytest.mark.release),
-        pytest.param(torch.optim.RMSprop, ["cpu*2"], marks=pytest.mark.release),
     ],
 )
 def test_one_program_takes_steps_of_all_sizes(optimizer, devices):

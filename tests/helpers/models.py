@@ -224,4 +224,4 @@ def assert_same(ours: Any, eager: Any, *, exact: bool = False) -> None:
             near = 0.0 if exact else 1e-11
             torch.testing.assert_close(one, other, rtol=near, atol=near, check_stride=False)
         else:
-            assert one == other
+            assert type(one) is type(other) and one == other

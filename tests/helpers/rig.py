@@ -3,7 +3,6 @@ when the module is imported: see `--accelerator` in `conftest.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,55 +60,6 @@ class Towers(nn.Module):
 
     def forward(self, x):
         return self.out(torch.cat([self.left(x), self.right(x)], 1))
-
-
-class CNN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, stride=2), nn.BatchNorm2d(8)
-        self.out = nn.Linear(8 * 16, 10)
-
-    def forward(self, x):
-        x = torch.relu(self.norm1(self.conv1(x)))
-        x = torch.relu(self.norm2(self.conv2(x)))
-        return self.out(x.flatten(1))
-
-
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(50, 32)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
-        )
-        self.out = nn.Linear(32, 10)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.out(x.mean(1))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind: Callable[..., nn.Module]) -> None:
-        super().__init__()
-        self.cells, self.out = kind(16, 24, num_layers=2, batch_first=True), nn.Linear(24, 10)
-
-    def forward(self, x):
-        return self.out(self.cells(x)[0][:, -1])
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
-    "mlp": (MLP, lambda: torch.randn(ROWS, 32)),
-    "towers": (Towers, lambda: torch.randn(ROWS, 32)),
-    "cnn": (CNN, lambda: torch.randn(ROWS, 3, 8, 8)),
-    "transformer": (Transformer, lambda: torch.randint(0, 50, (ROWS, 7))),
-    "lstm": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(ROWS, 6, 16)),
-    "gru": (lambda: Recurrent(nn.GRU), lambda: torch.randn(ROWS, 6, 16)),
-}
-"""Makers of a model and of a batch for it; all give `ROWS` rows of 10 numbers."""
 
 
 def in_turn(costed) -> dict[str, str]:

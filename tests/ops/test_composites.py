@@ -4,14 +4,13 @@ import re
 
 import pytest
 import torch
-from joint_models import agrees
+from joint import agrees
 from torch import nn
 from torch.nn import functional as F
+from turns import by_turns
 
 import autopar
 from autopar.errors import CaptureError
-
-pytestmark = pytest.mark.thin(3)
 
 OWN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_|thnn|fused")
 
@@ -112,9 +111,12 @@ def test_random_attention_draws_as_eager(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "batch_first": True}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@by_turns(
+    "kind, options, dtype",
+    [nn.LSTM, nn.GRU, nn.RNN],
+    [{}, {"bidirectional": True, "batch_first": True}],
+    [torch.float32, torch.float64],
+)
 def test_random_layers_draw_as_eager(kind, options, dtype):
     layer = kind(5, 6, num_layers=3, dropout=0.4, dtype=dtype, **options)
     name = {nn.LSTM: "lstm", nn.GRU: "gru"}.get(kind, "rnn_tanh")
@@ -141,8 +143,7 @@ def test_states_given_and_wanted():
     counted(only, (rn(4, 3, 5, grad=False), rn(2, 3, 3), rn(2, 3, 6, grad=False)), {"lstm": 1})
 
 
-@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-@pytest.mark.parametrize("bias", [True, False])
+@by_turns("kind, bias", [nn.LSTMCell, nn.GRUCell, nn.RNNCell], [True, False])
 def test_cells(kind, bias):
     cell = kind(5, 6, bias=bias).double()
     name = {nn.LSTMCell: "lstm_cell", nn.GRUCell: "gru_cell"}.get(kind, "rnn_tanh_cell")
@@ -156,9 +157,7 @@ def test_packed_sequences_are_refused():
         agrees(Called(lambda layer, x, sizes: layer(type(packed)(x, sizes))[0].data, layer), packed[:2])
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("padding", [None, 2])
-@pytest.mark.parametrize("form", ["rows", "offsets", "last"])
+@by_turns("form, padding, mode", ["rows", "offsets", "last"] * 2, [None, 2], ["sum", "mean", "max"])
 def test_bags(mode, padding, form):
     bag = nn.EmbeddingBag(
         9, 4, mode=mode, padding_idx=padding, include_last_offset=form == "last", dtype=torch.float64

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from capturing import capture, joint
 from torch import Tensor, nn
+from turns import by_turns
 
 import autopar
 from autopar.pipeline.batch_split import split_graph
 from autopar.pipeline.compare import interpret
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(4)]
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 
@@ -78,8 +79,7 @@ class Drawing(nn.Module):
         return *(draw(v) for draw in DRAWS.values()), torch.sin(v)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@by_turns("layout, training", LAYOUTS, [False, True])
 def test_draws_are_eagers_in_any_layout_and_any_parts(layout: str, training: bool) -> None:
     torch.manual_seed(1)
     x, model = LAYOUTS[layout](), Drawing()
@@ -136,10 +136,7 @@ class Layer(nn.Module):
         return F.alpha_dropout(v + 0.1 * torch.randn_like(v), 0.3, True) * 2
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize(
-    ("check", "split"), [("first", None), ("never", None), ("first", 2), ("first", 3), ("never", 3)]
-)
+@by_turns("check, split, training", ["first", "never"], [None, 2, 3], [False, True])
 def test_calls_leave_the_generator_as_eager_does(check: str, split: int | None, training: bool) -> None:
     torch.manual_seed(0)
     layer = Layer().requires_grad_(training)
@@ -156,8 +153,7 @@ def test_calls_leave_the_generator_as_eager_does(check: str, split: int | None, 
         assert found.requires_grad == training
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("share", [0.1, 0.15, 0.3, 1.0])
+@by_turns("share, dtype", [0.1, 0.15, 0.3, 1.0], [torch.float32, torch.bfloat16])
 def test_a_dropout_in_training_rounds_and_draws_as_eager(share: float, dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Dropout(share))
     fast = autopar.compile(model, ["cpu"], check="never")

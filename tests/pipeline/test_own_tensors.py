@@ -8,10 +8,11 @@ import logging
 import pytest
 import torch
 from torch import nn
+from turns import by_turns
 
 import autopar
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 
 class Own(nn.Module):
@@ -114,8 +115,7 @@ def calls(run, model, give, grad):
     return found, [(p.grad if p.grad is None else p.grad.clone()) for p in model.parameters()]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@by_turns("call, grad", CALLS, [False, True])
 def test_as_eager(call, grad, caplog):
     caplog.set_level(logging.ERROR, "autopar")
     for gift in (TRAINING if grad else INFERENCE)[call]:

@@ -19,7 +19,7 @@ from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search import Annealing
 from autopar.planner.search import anneal as search
-from autopar.planner.search.anneal import CHAINS, FIRST, ROOM, STEPS, anneal, polish
+from autopar.planner.search.anneal import FIRST, STEPS, anneal, polish
 
 pytestmark = needs_native
 
@@ -57,48 +57,6 @@ def test_the_same_problem_gives_the_same_schedules():
     assert anneal(made, 0.0, steps=6 * FIRST * 20) == anneal(instance(5), 0.0, steps=6 * FIRST * 20)
 
 
-def test_more_steps_are_never_worse():
-    made = instance(11, tasks=30, ccr=3.0)
-    few, many = (anneal(made, 0.0, steps=steps * FIRST * 30) for steps in (3, 20))
-    assert Play(made, many[0]).makespan <= Play(made, few[0]).makespan * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("roomy", [True, False])
-def test_several_chains_begin_where_there_is_time(roomy):
-    """From different placements; a quarter of them goes on each time, others begin from the shortest that these have
-    found, and all that is found is kept."""
-    made = instance(5, tasks=10, ccr=3.0)
-    asked: dict[int, int] = {}
-    placements, starts = set(), []
-    found = []
-    begin, cool = Annealing.__init__, Annealing.cool
-
-    def begun(self, start, *more):
-        starts.append(start.makespan)
-        placements.add(tuple(start.device))
-        begin(self, start, *more)
-
-    def cooled(self, *more):
-        asked[id(self)] = asked.get(id(self), 0) + 1
-        cool(self, *more)
-        found.append(self.best[0].makespan)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "AGREED", CHAINS + 1)
-        patch.setattr(Annealing, "__init__", begun)
-        patch.setattr(Annealing, "cool", cooled)
-        schedules = anneal(made, 0.0, steps=(ROOM + 2 * FIRST if roomy else ROOM // 10) * made.clusters)
-    count = CHAINS if roomy else 1
-    assert sum(asked.values()) == sum(_chains(count))
-    going_on = max(1, count // search.QUARTER)
-    assert len(asked) == count + sum(number - going_on for number in _chains(count)[1:])
-    won = sorted(found[:count])[going_on - 1]
-    assert all(length <= won * (1 + 1e-9) for length in starts[count:])
-    lengths = [Play(made, schedule).makespan for schedule in schedules]
-    assert lengths[0] == pytest.approx(min(found))
-    assert (len(placements) > 1) == (count > 1)
-
-
 @pytest.mark.parametrize("near", [0.0, 1.0])
 def test_cores_change_no_schedule(near, monkeypatch):
     """Also where a chain comes to a bound and those behind it are then not begun, or were, or were even before it."""
@@ -117,21 +75,6 @@ def test_cores_change_no_schedule(near, monkeypatch):
     assert found[0] == found[1] == found[2] == anneal(made, bound)
 
 
-@pytest.mark.parametrize(("agreed", "stages"), [(1, 1), (CHAINS + 1, len(search.STAGES))])
-def test_none_goes_on_when_enough_chains_agree(agreed, stages, monkeypatch):
-    called = []
-    cool = Annealing.cool
-    monkeypatch.setattr(search, "AGREED", agreed)
-    monkeypatch.setattr(Annealing, "cool", lambda *args: called.append(args) or cool(*args))
-    assert anneal(instance(5, tasks=10, ccr=3.0), 0.0)
-    assert len(called) == sum(_chains(CHAINS)[:stages])
-
-
-def _chains(count):
-    """As many as each stage has."""
-    return [max(1, count // among) for _, among in search.STAGES]
-
-
 @pytest.mark.slow
 def test_what_is_too_large_is_polished():
     made = Instance(read(planted(2, 1_600, 4, 1.0)[0]))
@@ -144,12 +87,6 @@ def test_what_is_too_large_is_polished():
     assert polish(made, bound, play, STEPS, 0.0) == []
     made.tight = True
     assert polish(made, bound, play, STEPS, math.inf) == []
-
-
-def test_nothing_to_search():
-    on = machine(0)
-    assert anneal(Instance(chain(5, on)), 0.0) == []
-    assert anneal(instance(1), 0.0, steps=FIRST) == []
 
 
 def test_it_ends_at_the_bound(monkeypatch):

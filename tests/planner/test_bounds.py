@@ -1,6 +1,5 @@
 """Lower bounds: never above a schedule that can be carried out, and tight where that is known."""
 
-import importlib
 import random
 
 import graphs
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from autopar.errors import TooLongError
 from autopar.planner import place
 from autopar.planner.bounds import lower_bound
-from autopar.planner.bounds.critical_path import paths
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
@@ -50,29 +48,6 @@ def test_no_more_is_proven_than_is_enough(seed, share):
     assert place(costed, below=plan.makespan * 1.1).makespan == plan.makespan
     with pytest.raises(TooLongError, match="no plan takes less"):
         place(costed, below=plan.lower_bound * (1 - 1e-9))
-
-
-def test_a_search_that_ends_early_loses_a_thousandth(monkeypatch):
-    load = importlib.import_module("autopar.planner.bounds.load")
-    taken, most = [], 0
-
-    class Counted(load._Mean):
-        def add(self, *given):
-            taken.append(given)
-            return super().add(*given)
-
-    for seed in range(4):
-        instance = Instance(read(small(seed, tasks=40)))
-        path = paths(instance)
-        with monkeypatch.context() as patch:
-            patch.setattr(load, "NEAR", -1.0)
-            whole = load.load(instance, path)
-        with monkeypatch.context() as patch:
-            patch.setattr(load, "_Mean", Counted)
-            early = load.load(instance, path)
-        most += load.ROUNDS
-        assert early >= whole * (1 - 1.5 * load.NEAR)
-    assert len(taken) < 0.8 * most
 
 
 @pytest.mark.slow
@@ -133,18 +108,6 @@ def test_what_a_value_may_go_round_does_not_bound_the_schedule():
     assert relayed(100.0, None) <= 5.1
     assert relayed(1.5, None) <= 3.1
     assert 3.9 <= relayed(100.0, "bus") <= 8.1
-
-
-def test_what_several_read_crosses_a_wire_once():
-    graph = {
-        "tasks": [{"id": f"t{k}", "seconds": {"cpu": 100.0, "gpu": 0.1}} for k in range(8)],
-        "values": [
-            {"id": "x", "producer": None, "home": "cpu", "consumers": [f"t{k}" for k in range(8)], "bytes": 5}
-        ],
-        "devices": [{"name": "cpu", "lanes": 1}, {"name": "gpu", "lanes": 4}],
-        "links": [{"src": "cpu", "dst": "gpu", "latency_s": 0.0, "bytes_per_s": 1.0}],
-    }
-    assert 5.1 <= lower_bound(Instance(read(graph))) <= 5.2
 
 
 def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():

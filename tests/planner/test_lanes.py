@@ -7,9 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from taskfiles import link, randomly, small
 
-from autopar.ir.plan import Plan
 from autopar.planner import replan, schedule
-from autopar.planner.formats import read, text
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, schedule_of
 
@@ -25,13 +23,6 @@ def test_a_plan_is_what_its_orders_simulate_to(seed):
     assert {step.cluster: step.lane for step in again.placed} == {
         step.cluster: step.lane for step in plan.placed
     }
-
-
-def test_a_plan_of_a_file_is_saved_and_loaded(tmp_path):
-    plan = schedule(small())
-    plan.save(tmp_path / "plan.json")
-    assert text(Plan.load(tmp_path / "plan.json")) == text(plan)
-    assert str(Plan.load(tmp_path / "plan.json")) == str(plan)
 
 
 def test_lanes_of_transfers_have_names_that_pictures_can_take_apart():
@@ -58,8 +49,3 @@ def test_pictures_and_reports_of_any_plan(seed):
     assert plan.costed.graph.name in explain(plan)
     assert "</svg>" in str(placed_svg(plan))
     assert "</svg>" in str(timeline_svg(plan.timeline()))
-
-
-def test_every_copy_queue_of_a_machine_without_them_is_a_wire():
-    instance = Instance(read(small()))
-    assert instance.copy_lanes == ["bus"]

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import carried_out, needs_native, timed_again, uncapped, verified
-from test_packed import race_of, short
 
 from autopar.errors import PlanError
 from autopar.planner import native, place
@@ -27,7 +25,6 @@ from autopar.planner.formats import described, read
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import KEEP, Annealing, Listed, evaluate
 from autopar.planner.search import anneal as search
-from autopar.planner.search.anneal import pack
 
 HEATS = ((0.1, 0.03), (0.03, 0.003))
 
@@ -102,40 +99,9 @@ def test_lists_of_graph_files_of_every_kind_can_be_carried_out():
     assert min(seen.values()) > 5, seen
 
 
-@needs_native
-@pytest.mark.parametrize("graph", [planted(1, 40, 4, 1.0)[0], small(16, tasks=30), small(10, tasks=30)])
-def test_every_single_change_is_a_list(graph):
-    instance = Instance(read(graph))
-    chain = begun(instance, 1)
-    kept = {tuple(chain.now.keys)}
-    for _ in range(60):
-        # So hot that hardly any is turned down; one step is one change.
-        chain.cool(1, (1.0, 1.0), math.inf)
-        carried_out(timed_again(chain.instance, chain.now))
-        kept.add((*chain.now.device, *chain.now.keys))
-    assert len(kept) > 10
-
-
-@needs_native
-def test_the_same_draws_give_the_same_lists():
-    instance = Instance(read(small(3, tasks=20)))
-    one, same, other = (cooled(instance, seed, 4_000) for seed in (2, 2, 4))
-    assert [shown(timed) for timed in one] == [shown(timed) for timed in same]
-    assert [shown(timed) for timed in one] != [shown(timed) for timed in other]
-
-
 def shown(timed: Listed):
     """What makes a list."""
     return [*timed.device], [*timed.keys], timed.eager, timed.makespan
-
-
-@needs_native
-def test_it_ends_when_time_is_up():
-    chain = begun(Instance(read(planted(0, 60, 4, 1.0)[0])), 0)
-    start, began = chain.makespan, time.monotonic()
-    chain.cool(1e9, (0.1, 0.003), began + 0.2)
-    assert 0 < chain.spent < 1e9
-    assert chain.makespan < start
 
 
 @needs_native
@@ -187,16 +153,6 @@ def test_without_it_one_line_says_what_to_do(caplog):
     for seed in (3, 9):
         place(read(small(seed, tasks=16)))
     assert [record.getMessage() for record in caplog.records].count(native.TOLD) == 1
-
-
-@pytest.mark.usefixtures("without")
-def test_without_it_only_lists_are_made():
-    instance = Instance(read(small(14, tasks=16)))
-    assert search.anneal(instance, 0.0) == []
-    race = race_of(short(2))
-    before = race.best().makespan
-    pack(race, 20_000)
-    assert race.best().makespan <= before and all(not entry.over for entry in race.entries[2:])
 
 
 @needs_native

@@ -11,7 +11,7 @@ from graphs import MS, build, machine
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from oracles import exact, needs_native
-from taskfiles import link, randomly
+from taskfiles import randomly
 
 from autopar.planner import search
 from autopar.planner.candidates import Race
@@ -68,31 +68,6 @@ def test_packed_plans_fit_and_are_shorter(seed):
     assert again.best().play.schedule == race.best().play.schedule
 
 
-def test_values_count_beside_state():
-    """A chain whose state fits on one accelerator, and whose values do not beside it."""
-    graph = {
-        "tasks": [
-            {"id": f"t{n}", "seconds": {"cpu": 1.0, "a": 0.1, "b": 0.1}, "state_bytes": 10} for n in range(8)
-        ],
-        "values": [
-            {"id": f"v{n}", "producer": f"t{n}", "consumers": [f"t{n + 1}"], "bytes": 30} for n in range(7)
-        ],
-        "devices": [{"name": name, "memory_bytes": cap} for name, cap in (("cpu", None), ("a", 100), ("b", 100))],
-        "links": [
-            {"src": src, "dst": dst, "latency_s": 0.05, "bytes_per_s": 1e9}
-            for src in ("cpu", "a", "b")
-            for dst in ("cpu", "a", "b")
-            if src != dst
-        ],
-    }  # fmt: skip
-    race = Race(Instance(costed(graph, "graph")))
-    race.enter(heft(race.instance))
-    pack(race, 100_000)
-    best = race.best()
-    assert len(set(best.play.device)) == 2, "60 bytes of values leave room for four states on each"
-    assert best.makespan == pytest.approx(0.85)
-
-
 @pytest.mark.parametrize(
     ("placement", "held"), (((0, 0, 0), 0), ((1, 1, 0), 128), ((0, 1, 1), 192), ((0, 0, 1), 64))
 )
@@ -142,13 +117,6 @@ def test_bytes_above_the_caps_are_those_of_the_simulation(seed):
 
 
 @needs_native
-def test_the_seeds_above_are_not_empty_ones():
-    found = [pair for pair in map(beyond_the_caps, range(60)) if pair is not None]
-    assert len(found) > 10
-    assert any(ours > 0 for ours, _ in found)
-
-
-@needs_native
 def test_chains_go_on_only_to_what_fits():
     race = race_of(short(2))
     instance = race.instance
@@ -172,13 +140,3 @@ def test_parts_hold_their_state():
         for d, cap in enumerate(instance.caps):
             held = sum(nbytes for r, at in enumerate(placement) if at == d for _, nbytes in instance.kept[r])
             assert cap is None or held <= cap
-
-
-def test_parts_of_what_cannot_fit_are_none():
-    graph = {
-        "tasks": [{"id": "a", "seconds": {"q": 1.0}}],
-        "values": [{"id": "x", "producer": None, "home": "q", "consumers": ["a"], "bytes": 10}],
-        "devices": [{"name": "p", "memory_bytes": 15}, {"name": "q", "memory_bytes": 0}],
-        "links": [link("p", "q"), link("q", "p")],
-    }
-    assert list(stretches(Instance(costed(graph)))) == []

@@ -56,15 +56,6 @@ def test_the_bubble_of_even_stages_is_the_formula(schedule, positions, chunks, m
     assert plan.bubble == pytest.approx(formula, rel=1e-6)
 
 
-def test_a_zero_bubble_schedule_waits_less_than_the_interleaved_one():
-    given = {"stages": 8, "replicas": 1, "micro_batches": 8}
-    plans = [
-        distribution(even_chain(16), hosts(4, free=True), 8, schedules=[schedule], **given)
-        for schedule in ("interleaved", "zero-bubble")
-    ]
-    assert plans[1].bubble < plans[0].bubble
-
-
 @pytest.mark.slow
 @given(UNITS, st.integers(1, 4), st.sampled_from([1, 2, 4, 6, 12]), st.booleans())
 @settings(max_examples=40, deadline=None)
@@ -147,13 +138,6 @@ def test_unequal_hosts_get_stages_by_their_speed():
     plan = distribution(Chain("uneven", kinds, units), on, 16, stages=2, replicas=1, micro_batches=16)
     sizes = {plan.ranks[0][at]: s.stop - s.first for at, s in enumerate(plan.stages)}
     assert sizes == {"host0": 12, "host1": 4}
-
-
-def test_the_quickest_hosts_are_used_where_not_all_are():
-    costs = (RowCost(0, 3e-3), RowCost(0, 1e-3))
-    on = Hosts.declare("1 x cpu-16 + 1 x cpu-64 over ethernet-100")
-    chain = Chain("uneven", ("host0", "host1"), (Unit("u", costs, costs),))
-    assert distribution(chain, on, 1).ranks == (("host1",),)
 
 
 def test_what_does_not_fit_on_one_host_is_cut_and_what_fits_on_none_is_refused():

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from feasible import problems
-from graphs import MS, build, chain, diamond, fork_join, machine, parts_of_mlp, random_dag, two_towers
+from graphs import machine, random_dag, two_towers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,24 +98,3 @@ def test_the_judge_can_say_no():
     assert any("two things" in text for text in problems(broken))
     alone = Plan(plan.costed, "x", plan.placed, (), plan.resident, plan.memory, plan.makespan)
     assert problems(alone)
-
-
-@pytest.mark.parametrize(
-    "costed",
-    [
-        chain(1),
-        diamond(),
-        fork_join(7),
-        parts_of_mlp(4),
-        chain(3, machine(0)),
-        fork_join(5, machine(2, wire="one", cpu_lanes=2, dispatch_s=0.1 * MS), seconds=0.2 * MS),
-        chain(4, machine(2, peer=False), seconds=(None, MS, MS)),
-        build(
-            {"a": (["x"], MS), "b": (["x"], (None, MS, None)), "c": (["a", "b"], (None, None, MS))},
-            machine(2),
-        ),
-    ],
-)
-@pytest.mark.parametrize("policy", ["auto", *POLICIES])
-def test_named_shapes(costed, policy):
-    assert problems(place(costed, policy)) == []

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 from feasible import problems
-from graphs import KB, MS, build, machine, random_dag
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from graphs import KB, MS, build, machine
 
 from autopar.planner import place
-from autopar.planner.candidates import Race
 from autopar.planner.lists.memory_first import just_in_time
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Schedule
-from autopar.planner.policies import enter_fitting
 
 
 def remembering(pairs: int, on, *, temporaries_first: bool = False, later: int = 50):
@@ -37,16 +32,6 @@ def remembering(pairs: int, on, *, temporaries_first: bool = False, later: int =
         for i in range(pairs)
     }
     return build(tasks, on, nbytes=sizes, outputs=["loss", f"b{pairs - 1}"], deliver="")
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 4))
-def test_every_run_comes_once_and_after_what_it_waits_for(seed, tasks, width):
-    instance = Instance(random_dag(seed, tasks, width, 1.0, deliver="cpu"))
-    order = just_in_time(instance)
-    assert sorted(order) == list(range(instance.clusters))
-    place_of = {r: position for position, r in enumerate(order)}
-    assert all(place_of[p] < place_of[r] for r in order for p in instance.before[r])
 
 
 @pytest.mark.slow
@@ -79,33 +64,3 @@ def test_what_is_remembered_leaves_room_for_temporaries_that_are_larger():
     plan = place(remembering(6, machine(2, memory=caps), later=400), "follow")
     assert problems(plan) == []
     assert all(memory.cap is None or memory.peak <= memory.cap for memory in plan.memory)
-
-
-def test_backward_runs_are_where_the_forward_left_what_they_read():
-    caps = {"cpu": 100 * KB, "emulated:0": 950 * KB, "emulated:1": 950 * KB}
-    plan = place(remembering(10, machine(2, memory=caps)), "follow")
-    where = {step.cluster: step.device for step in plan.placed}
-    apart = [i for i in range(10) if where[f"f{i}"] != where[f"t{i}"]]
-    assert len(apart) <= 2 and len({where[f"f{i}"] for i in range(10)}) == 2
-    moved = sum(transfer.bytes for transfer in plan.transfers)
-    assert moved < 1100 * KB, "what is kept was moved to be read"
-    assert problems(plan) == []
-
-
-def test_what_tighter_caps_cannot_change_is_not_tried_again():
-    costed = remembering(4, machine(1, memory={"cpu": 300 * KB, "emulated:0": 300 * KB}))
-    instance = Instance(costed)
-    rooms: list[float] = []
-
-    def stubborn(instance: Instance, room: float = 1.0) -> Schedule:
-        rooms.append(room)
-        return Schedule("stubborn", {"cpu/0": instance.names})
-
-    race = Race(instance)
-    entry = enter_fitting(race, stubborn)
-    assert entry is not None and entry.over and len(race.entries) == 1 and len(rooms) > 1
-    # Where the caps are a small part of what is needed, no share of them is worth a schedule.
-    small = remembering(4, machine(1, memory={"cpu": 30 * KB, "emulated:0": 30 * KB}))
-    rooms.clear()
-    hopeless = enter_fitting(Race(Instance(small)), stubborn)
-    assert hopeless is not None and hopeless.over and rooms == [1.0]

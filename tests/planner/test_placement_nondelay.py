@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from benchmarks import instances
-from benchmarks.judging import by_direction, planned, unwired
+from benchmarks.judging import by_direction, planned
 from benchmarks.replay import replay
 
 from autopar.planner.formats import read
@@ -15,7 +15,6 @@ from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search import evaluate
 from autopar.planner.search.anneal import LARGE
-from autopar.planner.search.large import contended
 
 
 def served(instance: Instance) -> Play:
@@ -36,19 +35,6 @@ def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
         for before, r in pairwise(order):
             if again.start[r] > again.end[before] * (1 + 1e-9):
                 assert again.start[r] == pytest.approx(again.ready[r])
-
-
-def test_crowded_wires_cost_less_where_lanes_are_kept_busy() -> None:
-    instance = Instance(read(by_direction(instances.planted(0, 300, 4, 1.0)[0])))
-    play = served(instance)
-    busy = evaluate(instance, play.device, play.start[: instance.clusters], eager=True)
-    assert busy.makespan < play.makespan
-
-
-def test_it_is_for_machines_that_have_wires() -> None:
-    graph = instances.small(3)
-    assert contended(Instance(read(by_direction(graph))))
-    assert not contended(Instance(read(unwired(graph))))
 
 
 @pytest.mark.slow

@@ -61,14 +61,6 @@ def test_accelerators_gather_while_they_compute():
     assert UNITS * 1.5 < plan.step_s < UNITS * 1.5 * 1.01
 
 
-def test_units_are_gathered_in_groups_of_about_equal_bytes():
-    chain = even_chain(64, weights=BUCKET_BYTES)
-    (stage,) = distribution(chain, hosts(2), 4, stages=1, replicas=2, shard_replicas=True).stages
-    assert stage.groups == tuple(range(4, 65, 4))
-    (small,) = distribution(even_chain(64), hosts(2), 4, stages=1, replicas=2, shard_replicas=True).stages
-    assert small.groups == (64,), "small parameters go in one message"
-
-
 def test_weights_of_several_groups_are_whole_while_their_stage_computes():
     chain = even_chain(UNITS, weights=WEIGHTS)
     shared = ("table", WEIGHTS)

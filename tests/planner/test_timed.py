@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import exact, needs_native, played
 
-from autopar.planner import native
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import evaluate
 
@@ -87,14 +86,3 @@ def test_what_waits_for_itself_never_ends():
     assert evaluate(instance, [0, 0], [0.0, 1.0]).makespan < math.inf
     assert evaluate(instance, [0, 0], [1.0, 0.0]).makespan == math.inf
     assert evaluate(instance, [0, 1], [1.0, 0.0]).makespan < math.inf
-
-
-def test_it_says_when_there_is_no_memory(monkeypatch):
-    class Full:
-        def autopar_time(self, *_):
-            return -1
-
-    instance, device, keys = drawn(1, 5, 1.0)
-    monkeypatch.setattr(native, "LIBRARY", Full())
-    with pytest.raises(MemoryError, match="5 clusters on"):
-        evaluate(instance, device, keys)

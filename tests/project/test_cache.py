@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 
@@ -73,13 +72,3 @@ def test_a_folder_that_cannot_be_written_costs_a_line(own, monkeypatch, caplog):
     cache.store(cache.file_for("machine", []), {})
     assert "AUTOPAR_CACHE" in caplog.text
     assert "not kept" in cache.kept() and "AUTOPAR_CACHE" in cache.kept()
-
-
-def test_it_says_where_measurements_are_kept(own):
-    assert cache.kept() == f"measurements are kept in {own}" and not list(own.iterdir())
-
-
-def test_the_text_of_a_file_is_plain_json(own):
-    path = cache.file_for("machine", [])
-    cache.store(path, {"a": {"x": 1.0}})
-    assert json.loads(path.read_text()) == {"format": cache.FORMAT, "entries": {"a": {"x": 1.0}}}

@@ -26,26 +26,12 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "needs", "says"),
     [
-        pytest.param(
-            "hf_trainer",
-            ["transformers", "accelerate"],
-            "weights of the resumed run",
-            marks=pytest.mark.release,
-        ),
-        pytest.param(
-            "lightning_loop",
-            ["lightning"],
-            "largest difference from the plain run",
-            marks=pytest.mark.release,
-        ),
-        pytest.param(
-            "accelerate_loop",
-            ["transformers", "accelerate"],
-            "plan.device_map():       {",
-            marks=pytest.mark.release,
-        ),
+        ("hf_trainer", ["transformers", "accelerate"], "weights of the resumed run"),
+        ("lightning_loop", ["lightning"], "largest difference from the plain run"),
+        ("accelerate_loop", ["transformers", "accelerate"], "plan.device_map():       {"),
     ],
 )
+@pytest.mark.release
 def test_a_framework_runs_a_compiled_model_as_the_plain_one(name, needs, says, monkeypatch, capsys):
     for library_name in needs:
         library(library_name)

@@ -90,15 +90,6 @@ def test_the_package_is_a_command():
     assert run("dance").returncode == 2
 
 
-def test_without_a_command_it_says_what_it_can_do(capsys):
-    assert main([]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert all(f"{command}: " in said for command in ("demo", "doctor", "plan", "bench"))
-    with pytest.raises(SystemExit) as left:
-        main(["--version"])
-    assert left.value.code == 0 and autopar.__version__ in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
@@ -111,16 +102,6 @@ def test_an_unknown_command_is_refused(capsys, words, answer):
     with pytest.raises(SystemExit) as error:
         main(words)
     assert error.value.code == 2 and answer in capsys.readouterr().err
-
-
-def test_help_of_the_demo_names_the_command(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    with pytest.raises(SystemExit) as left:
-        main(["demo", "--help"])
-    assert left.value.code == 0 and "usage: python -m autopar demo" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as left:
-        main(["demo", "--split", "many"])
-    assert left.value.code == 2 and "'many' is not a whole number above 0" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_anything_runs(tmp_path, capsys, monkeypatch):

@@ -66,22 +66,6 @@ def test_a_plan_is_written_drawn_and_explained_at_once(tmp_path, capsys):
     assert "'q' is not a task of 'graph'" in capsys.readouterr().err
 
 
-def test_a_name_that_cannot_be_written_is_refused_before_anything_is_planned(tmp_path, capsys):
-    graph = written(tmp_path, small())
-    for more in (
-        ["--out", "plan.xyz"],
-        ["--timeline", "line.dot"],
-        ["--out", str(tmp_path / "none" / "a.svg")],
-    ):
-        assert main(["plan", "--graph", graph, *more]) == 2
-        caught = capsys.readouterr()
-        assert caught.err.count("\n") == 1 and "planned in" not in caught.err
-    (tmp_path / "plan.svg").mkdir()
-    assert main(["plan", "--graph", graph, "--out", str(tmp_path / "plan.svg")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.json", "plan.svg"]
-
-
 def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
     text = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text()
     graph = re.findall(r"```json\n(.*?)```", text, re.S)[0]

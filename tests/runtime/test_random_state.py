@@ -12,7 +12,7 @@ from training_models import machine
 import autopar
 from autopar.pipeline.compare import error
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 
 class Noisy(nn.Module):

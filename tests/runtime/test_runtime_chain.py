@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from turns import by_turns
 
 import autopar
 from autopar.ir.device import Device, Link
@@ -65,9 +66,7 @@ def placed(net: nn.Module, name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("name", MACHINES)
-@pytest.mark.parametrize("train", [False, True])
+@by_turns("name, train", MACHINES, [False, True])
 @torch.no_grad()
 def test_equal_to_eager_wherever_it_runs(name, train):
     torch.manual_seed(0)

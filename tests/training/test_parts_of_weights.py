@@ -51,7 +51,6 @@ def apart(one: nn.Module, other: nn.Module) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in zip(one.parameters(), other.parameters()))
 
 
-@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind, clip", [*((kind, None) for kind in OPTIMIZERS), ("adamw", 0.01)])
 def test_steps_in_parts_are_the_optimizers(kind: str, clip: float | None) -> None:
     model = pair()

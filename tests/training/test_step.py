@@ -20,7 +20,7 @@ from autopar.ir.device import Device, Link
 from autopar.ir.machine import Machine
 from autopar.lowering.check import check
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 MOMENTUM = functools.partial(SGD, lr=0.1, momentum=0.9)
 

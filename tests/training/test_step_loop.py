@@ -10,6 +10,7 @@ import torch
 from plain_loop import THREE, TWO_LANES, Normed, Pair, Tied, batches, far, mlp, plain, wide
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
+from turns import by_turns
 
 import autopar
 
@@ -25,14 +26,7 @@ OPTIMIZERS = {
 MOMENTUM, ADAM = OPTIMIZERS["momentum"], OPTIMIZERS["adam"]
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"),
-    [
-        pytest.param(name, devices, id=f"{name}-{where}", marks=() if often else pytest.mark.release)
-        for index, name in enumerate(OPTIMIZERS)
-        for where, devices, often in (("devices", THREE, not index % 2), ("lanes", TWO_LANES, index % 2))
-    ],
-)
+@by_turns("name, devices", OPTIMIZERS, [THREE, TWO_LANES])
 def test_losses_are_the_plain_loops(name, devices):
     pair = Pair(mlp, OPTIMIZERS[name], devices)
     pair.same(batches(20))
@@ -43,11 +37,7 @@ def test_losses_are_the_plain_loops(name, devices):
     assert ("Adagrad.step()" in pair.step.explain()) == (name == "adagrad")
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize(
-    "model", [Normed, Tied, functools.partial(mlp, 0.4)], ids=["norm", "tied", "dropout"]
-)
-@pytest.mark.parametrize("policy", ["auto", "round_robin"])
+@by_turns("model, policy", [Normed, Tied, functools.partial(mlp, 0.4)], ["auto", "round_robin"])
 def test_models_that_keep_or_draw_or_share(model, policy):
     pair = Pair(model, MOMENTUM, policy=policy)
     pair.same(batches(20), 1e-9)
@@ -56,7 +46,7 @@ def test_models_that_keep_or_draw_or_share(model, policy):
 
 @pytest.mark.parametrize(
     "rows",
-    [1, (5, 2), *(pytest.param(rows, marks=pytest.mark.release) for rows in (7, (8, 8, 3)))],
+    [1, (5, 2)],
     ids=str,
 )
 def test_batches_of_any_size(rows):
@@ -71,9 +61,12 @@ def test_clipping_by_the_global_norm():
     assert "norm" in pair.step.explain()
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("clip_norm", [None, 0.1])
-@pytest.mark.parametrize("by", ["argument", "no_sync"])
+@pytest.mark.release  # clipped gradients that share memory are so
+def test_clipping_before_an_optimizer_of_another_kind():
+    Pair(mlp, OPTIMIZERS["adagrad"], clip_norm=0.05).same(batches(6), clip_norm=0.05)
+
+
+@by_turns("by, clip_norm", ["argument", "no_sync"], [None, 0.1])
 def test_accumulated_gradients(by, clip_norm):
     pair = Pair(mlp, ADAM, clip_norm=clip_norm)
     data = batches(12)
@@ -98,7 +91,6 @@ def scaler(scale: float = 2.0**12) -> Any:
     return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=4)
 
 
-@pytest.mark.thin(2)
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 def test_the_scaler_scales_and_grows(clip_norm):
     ours = scaler()
@@ -122,9 +114,8 @@ def test_the_scaler_skips_a_step_with_infinities():
     pair.same(data[2:], scaler=theirs)
 
 
-@pytest.mark.parametrize("model", [Tied, pytest.param(mlp, marks=pytest.mark.release)])
-def test_bfloat16_by_autocast(model):
-    pair = Pair(model, MOMENTUM, dtype=torch.float32, autocast=torch.bfloat16)
+def test_bfloat16_by_autocast():
+    pair = Pair(Tied, MOMENTUM, dtype=torch.float32, autocast=torch.bfloat16)
     pair.same(batches(10, dtype=torch.float32), 2e-2, autocast=torch.bfloat16)
     assert any("bfloat16" in value.dtype for value in pair.step.plan.costed.graph.values)
     assert all(parameter.dtype == torch.float32 for parameter in pair.model.parameters())
@@ -184,7 +175,6 @@ def test_param_groups_and_their_changes():
     pair.same(data[8:])
 
 
-@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -249,8 +239,6 @@ class Twins(nn.Module):
     [
         ("momentum", None),
         ("adagrad", 2),
-        pytest.param("momentum", 2, marks=pytest.mark.release),
-        pytest.param("adagrad", None, marks=pytest.mark.release),
     ],
 )
 def test_gradients_that_share_memory_are_clipped_and_added_once(name, split):
@@ -263,7 +251,6 @@ def test_gradients_that_share_memory_are_clipped_and_added_once(name, split):
     pair.same(data[:3], clip_norm=0.05)
 
 
-@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ["momentum", "adagrad"])
 def test_the_loss_may_be_a_parameter_itself(name):
     def step_fn(model: Twins, x: torch.Tensor) -> torch.Tensor:

@@ -9,11 +9,12 @@ import torch
 from torch import library, nn
 from torch.utils.checkpoint import checkpoint
 from training_models import Convolved, alike, machine, mlp
+from turns import by_turns
 
 import autopar
 from autopar.pipeline.compare import error
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(2)]
+pytestmark = pytest.mark.slow
 
 HALVES = {"split": 2, "policy": "round_robin"}
 
@@ -104,10 +105,7 @@ def test_an_alias_of_a_parameter_that_a_module_holds_is_no_hidden_parameter():
     assert alike(model, twin)
 
 
-@pytest.mark.parametrize("way", [["cpu"], None])
-@pytest.mark.parametrize(
-    "shape", [lambda h: h[:, :3], lambda h: h.view(-1), lambda h: h.t()], ids=["part", "flat", "turned"]
-)
+@by_turns("shape, way", [lambda h: h[:, :3], lambda h: h.view(-1), lambda h: h.t()], [["cpu"], None])
 def test_an_output_that_is_a_view_may_be_changed_in_place(shape, way):
     model, x = Shaped(shape), data()
     twin = copy.deepcopy(model)

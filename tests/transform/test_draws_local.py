@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from turns import by_turns
 
 import autopar
 from autopar.errors import ProgramError
@@ -49,8 +50,7 @@ def planned(model, x, training, devices=DECLARED, **options):
         return autopar.plan(model, devices, example_inputs=(x,), **options)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("split", [None, 2])
+@by_turns("training, split", [False, True], [None, 2])
 def test_no_layer_has_its_mask_brought_from_elsewhere(training: bool, split: int | None) -> None:
     """As many values move with dropout as without, however many layers there are, and no mask does."""
     x = torch.randn(64, 128, 512)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_models import Block
 from torch import nn
+from turns import by_turns
 
 from autopar.capture import Captured
 from autopar.costs.roofline import cost
@@ -88,8 +89,7 @@ def test_a_budget_is_met_where_cheap_tasks_allow(name: str) -> None:
         assert saved_bytes(recomputed(graph, budget)) <= max(least, budget * saved_bytes(graph))
 
 
-@pytest.mark.parametrize("budget", [0.5, 0.0])
-@pytest.mark.parametrize("name", CASES)
+@by_turns("name, budget", CASES, [0.5, 0.0])
 def test_what_comes_again_comes_late(name: str, budget: float) -> None:
     after = recomputed(case(name).graph, budget)
     again = [task for task in after.tasks if task.name.endswith("#again")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from split_models import MLP, MODELS, Block, D, Ends, Later, twice
 from torch import nn
+from turns import by_turns
 
 from autopar.errors import PlanError
 from autopar.ir.graph import JOIN, PART, Cut, Graph, Ref, Task, Value
@@ -27,7 +27,7 @@ def cut_tasks(graph: Graph) -> list[Task]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes"), zip(MODELS, cycle([(3, 4), (1, 5, 1)])), ids=str)
+@by_turns("name, sizes", MODELS, [(3, 4), (1, 5, 1)])
 def test_a_split_model_gives_what_the_model_gives(name: str, sizes: tuple[int, ...]) -> None:
     model, make = MODELS[name]
     captured, parted = in_parts(model, make(sum(sizes)), sizes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_models import MLP, Block, D
 from torch import nn
+from turns import by_turns
 
 from autopar.ir.graph import JOIN, PART, SUM, Graph
 from autopar.transform.batch_axis import batch_of
@@ -130,7 +130,7 @@ def source(graph: Graph, name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes"), zip(MODELS, cycle([(3, 4, 1), (2, 6)])), ids=str)
+@by_turns("name, sizes", MODELS, [(3, 4, 1), (2, 6)])
 def test_a_joint_graph_in_parts_gives_what_it_gives_whole(name: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     make, given = MODELS[name]

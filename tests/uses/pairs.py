@@ -6,26 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from machines import TWO, turns
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import autopar
-
-DEVICES = ("cpu", "emulated:0")
-
-
-def turns(model: nn.Module) -> dict[str, str]:
-    """Pins that put every other of a model's innermost modules on the second device, those with a weight of an earlier
-    one beside that."""
-    pins: dict[str, str] = {}
-    homes: dict[int, str] = {}
-    for path, module in model.named_modules():
-        if path and not list(module.children()):
-            weights = [*map(id, module.parameters())]
-            tied = (homes[weight] for weight in weights if weight in homes)
-            pins[path] = next(tied, DEVICES[(len(pins) + 1) % 2])
-            homes.update(dict.fromkeys(weights, pins[path]))
-    return pins
 
 
 def compiled(model: Any, **options: Any) -> Any:
@@ -33,7 +18,7 @@ def compiled(model: Any, **options: Any) -> Any:
     chosen: dict[str, Any] = {"policy": "round_robin", "split": None}
     if isinstance(model, nn.Module):
         chosen["pins"] = turns(model)
-    return autopar.compile(model, list(DEVICES), **{**chosen, **options})
+    return autopar.compile(model, TWO, **{**chosen, **options})
 
 
 def twins(make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, Any]:

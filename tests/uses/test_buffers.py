@@ -9,10 +9,11 @@ import pytest
 import torch
 from pairs import alike, gradients, twins
 from torch import nn
+from turns import by_turns
 
 import autopar
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 
 class Cell(nn.Module):
@@ -78,8 +79,7 @@ def test_each_call_returns_a_new_tensor_and_rebinds_the_buffer():
     assert alike(ours, theirs)
 
 
-@pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize("cut", [True, False])
+@by_turns("cut, direct", [True, False, True, False], [True, False])
 def test_backward_through_several_calls(cut, direct):
     plain, fast = twins(lambda: Cell(cut, direct))
     x = torch.randn(4, 6)
@@ -168,8 +168,7 @@ def _instances(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.instance_norm(x.t()[None], model.bank[0], model.bank[1])[0].t()
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("change", [_instances, _count, _row, _queue, _average, _growing, _data])
+@by_turns("change, training", [_instances, _count, _row, _queue, _average, _growing, _data], [False, True])
 def test_buffers_changed_in_place_or_replaced(change, training):
     plain, fast = twins(lambda: Changing(change))
     x = torch.randn(4, 6)
@@ -180,34 +179,6 @@ def test_buffers_changed_in_place_or_replaced(change, training):
     if training:
         expected = gradients(plain, lambda: plain(x).sum())
         assert alike(gradients(fast, lambda: fast(x).sum()), expected)
-
-
-def test_a_counter_in_python_counts_calls():
-    class Warmed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.calls = nn.Linear(6, 6), 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return self.inner(x) * min(self.calls, 5)
-
-    plain, fast = twins(Warmed)
-    x = torch.randn(4, 6)
-    with torch.no_grad():
-        for call in range(1, 8):
-            assert alike(fast(x), plain(x))
-            assert fast.calls == plain.calls == call
-    assert alike(gradients(fast, lambda: fast(x).sum()), gradients(plain, lambda: plain(x).sum()))
-
-
-def test_buffers_of_a_model_that_is_moved_to_another_dtype():
-    plain, fast = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)))
-    x = torch.randn(4, 6)
-    fast(x), plain(x)
-    fast.double(), plain.double()
-    assert alike(fast(x.double()), plain(x.double()))
-    assert alike(dict(fast.named_buffers()), dict(plain.named_buffers()))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

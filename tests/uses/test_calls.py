@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-import random
 from collections import OrderedDict, namedtuple
 from typing import Any, NamedTuple
 
@@ -174,47 +173,6 @@ def test_branches_on_values_count_and_train():
     assert fast.taken == plain.taken
 
 
-def test_an_early_end_on_a_value():
-    class Exits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-            for depth, layer in enumerate(self.layers):
-                x = layer(x)
-                if x.abs().mean() < 0.3:
-                    return x, depth
-            return x, -1
-
-    plain, fast = twins(Exits)
-    with torch.no_grad():
-        for scale in (0.1, 1.0, 100.0, 0.1):
-            x = torch.ones(4, 6) * scale
-            assert alike(fast(x), plain(x))
-
-
-def test_python_random_and_print(capsys):
-    class Loud(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(6, 6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            print("called with", len(x))
-            return self.inner(x) * random.random()
-
-    plain, fast = twins(Loud)
-    x = torch.randn(4, 6)
-    with torch.no_grad():
-        for _ in range(3):
-            random.seed(5)
-            expected = [plain(x), plain(x)]
-            random.seed(5)
-            assert alike([fast(x), fast(x)], expected)
-    assert capsys.readouterr().out.count("called with 4") == 12
-
-
 def test_vmap_over_a_compiled_model_and_calls_after_it():
     plain, fast = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
     x = torch.randn(3, 4, 6)
@@ -303,33 +261,6 @@ def test_a_checkpointed_region_draws_the_same_again(written):
         assert alike(trained(fast), trained(plain))
 
 
-class Squared(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * 20 * x  # not the derivative: it shows whose backward ran
-
-
-def test_a_backward_of_the_users_own():
-    class Custom(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(6, 6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return Squared.apply(self.inner(x))
-
-    plain, fast = twins(Custom)
-    x = torch.randn(4, 6)
-    for _ in range(2):
-        assert alike(gradients(fast, lambda: fast(x).sum()), gradients(plain, lambda: plain(x).sum()))
-
-
 def test_an_encoder_with_padding_is_refused_with_the_remedy():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
@@ -349,14 +280,3 @@ def test_an_encoder_with_padding_is_refused_with_the_remedy():
             assert alike(fast(x, src_key_padding_mask=padding), plain(x, src_key_padding_mask=padding))
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
-
-
-def test_lengths_that_vary_need_no_capture_each():
-    plain, fast = twins(
-        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1).eval()
-    )
-    with torch.no_grad():
-        for length in range(5, 11):
-            x = torch.randn(2, length, 16)
-            assert alike(fast(x), plain(x))
-    assert len(fast._placement.backend.served) <= 3

@@ -45,21 +45,6 @@ def test_a_loss_on_features_of_a_hook_trains():
         assert alike(gradients(model, lambda: loss(fast)), expected)
 
 
-def test_a_hook_added_and_removed_after_the_first_call():
-    model = network().eval()
-    fast, x = compiled(model), torch.randn(4, 6)
-    with torch.no_grad():
-        fast(x)
-        handle = model[1].register_forward_hook(lambda module, args, output: output * 3)
-        assert alike(fast(x), model(x))
-        before = model[2].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
-        assert alike(fast(x), model(x))
-        handle.remove()
-        assert alike(fast(x), model(x))
-        before.remove()
-        assert alike(fast(x), model(x))
-
-
 def test_hooks_of_the_model_itself_are_called_once_a_call():
     model, calls = network().eval(), []
     model.register_forward_pre_hook(lambda module, args, kwargs: calls.append("before"), with_kwargs=True)
@@ -106,32 +91,6 @@ def test_full_backward_hooks_are_called_with_the_gradients():
     expected = gradients(model, lambda: model(x).sum())
     assert alike(gradients(model, lambda: fast(x).sum()), expected)
     assert len(seen) == 2 and alike(*seen)
-
-
-def test_hooks_of_parameters_change_their_gradient():
-    model = network()
-    fast, x = compiled(model), torch.randn(4, 6)
-    gradients(model, lambda: fast(x).sum())
-    model[0].weight.register_hook(lambda gradient: gradient * 10)
-    assert alike(gradients(model, lambda: fast(x).sum()), gradients(model, lambda: model(x).sum()))
-
-
-def test_a_hook_of_a_tensor_inside_forward():
-    class Hooked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(6, 6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.inner(x)
-            if hidden.requires_grad:
-                hidden.register_hook(lambda gradient: gradient * 2)
-            return torch.tanh(hidden)
-
-    torch.manual_seed(0)
-    model = Hooked()
-    fast, x = compiled(model), torch.randn(4, 6)
-    assert alike(gradients(model, lambda: fast(x).sum()), gradients(model, lambda: model(x).sum()))
 
 
 def test_parametrizations_and_weight_norm():

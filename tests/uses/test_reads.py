@@ -14,7 +14,7 @@ import torch
 from pairs import alike, compiled, gradients
 from torch import nn
 
-pytestmark = [pytest.mark.slow, pytest.mark.thin(3)]
+pytestmark = pytest.mark.slow
 
 FACTOR = 2.0
 SHIFT = torch.tensor(0.5)
@@ -171,34 +171,27 @@ def restored() -> Iterator[None]:
     counted.by = 1.0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("what", CASES)
-def test_a_change_is_seen_at_the_next_call(what):
+@pytest.mark.parametrize(("what", "training"), [(what, at % 2 > 0) for at, what in enumerate(CASES)])
+def test_a_change_is_seen_at_the_next_call(what: str, training: bool):
     read, change = CASES[what]
     torch.manual_seed(0)
     model = Reader(read)
     fast, x = compiled(model), torch.randn(4, 6)
-    with torch.no_grad():
-        before = fast(x)
-        assert alike(before, model(x))
-        change(model)
-        expected = model(x)
-        assert not torch.allclose(before, expected), "the case changes nothing"
-        assert alike(fast(x), expected)
-        assert alike(fast(x), model(x))
-    fast.close()
 
+    def same() -> torch.Tensor:
+        with torch.set_grad_enabled(training):
+            found, expected = fast(x), model(x)
+        assert alike(found, expected)
+        if training:
+            ours, theirs = (gradients(model, lambda c=call: c(x).pow(2).sum()) for call in (fast, model))
+            assert alike(ours, theirs)
+        return expected
 
-@pytest.mark.parametrize("what", CASES)
-def test_a_change_is_seen_in_training(what):
-    read, change = CASES[what]
-    torch.manual_seed(0)
-    model = Reader(read)
-    fast, x = compiled(model), torch.randn(4, 6)
-    assert alike(gradients(model, lambda: fast(x).sum()), gradients(model, lambda: model(x).sum()))
+    before = same()
     with torch.no_grad():
         change(model)
-    expected = gradients(model, lambda: model(x).pow(2).sum())
-    assert alike(gradients(model, lambda: fast(x).pow(2).sum()), expected)
+    assert not torch.allclose(before, same(), rtol=1e-3), "the case changes nothing"
+    same()
     fast.close()
 
 
@@ -227,19 +220,6 @@ def test_modules_added_and_taken_away():
         assert alike(fast(x), model(x))
 
 
-def test_train_and_eval_of_one_child():
-    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)).eval()
-    fast, x = compiled(model), torch.randn(4, 6)
-    with torch.no_grad():
-        fast(x)
-        model[1].train()
-        twin = nn.Sequential(model[0], nn.BatchNorm1d(6), model[2])
-        assert alike(fast(x), twin(x))
-        assert alike(model[1].running_mean, twin[1].running_mean)
-        model[1].eval()
-        assert alike(fast(x), model(x))
-
-
 def test_a_function_of_tensors_sees_what_it_reads():
     by = {"gain": 2.0}
 
@@ -255,22 +235,14 @@ def test_a_function_of_tensors_sees_what_it_reads():
     assert alike(fast(x, power=3), function(x, power=3))
 
 
-def test_tensors_that_forward_makes_of_numbers():
-    class Made(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
-            scale[0] += 1
-            return torch.cat([torch.tensor([]), (self.inner(x) * scale + torch.tensor(2.0)).flatten()])
-
-    model = Made()
-    fast, x = compiled(model), torch.randn(3, 4)
+def test_train_and_eval_of_one_child():
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)).eval()
+    fast, x = compiled(model), torch.randn(4, 6)
     with torch.no_grad():
+        fast(x)
+        model[1].train()
+        twin = nn.Sequential(model[0], nn.BatchNorm1d(6), model[2])
+        assert alike(fast(x), twin(x))
+        assert alike(model[1].running_mean, twin[1].running_mean)
+        model[1].eval()
         assert alike(fast(x), model(x))
-        assert alike(fast(x[:2]), model(x[:2]))
-    assert alike(
-        gradients(model, lambda: fast(x).pow(2).sum()), gradients(model, lambda: model(x).pow(2).sum())
-    )

@@ -38,8 +38,7 @@ class Service(nn.Module):
     ],
     ids=["refused", "other sizes", "another device", "nothing to compute"],
 )
-@pytest.mark.parametrize("before", [0, pytest.param(2, marks=pytest.mark.release)])
-def test_calls_after_it_are_placed(given: Any, kind: type[Exception] | None, before: int) -> None:
+def test_calls_after_it_are_placed(given: Any, kind: type[Exception] | None) -> None:
     model = Service()
     fast = compiled(model)
     sizes = iter(range(1, 20))
@@ -49,8 +48,6 @@ def test_calls_after_it_are_placed(given: Any, kind: type[Exception] | None, bef
         assert alike(fast(x), model(x))
 
     with torch.no_grad():
-        for _ in range(before):
-            good()
         for _ in range(3):
             if kind is None:
                 assert fast(given) == []

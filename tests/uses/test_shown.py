@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairs import compiled, turns
+from machines import turns
+from pairs import compiled
 from torch import nn
 
 import autopar
-from autopar.__main__ import main
 from autopar.view import pages
 
 
@@ -45,15 +45,6 @@ def test_notebooks_draw_models_plans_timelines_and_machines(monkeypatch):
     monkeypatch.setattr(pages, "_MOST_STEPS", 0)
     assert "<svg" not in fast.plan._repr_html_() + recorded._repr_html_()
     fast.close()
-
-
-def test_the_command_alone_says_what_it_can_do(capsys):
-    assert main([]) == 0
-    said = capsys.readouterr().out
-    assert all(command in said for command in ("demo", "doctor", "plan", "bench", "--version"))
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0 and capsys.readouterr().out.strip() == f"autopar {autopar.__version__}"
 
 
 class Encoder(nn.Module):

@@ -37,7 +37,6 @@ def test_the_page_has_the_facts_of_each_box_and_arrow(make):
     assert aside.count('<details id="stack-') == sum(bool(box.card.copies) for box in layout.boxes)
 
 
-@pytest.mark.thin(2)
 @plans
 def test_the_page_is_self_contained_and_well_formed(make, tmp_path):
     plan = make()

@@ -131,7 +131,6 @@ def test_saved_traces_are_the_same_bytes_and_the_same_trace(tmp_path):
 
 
 @plans
-@pytest.mark.thin(3)
 @pytest.mark.parametrize("side", ["predicted", "both"])
 def test_no_texts_of_a_timeline_picture_overlap(make, side):
     plan = make()

@@ -22,9 +22,8 @@ from .compare import opened
 from .entry import Entry
 from .models import MODELS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.zoo
 
-QUICK = ("gpt2", "resnet18")
 FOREIGN = re.compile(r"_for_cpu|mkldnn|cudnn|miopen|_flash_|_efficient_")
 LIMIT = 1e-11
 """Greatest error in float64: max|Δ| ÷ the larger of max|reference| and a thousandth of the largest gradient."""
@@ -135,13 +134,6 @@ def judge(entry: Entry) -> None:
     assert not wrong, "\n".join(f"{route}: {verdict}" for route, verdict in wrong.items())
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in MODELS if e.name in QUICK])
-def test_quick(entry: Entry) -> None:
-    judge(entry)
-
-
-@pytest.mark.zoo
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in MODELS])
-def test_all(entry: Entry) -> None:
+def test_as_eager(entry: Entry) -> None:
     judge(entry)

@@ -62,15 +62,10 @@ def judge(row: Row, entry: Entry) -> None:
     assert bool(row.written) == bool(entry.written) and re.search(entry.written, row.written), row.written
 
 
-@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "entry",
-    [
-        # tests/uses/test_language.py has its calls, and those that go on from a cache.
-        pytest.param(e, id=e.name, marks=pytest.mark.release if e.name == "gpt2" else ())
-        for e in ALL
-        if e.quick
-    ],
+    # tests/uses/test_language.py has the calls of GPT-2, and those that go on from a cache.
+    [pytest.param(e, id=e.name) for e in ALL if e.quick and e.name != "gpt2"],
 )
 def test_quick(entry: Entry) -> None:
     # What is exact on a CPU is so task by task.
