@@ -244,6 +244,6 @@ def test_the_allocator_hears_of_every_stream_that_may_read_a_copy_given_up(notes
     copy = pool.replica(pool.master("w", {"w": torch.zeros(2)}, "w"), "cuda:0", device)
     pool.enter([device])
     copy.tensor = SimpleNamespace(device=device, record_stream=told.append)
-    tensors, _ = pool.fill([copy], [copy.master], [copy], [])
+    tensors = pool.fill([copy], [copy.master], [copy])
     assert [stream.name for stream in told] == ["caller"]
     assert torch.equal(tensors[0], torch.zeros(2))
