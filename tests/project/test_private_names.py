@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from house import PACKAGE, parsed
+
+import autopar
 
 pytestmark = pytest.mark.slow
+
+PACKAGE = Path(autopar.__file__).parent
 
 NAMED = {
     "capture/torch_private.py": "the state of torch that captures read and restore",
@@ -39,7 +42,7 @@ def private(text: str) -> bool:
 def names(path: Path) -> set[str]:
     """The private names of torch in a file: imported, by attributes of `torch`, or fields of its objects."""
     found = set[str]()
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if private(alias.name)}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
