@@ -78,6 +78,8 @@ class Numbers:
             computed = number and node.op == "call_function" and copies.keys() >= {*node.all_input_nodes}
             if computed or node.op == "placeholder":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+                # Else it refers to tensors, which could then not be swapped.
+                copies[node].meta.clear()
         symbols = (node for node in copies if isinstance(node.meta.get("example_value"), OPEN))
         index = {node: number for number, node in enumerate(symbols)}
         graph.output(tuple(copies[node] for node in index))
@@ -88,7 +90,7 @@ class Numbers:
 
     def of(self, args: Sequence[Any]) -> dict[sympy.Expr, Any]:
         """Return the numbers of a call with these arguments, by their expressions. Raises Python's errors, and
-        ArithmeticError where the same expression stands for several numbers, such as `(t + 1e16) - 1e16` and `t`."""
+        ArithmeticError where the same expression stands for several numbers, as 0 for `t - t` of an infinite `t`."""
         known: dict[sympy.Expr, Any] = {}
         for symbol, number in zip(self._symbols, self._compute(*args)):
             constant = isinstance(symbol, sympy.Expr) and not symbol.free_symbols
