@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from feature_machines import away, capped
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import away, capped
 from torch import nn
 
 import autopar

@@ -13,6 +13,7 @@ import autopar
 pytestmark = pytest.mark.slow
 
 PACKAGE = Path(autopar.__file__).parent
+
 NAMED = {
     "capture/torch_private.py": "the state of torch that captures read and restore",
     "capture/dynamo_private.py": "Dynamo's entry, settings and guards, and the graphs of AOTAutograd",
