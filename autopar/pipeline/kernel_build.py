@@ -31,7 +31,8 @@ from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
 from ..runtime.kernels.differences import differs
 from ..runtime.kernels.stack import LEAST, Axes, module_of, shortest
 from ..runtime.kernels.worker import CompilerProcess
-from ..runtime.replicas import Replicas, Watch
+from ..runtime.replicas import Replicas
+from ..runtime.weights import Weights
 from .compare import error, interpret, largest, limit, no_worse, present, widen
 from .kernel_calls import fitting, fitting_all
 
@@ -125,7 +126,7 @@ def arranged(
     form: Form,
     pool: Replicas,
     samples: Sequence[Sample],
-    watch: Watch,
+    watch: Weights,
     worker: CompilerProcess,
     plain: Executor,
     turn: AbstractContextManager[Any],

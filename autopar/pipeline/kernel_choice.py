@@ -19,8 +19,9 @@ from ..runtime.kernels import STACKS, Refusal, named
 from ..runtime.kernels.stack import LEAST
 from ..runtime.kernels.worker import CompilerProcess, reason
 from ..runtime.lanes.host import clone
-from ..runtime.replicas import Replicas, Watch
+from ..runtime.replicas import Replicas
 from ..runtime.tuned import TunedExecutor
+from ..runtime.weights import Weights
 from ..system.text import ticking
 from .kernel_build import Form, Sample, arranged, perturbed, trying
 from .kernel_verdict import Verdict, more, refused, signature
@@ -161,7 +162,7 @@ class _KernelChoice:
         form = self.form
         # Only steady state is watched: kernels take state that calls change as an argument.
         steady = filter(form.steady, form.plan.costed.graph.state)
-        watch = Watch([self.pool.master(name, *form.captured.state[name]) for name in steady])
+        watch = self.pool.watch([form.captured.state[name] for name in steady])
         with to.turn:
             form.hold()
             plain = trying(form, form.program, self.pool) or to.plain
@@ -226,7 +227,7 @@ class _Race:
     """The contestants of one choice."""
 
     def __init__(
-        self, choice: _KernelChoice, to: Choice, plain: Executor, samples: Sequence[Sample], watch: Watch
+        self, choice: _KernelChoice, to: Choice, plain: Executor, samples: Sequence[Sample], watch: Weights
     ) -> None:
         self.choice, self.to, self.plain, self.samples, self.watch = choice, to, plain, samples, watch
         self.form = choice.form

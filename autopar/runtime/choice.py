@@ -1,5 +1,5 @@
 """`Choice`: compiles arrangements of a program in the background and chooses the fastest, which serves as
-long as the weights that it folds stay the same (`replicas.Watch`)."""
+long as the weights that it folds stay the same (`Weights`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import thread_state, trial
 from .executor import Executor
 from .kernels import Refusal
 from .lanes.host import clone
-from .replicas import Watch
+from .weights import Weights
 
 log = logging.getLogger("autopar")
 
@@ -39,7 +39,7 @@ class Arrangement:
 
     name: str
     executor: Executor
-    watch: Watch | None
+    watch: Weights | None
     trial: Executor
     sized: bool = False
     limits: Sequence[str] = ()
@@ -186,7 +186,7 @@ class Choice:
         self.builder: threading.Thread | None = None
         self._users: weakref.WeakSet[_User] = weakref.WeakSet()
         self._adding = threading.Lock()
-        self._stale: Watch | None = None
+        self._stale: Weights | None = None
         """The watch of an arrangement whose weights have changed."""
         self._calls = 0
         self.proven = 0
@@ -286,7 +286,7 @@ class Choice:
         if self.done or self.builder is not None:
             return
         if self._stale is not None and not self._stale.unchanged():
-            self._stale.take()
+            self._stale.record()
             self._calls = 0
         self._calls += 1
         if inputs is not None:
