@@ -78,9 +78,9 @@ def compile(
         recompute: "auto": recompute activations if a cap requires it. A number: share of their bytes to keep.
         home: "auto": each device keeps a copy of the weights it reads, or streams them if no accelerator has room. A
             device, or module path or glob → device: the weights stay only there, and each call transfers them.
-        kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the background with each installed stack
+        kernels: "eager": PyTorch's own, bit for bit. "auto": compile in the first call with each installed library
             ("inductor", "inductor frozen", "onnxruntime", "openvino", "cudagraphs"), compare each with eager, and use
-            the fastest on this machine. Or a stack, or a backend of `torch.compile`, by name. See `wait`.
+            the fastest on this machine. Or a library, or a backend of `torch.compile`, by name. See `prepare`.
         fullgraph: As in `torch.compile`: refuse a model that is not one graph.
         dynamic: As in `torch.compile`: sizes are open from the start (True), never (False), or once they vary (None).
 
@@ -242,7 +242,7 @@ def train_step(
         clip_norm: Clip gradients to this global 2-norm, as `torch.nn.utils.clip_grad_norm_` does.
         scaler: A `torch.amp.GradScaler`.
         autocast: The dtype to which the forward is cast, such as `torch.bfloat16`.
-        kernels: As in `compile`, but of the stacks only those that do not fold the weights into their kernels.
+        kernels: As in `compile`, but of the libraries only those that do not fold the weights into their kernels.
         process_group: True (all ranks of the job) or a group of `torch.distributed`. Each rank trains on its own rows,
             on its own `devices`, and gradients are averaged over the ranks; each rank's mean has the same weight,
             whatever its number of rows. All ranks construct the step. Weights and buffers are broadcast from the first

@@ -22,6 +22,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..pipeline.calls import Done
+from ..pipeline.kernel_selection import KernelExecutor
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared
 from ..runtime.autograd_bridge import Written
@@ -29,7 +30,6 @@ from ..runtime.executor import Executor
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import reset_after_fork
-from ..runtime.tuned import TunedExecutor
 from ..training.dropin import Training
 
 log = logging.getLogger("autopar")
@@ -154,7 +154,7 @@ class Backend(Recorded):
             )
         if self.root is not None:
             found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
-        found += [executor.note for executor in self.tuned() if executor.note]
+        found += self.kernel_notes()
         found += self._uncompiled()
         found += [f"{count} calls ran as written: {why}" for why, count in [*self.unplaced.items()]]
         return [*found, *list(self.breaks)]
@@ -177,14 +177,18 @@ class Backend(Recorded):
             for (name, why), count in refusals.items()
         ]
 
-    def executors(self) -> list[Executor | TunedExecutor]:
+    def executors(self) -> list[Executor | KernelExecutor]:
         """Return the executors of all programs."""
         programs = [planned for served in self.served for planned in list(served.programs.values())]
         return [executor for planned in programs for executor in planned.executors]
 
-    def tuned(self) -> list[TunedExecutor]:
-        """Return the executors that compile kernels."""
-        return [executor for executor in self.executors() if isinstance(executor, TunedExecutor)]
+    def with_kernels(self) -> list[KernelExecutor]:
+        """Return the executors that have kernels, or are to have some."""
+        return [executor for executor in self.executors() if isinstance(executor, KernelExecutor)]
+
+    def kernel_notes(self) -> list[str]:
+        """Return a sentence on the kernels of each program."""
+        return [executor.selection.note for executor in self.with_kernels() if executor.selection.note]
 
     def forget(self) -> None:
         """Drop the programs of the graph that was called last."""

@@ -24,10 +24,10 @@ from ..ir.program import Program
 from ..pipeline.options import Options, one_of
 from ..pipeline.stages import Prepared
 from ..runtime.record import Recording
-from ..runtime.tuned import wait_for
 from .backend import Backend
 from .classes import sharing
 from .model_check import CALL, Call, judge
+from .plain_model import PlainModel
 from .served import Served
 
 log = logging.getLogger("autopar")
@@ -53,6 +53,7 @@ class _Placement:
         self.backend = Backend(Served, machine, options, root, given, positional(model))
         self.backend.runs_as_written = True
         self.run = compiled(model, self.backend, fullgraph, dynamic, self.backend.skipped)
+        self.plain = PlainModel(model, self.backend)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output, placed if a graph can be captured."""
@@ -78,7 +79,13 @@ class _Placement:
             CALL.reset(outer)
         if backend.calls == before:
             self.unplaced("torch.compile captured no graph")
+        elif backend.latest is not None and not backend.latest[1].executor.raced and self._lost(args, kwargs):
+            return model(*args, **kwargs)
         return output
+
+    def _lost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True if the plain model is faster in such calls, which is now known."""
+        return self.plain.competes and self.plain.wins(self.call, args, kwargs)
 
     def _compared(self, call: Call) -> Any:
         """Return the placed model's output, compared with the model's own in first calls. Raises DifferenceError."""
@@ -113,6 +120,8 @@ class _Placement:
         """Capture and plan for these arguments without running."""
         with self.backend.planning():
             self.run(*args, **kwargs)
+        if self.backend.latest is not None and not self.backend.latest[1].executor.raced:
+            self._lost(args, kwargs)
 
 
 class Compiled:
@@ -130,28 +139,22 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program for these arguments and return the outputs of the model."""
-        return self._placement.call(*args, **kwargs)
+        placement = self._placement
+        if placement.plain.kinds and not is_dynamo_compiling() and placement.plain.answers(args, kwargs):
+            return placement.model(*args, **kwargs)
+        return placement.call(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Capture, plan and lower for these arguments without running."""
+        """Capture, plan and lower for these arguments, and build and choose kernels, as the first call would, without
+        running."""
         self._placement.prepare(*args, **kwargs)
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the kernels of all calls and prepared programs are compiled and chosen; return False if that takes
-        more than `seconds`. Until then, calls use the fastest of the kernels ready so far.
-        """
-        return wait_for(self._placement.backend.tuned(), seconds)
-
-    @property
-    def settled(self) -> bool:
-        """True if the kernels of all calls so far are chosen and none is on trial against eager."""
-        return all(executor.settled for executor in self._placement.backend.tuned())
 
     @property
     def serving(self) -> str:
-        """Kernel libraries of the programs, each once, with threads and lanes, separated by ";", such as "onnxruntime,
-        2 lanes"; "eager" for PyTorch's kernels."""
-        return "; ".join({executor.serving: None for executor in self._placement.backend.tuned()}) or "eager"
+        """Kernel libraries of the programs, each once, separated by ";", such as "onnxruntime"; "eager" for PyTorch's
+        kernels; "the model itself" if the plain model is faster."""
+        serving = {executor.serving: None for executor in self._placement.backend.with_kernels()}
+        return "; ".join(serving) or "eager"
 
     @property
     def machine(self) -> Machine:
@@ -204,8 +207,7 @@ class Compiled:
         self._placement.backend.pool.forget()
 
     def close(self) -> None:
-        """Stop the worker threads of every plan and the compilation of kernels. The next call starts the threads
-        again."""
+        """Stop the worker threads of every plan. The next call starts them again."""
         self._placement.backend.close()
 
     def __copy__(self) -> Compiled:

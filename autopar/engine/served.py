@@ -30,12 +30,12 @@ from ..pipeline.calls import CHECKED, Done, ProgramCache, Short, again
 from ..pipeline.check_wanted import wanted
 from ..pipeline.compare import Snapshot
 from ..pipeline.eager_check import Eager
+from ..pipeline.kernel_selection import build_kernels
 from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, plan_captured, prepare, proved, timed
+from ..pipeline.stages import plan_captured, prepare, proved, timed
 from ..pipeline.would_fit import advised
 from ..runtime.autograd_bridge import Written, placed
 from ..runtime.thread_state import alone_with, unseen
-from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..training.dropin import Training, plan_training
 from .backend import Backend, Planned
@@ -114,7 +114,12 @@ class Served:
         backend.calls += 1
         short = self._shorts.get(self.region.sizes(args)) if self._shorts else None
         plain = backend.recording is None and not backend.preparing
-        if short is not None and plain and (short.own or short.prepared.open):
+        if (
+            short is not None
+            and plain
+            and not short.prepared.executor.due
+            and (short.own or short.prepared.any_size)
+        ):
             found = self._by(short, args)
             if found is not None:
                 backend.latest = self, short.prepared
@@ -143,10 +148,11 @@ class Served:
             prepared, checked = made
         self.calls += 1
         backend.latest = self, prepared
+        if prepared.executor.due:
+            # Before the locks of a check or of changing state: it takes Dynamo's own.
+            build_kernels(prepared.executor, self.region.inputs(args))
         if backend.preparing:
             self.unchecked.add(key)
-            if isinstance(prepared, Prepared) and isinstance(prepared.executor, TunedExecutor):
-                prepared.executor.begin(self.region.inputs(args))
             raise Done
         if self.unchecked and key in self.unchecked:
             self.unchecked.discard(key)

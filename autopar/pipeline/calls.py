@@ -131,8 +131,6 @@ Made = TypeVar("Made", bound=Any)
 
 RESIZED = 1024
 """Limit on the sets of sizes that programs made for other sizes serve: each takes some kilobytes."""
-RECURRING = 10
-"""Calls of one set of sizes after which it has its own program, if kernels are compiled for each set."""
 
 
 class ProgramCache(OrderedDict[Hashable, Made]):
@@ -140,7 +138,7 @@ class ProgramCache(OrderedDict[Hashable, Made]):
     serve other sizes. Programs have a `close`; `called` is their name in the log.
 
     One program serves all sizes for which it surely keeps every memory cap. If kernels cannot be compiled for
-    all sizes at once, the first `CHECKED` sets of sizes and those that recur have their own programs.
+    all sizes at once, the first `CHECKED` sets of sizes have their own programs.
     """
 
     def __init__(self, called: str, region: Region | None, options: Options) -> None:
@@ -150,7 +148,6 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         self._options, self._compiled = options, options.kernels != "eager"
         self._allowed = options.split in (None, "auto")
         self._resized: dict[Hashable, Made] = {}
-        self._calls: dict[Hashable, int] = {}
         self._place: tuple[Graph | None, dict[str, int]] = None, {}
         """The positions of inputs and state of the graph for which a short path was made last."""
         self.shorts: dict[Hashable, Short] = {}
@@ -160,7 +157,7 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         """Return the short path that this call and later ones of these sizes take; None if they can take none."""
         region, known = self._region, self.shorts.get(sizes)
         own = not self._compiled or sizes in self
-        if region is None or not (own or made.open) or region.rebound:
+        if region is None or not (own or made.any_size) or region.rebound:
             return None
         if known is not None and known.prepared is made:
             return known
@@ -210,33 +207,16 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         for made in tuple(self.values()):
             made.close()
 
-    def current(self, sizes: Hashable) -> Made | None:
-        """Return the program that serves these sizes without counting the call; None if there is none, or if it is to
-        be counted."""
-        own = self.get(sizes)
-        if own is not None:
-            return own
-        found = self._resized.get(sizes)
-        return None if found is None or self._counted(found) else found
-
-    def _counted(self, found: Made) -> bool:
-        """Return True if calls by a program made for other sizes are counted."""
-        return self._compiled and not found.open and len(self) < SIZES
-
     def resized(self, sizes: Hashable) -> Made | None:
-        """Return the program for other sizes that serves these; None if none, or if they should have their own."""
-        found = self._resized.get(sizes)
-        if found is None or not self._counted(found):
-            return found
-        self._calls[sizes] = calls = self._calls.get(sizes, 0) + 1
-        return found if calls < RECURRING else None
+        """Return the program made for other sizes that serves these; None if there is none."""
+        return self._resized.get(sizes)
 
     def resize(self, sizes: Sequence[Any], args: Sequence[Any]) -> Made | None:
         """Return a new program for a call with the arguments `args`, derived from one that also computes calls of other
         sizes; None if the call should have its own program."""
-        programs = sorted(self.items(), key=lambda item: item[1].open)
-        few = self._compiled and len(programs) < CHECKED and not any(program.open for _, program in programs)
-        if self._region is None or few or sizes in self._resized:
+        programs = sorted(self.items(), key=lambda item: item[1].any_size)
+        all_sizes = any(program.any_size for _, program in programs)
+        if self._region is None or (self._compiled and len(programs) < CHECKED and not all_sizes):
             return None
         for _, program in reversed(programs):
             if not (self._allowed and program.resizable):
@@ -255,13 +235,10 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         others = [made for sizes, made in [*self._resized.items()] if sizes not in self]
         if not others:
             return ""
-        if self._compiled and all(made.open for made in others):
+        if self._compiled and all(made.any_size for made in others):
             how = "with its kernels, which are compiled for all sizes"
         elif self._compiled:
-            how = (
-                f"with PyTorch's own kernels, as kernels are compiled for the first {CHECKED} sets and for those "
-                f"called more than {RECURRING} times, {SIZES} at most"
-            )
+            how = f"with PyTorch's own kernels, as kernels are compiled for the first {CHECKED} sets"
         else:
             how = "record() plans each for its own"
         return f"calls of {len(others)} more sets of sizes run by a program made for other sizes; {how}"
@@ -269,4 +246,3 @@ class ProgramCache(OrderedDict[Hashable, Made]):
     def drop_resized(self) -> None:
         """Drop all programs for other sizes."""
         self._resized.clear()
-        self._calls.clear()

@@ -1,14 +1,11 @@
-"""A plan with the kernels of one stack: fused into pieces, compiled, and compared with eager."""
+"""A plan with the kernels of one library: fused into pieces, compiled, and compared with eager."""
 
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -18,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import Captured
 from ..capture.results import expressions, resizable
+from ..costs.calibrate import threads
 from ..ir.costed import CostedGraph
 from ..ir.graph import Const, Task
 from ..ir.open_size import OPENED, Opened, OpenSize
@@ -25,21 +23,23 @@ from ..ir.plan import Plan
 from ..ir.program import Buffer, Compute, Piece, Program
 from ..lowering.check import check
 from ..lowering.rewrites import overwriting, pieced
-from ..runtime.choice import Arrangement
 from ..runtime.executor import Executor
-from ..runtime.kernels import Compilation, Kernel, Refusal, Stack
+from ..runtime.kernels import Kernel, Library, Refusal, tracing
 from ..runtime.kernels.differences import differs
-from ..runtime.kernels.stack import LEAST, Axes, module_of, shortest
-from ..runtime.kernels.worker import CompilerProcess
+from ..runtime.kernels.piece_module import LEAST, module_of, shortest
+from ..runtime.lanes.host import clone
 from ..runtime.replicas import Replicas
 from ..runtime.weights import Weights
 from .compare import error, interpret, largest, limit, no_worse, present, widen
-from .kernel_calls import fitting, fitting_all
+from .kernel_calls import AnySize, with_eager_layout
 
 log = logging.getLogger("autopar")
 
 RETRIES = 3
 """Attempts to compile without the operators that a library's message names, before giving up."""
+
+RESIZED = 1024
+"""Limit on the sets of sizes for which a candidate keeps its executor."""
 
 Sample: TypeAlias = tuple[Sequence[Any], Sequence[Any]]
 """Inputs of a call, and eager's results for them."""
@@ -78,11 +78,6 @@ class Form:
         """Return True for state that only the user changes, so that kernels may fold it."""
         return not self.changing and name not in self.plan.costed.graph.mutated
 
-    @property
-    def lanes(self) -> int:
-        """Number of compute lanes."""
-        return len(self.program.lanes)
-
     def shaped(self, number: Opened) -> bool:
         """Return True if an argument is known from the shapes of inputs, or fixed in this form."""
         if not isinstance(number, OpenSize):
@@ -120,123 +115,167 @@ def symbols_of(captured: Captured, costed: CostedGraph) -> tuple[sympy.Expr, ...
     return expressions(captured.open or ()) if on_cpu and long and resizable(captured, costed) else ()
 
 
-def arranged(
-    name: str,
-    stack: Stack,
-    form: Form,
-    pool: Replicas,
-    samples: Sequence[Sample],
-    watch: Weights,
-    worker: CompilerProcess,
-    plain: Executor,
-    turn: AbstractContextManager[Any],
-) -> Arrangement:  # fmt: skip
-    """Compile the pieces of a form with a stack; return the arrangement. `watch` covers all state that is folded.
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A program with the kernels of one library.
 
-    Operators that the stack turns out to lack stay eager, in up to `RETRIES` further attempts.
-
-    plain: eager's executor, without side effects; it runs the samples again if `form.changing`.
-    turn: keeps other calls out while kernels and eager run the samples.
-
-    Raises Refusal if there are no pieces, weights have changed meanwhile, or a result differs from eager's,
-    and the stack's errors.
+    weights: the fingerprint of the state that its kernels fold; None if they take all as arguments.
+    trial: its executor for calls that change nothing.
+    any_size: its kernels serve calls of all sizes.
+    kernels: by the first task of each piece.
     """
-    if missing := stack.missing():
+
+    name: str
+    executor: Executor
+    weights: Weights | None
+    trial: Executor
+    any_size: bool
+    kernels: Mapping[str, Kernel]
+    _resized: dict[tuple[float, ...], Executor] = field(default_factory=dict)
+
+    def tried(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the results of a call without side effects, weights checked as in any call."""
+        if self.weights is not None:
+            self.weights.unchanged()
+        return self.trial(inputs)
+
+    @property
+    def failure(self) -> str:
+        """What was wrong with a kernel for some sizes; "" if nothing was."""
+        failures = (each.call.failure for each in self.kernels.values() if isinstance(each.call, AnySize))
+        return next(filter(None, failures), "")
+
+    def without_trial(self) -> Candidate:
+        """Return the candidate without the copies of state that `trial` may hold."""
+        return replace(self, trial=self.executor)
+
+    def resized(self, sizes: tuple[float, ...] | None) -> Executor:
+        """Return the executor for calls with these sizes; None: those that the program was made for."""
+        if sizes is None:
+            return self.executor
+        if len(self._resized) >= RESIZED:
+            self._resized.clear()
+        if sizes not in self._resized:
+            self._resized[sizes] = self.executor.resized(sizes)
+        return self._resized[sizes]
+
+
+def build(
+    name: str, library: Library, form: Form, pool: Replicas, samples: Sequence[Sample], plain: Executor
+) -> Candidate:
+    """Compile the pieces of a form with a library, and compare with eager. If it cannot compile for all sizes, or is
+    wrong for others, it compiles for the sizes of the samples.
+
+    Operators that the library turns out to lack stay eager, in up to `RETRIES` further attempts. `plain`: eager's
+    executor, without side effects. Raises Refusal if there are no pieces, weights have changed meanwhile, or a result
+    differs from eager's, and the library's errors.
+    """
+    if missing := library.missing():
         raise Refusal(missing)
-    lacking: frozenset[str] = frozenset()
-    limits: list[str] = []
-    for left in reversed(range(RETRIES + 1)):
+    if library.folds and form.changing:
+        raise Refusal("it folds the weights, which change from call to call")
+    if form.symbols and library.any_size:
         try:
-            program, kernels = _compiled(stack, form, pool, samples[0][0], worker, lacking, limits)
-            break
-        except Refusal as refusal:
-            known, lacking = lacking, lacking | refusal.lacking
-            able = (
-                task.target not in lacking and not _eager(form, stack, task)
-                for task in form.plan.costed.graph.tasks
-            )
-            # A message that shows the whole graph names all operators, and tells more than another attempt.
-            if not left or lacking == known or not any(able):
+            return _built(name, library, form, pool, samples, plain)
+        except Exception as problem:
+            if isinstance(problem, Refusal) and problem.passing:
                 raise
-            log.info("%s lacks %s: %s", name, ", ".join(sorted(lacking)), refusal)
+            log.info("%s compiles for one set of sizes, not for all: %s", name, problem)
+    return _built(name, library, replace(form, symbols=()), pool, samples, plain)
+
+
+def _built(
+    name: str, library: Library, form: Form, pool: Replicas, samples: Sequence[Sample], plain: Executor
+) -> Candidate:
     captured = form.captured
-    made = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
-    trial = trying(form, program, pool, kernels) or made
-    with turn:
-        right = [plain(inputs) if form.changing else outputs for inputs, outputs in samples]
-        scales = [largest(each) for each in zip(*right)]
-        for (inputs, _), eager in zip(samples, right):
-            _judge(form, inputs, trial(inputs), eager, scales)
-        if form.symbols:
-            _lengthened(form, samples[0][0], trial, plain)
-    if limits:
-        raise Refusal(f"it is right for some sizes alone: {limits[0]}")
-    if not watch.unchanged():
-        raise Refusal("weights changed while it was compiled")
-    copied = any(
+    steady = [captured.state[each] for each in form.plan.costed.graph.state if form.steady(each)]
+    weights = pool.watch(steady)
+    lacking: frozenset[str] = frozenset()
+    for left in reversed(range(RETRIES + 1)):
+        eager = partial(_eager, form, name, library, lacking)
+        try:
+            program, kernels = _compiled(name, library, form, pool, samples[0][0], eager)
+            break
+        except Exception as problem:
+            tasks, known = form.plan.costed.graph.tasks, lacking
+            lacking |= {task.target for task in tasks if not eager(task) and task.target in str(problem)}
+            # A message that shows the whole graph names all operators, and tells more than another attempt.
+            if (
+                not left
+                or lacking == known
+                or all(_eager(form, name, library, lacking, each) for each in tasks)
+            ):
+                raise
+            log.info("%s lacks %s: %s", name, ", ".join(sorted(lacking - known)), problem)
+    executor = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
+    trial = trying(form, program, pool, kernels) or executor
+    candidate = Candidate(name, executor, weights, trial, bool(form.symbols), kernels)
+    scales = [largest(each) for each in zip(*(outputs for _, outputs in samples))]
+    for inputs, outputs in samples:
+        _judge(form, captured.sizes, inputs, trial(inputs), outputs, scales)
+    if form.symbols:
+        _compare_sizes(form, samples[0][0], trial, plain)
+        if candidate.failure:
+            raise Refusal(candidate.failure)
+    if not weights.unchanged():
+        raise Refusal("weights changed while it was compiled", passing=True)
+    recorded = any(
         _stays(buffer, form) and buffer.kind == "resident"
-        for piece, device in _pieces(form, program)
+        for piece, device, _ in _pieces(form, program)
         if device.type == "cuda"
         for buffer in map(program.buffer.__getitem__, piece.reads)
     )
-    return Arrangement(
-        name, made, watch if stack.frozen or copied else None, trial, bool(form.symbols), limits
-    )
+    return candidate if library.folds or recorded else replace(candidate, weights=None)
 
 
-def _pieces(form: Form, program: Program) -> list[tuple[Piece, torch.device]]:
-    """Return the pieces of a program, each with its device."""
-    machine = form.plan.costed.machine
+def _pieces(form: Form, program: Program) -> list[tuple[Piece, torch.device, int]]:
+    """Return the pieces of a program, each with its device and number of threads."""
+    machine, lanes = form.plan.costed.machine, program.lanes
     return [
-        (step, torch.device(machine.device[lane.device].torch_device))
-        for lane in program.lanes
+        (
+            step,
+            torch.device(machine.device[lane.device].torch_device),
+            form.threads if len(lanes) == 1 else machine.device[lane.device].threads,
+        )
+        for lane in lanes
         for step in lane.steps
         if isinstance(step, Piece)
     ]
 
 
 def _compiled(
-    stack: Stack,
+    name: str,
+    library: Library,
     form: Form,
     pool: Replicas,
     inputs: Sequence[Any],
-    worker: CompilerProcess,
-    lacking: frozenset[str],
-    limits: list[str],
+    eager: Callable[[Task], bool],
 ) -> tuple[Program, dict[str, Kernel]]:
-    """Return the program of a form in pieces, and the kernel of each piece by its first task. Operators in
-    `lacking` stay eager; `limits` is as in `fitting_all`. Raises Refusal and the stack's errors."""
+    """Return the program of a form in pieces, and the kernel of each piece by its first task. Raises Refusal and the
+    library's errors."""
     graph = form.plan.costed.graph
-    program = pieced(form.program, graph, lambda task: task.target in lacking or _eager(form, stack, task))
+    program = pieced(form.program, graph, eager)
     pieces = _pieces(form, program)
     if not pieces:
-        types = {graph.value[name].dtype for task in graph.tasks for name in (*task.inputs, *task.outputs)}
-        reasons = {differs(task, graph, stack.name) for task in graph.tasks} - {""}
+        types = {graph.value[value].dtype for task in graph.tasks for value in (*task.inputs, *task.outputs)}
+        reasons = {differs(task, graph, name) for task in graph.tasks} - {""}
         raise Refusal(
             "; ".join((f"it can do none of the tasks, of {', '.join(sorted(types))}", *sorted(reasons)))
         )
     check(program, graph)
-    folded = {
-        piece.tasks[0]: _folded(form, program, piece, device) if stack.frozen else {}
-        for piece, device in pieces
-    }
-    modules = {
-        piece.tasks[0]: module_of(piece, program, graph, device, folded[piece.tasks[0]], form.symbols)
-        for piece, device in pieces
-    }
-    seen = _seen(form, program, pool, modules, inputs)
-    kernels = {}
-    for piece, device in pieces:
-        first = piece.tasks[0]
-        (module, takes, axes), (read, wanted) = modules[first], seen[first]
-        with tempfile.TemporaryDirectory(prefix="autopar-") as folder:
-            weights = tuple(_stays(program.buffer[piece.reads[at]], form) for at in takes)
-            work = Compilation(module, read, device, form.threads, form.lanes, Path(folder), weights, axes)
-            if stack.compile is not None:
-                worker.compile(stack.name, piece, program, graph, folded[first], form.symbols, work)
-            call = stack.load(work)
-            call = fitting_all(call, work, wanted, limits) if form.symbols else fitting(call, work, wanted)
-        kernels[first] = Kernel(stack.name, call, takes)
+    modules = {}
+    for piece, device, _ in pieces:
+        state = _folded(form, program, piece, device) if library.folds else {}
+        module, takes = modules[piece.tasks[0]] = module_of(
+            piece, program, graph, device, state, form.symbols
+        )
+        module.meta["stays"] = tuple(_stays(program.buffer[piece.reads[at]], form) for at in takes)
+    seen, kernels = _seen(form, program, pool, modules, inputs), {}
+    for piece, _, count in pieces:
+        (module, takes), (read, results) = modules[piece.tasks[0]], seen[piece.tasks[0]]
+        with tracing(), threads(count):
+            call = with_eager_layout(library.build(module, read), module, read, results)
+        kernels[piece.tasks[0]] = Kernel(name, call, takes)
     return program, kernels
 
 
@@ -249,13 +288,15 @@ def _stays(buffer: Buffer, form: Form) -> bool:
     return buffer.kind == "given" or form.steady(buffer.value)
 
 
-def _eager(form: Form, stack: Stack, task: Task) -> bool:
-    """Return True if a task stays eager: the user's own function, one that the stack cannot compile there or computes
-    otherwise than PyTorch, or one with an argument that would be another kernel in each call."""
+def _eager(form: Form, name: str, library: Library, lacking: Collection[str], task: Task) -> bool:
+    """Return True if a task stays eager: the user's own function, one that the library cannot compile there, lacks or
+    computes otherwise than PyTorch, or one with an argument that would be another kernel in each call."""
     graph = form.plan.costed.graph
-    if task.target in form.captured.calls or not stack.keeps(task, graph) or differs(task, graph, stack.name):
+    if task.target in lacking or task.target in form.captured.calls or not library.keeps(task, graph):
         return True
-    if stack.devices is not None and form.types[task.name] not in stack.devices:
+    if library.devices is not None and form.types[task.name] not in library.devices:
+        return True
+    if differs(task, graph, name):
         return True
     numbers = (item for item in pytree.tree_leaves((task.args, task.kwargs)) if isinstance(item, OPENED))
     return any(not form.shaped(number) for number in numbers)
@@ -269,67 +310,87 @@ def _folded(form: Form, program: Program, piece: Piece, device: torch.device) ->
 
 
 def _judge(
-    form: Form, inputs: Sequence[Any], found: Sequence[Any], eager: Sequence[Any], scales: Sequence[float]
+    form: Form,
+    sizes: Sequence[float],
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    eager: Sequence[Any],
+    scales: Sequence[float],
 ) -> None:
     """Raise Refusal if a result differs from eager's by more than the tolerance, and from the float64 result by more
     than twice eager's error. Errors are relative to `scales`, the largest values over all samples: a result of
     one number may be near zero in one of them."""
     wide: list[Any] = []
-    for index, (ours, right, floor) in enumerate(zip(found, eager, scales)):
+    for index, (ours, right, floor) in enumerate(zip(results, eager, scales)):
         if (off := error(ours, right, floor)) > limit(right):
-            wide = wide or _in_double(form, inputs)
+            wide = wide or _in_double(form, sizes, inputs)
             if not no_worse(ours, right, wide[index], floor):
                 raise Refusal(f"its answer differs from eager's by {off:.1g}, {limit(right):.1g} is allowed")
 
 
-def _lengthened(form: Form, inputs: Sequence[Any], trial: Executor, plain: Executor) -> None:
-    """Run kernels for all sizes on inputs whose lengths are longer by one, if eager accepts these. A library
-    may have assumed even lengths, or multiples, and the first calls need not show that. Raises the kernels'
-    errors."""
+def _compare_sizes(form: Form, inputs: Sequence[Any], trial: Executor, plain: Executor) -> None:
+    """Compare kernels for all sizes with eager for other sizes, of those that eager accepts: all lengths one longer,
+    and twice as long. A library may have assumed even lengths, or multiples, which the first call need not show. Raises
+    Refusal if a result differs, or eager accepts no other sizes, and the kernels' errors."""
     known = dict(zip(form.symbols, form.captured.sizes))
     free = {symbol for expression in form.symbols for symbol in expression.free_symbols}
-    if not free <= known.keys():
-        return
-    longer = {symbol: sympy.sympify(known[symbol] + isinstance(known[symbol], int)) for symbol in free}
-    sizes = tuple(
-        type(number)(expression.xreplace(longer))
-        for expression, number in zip(form.symbols, form.captured.sizes)
-    )
-    if shortest(sizes) < LEAST:
-        return
-    graph, others = form.plan.costed.graph, []
-    for name, item in zip(graph.inputs, inputs):
-        for axis, size in enumerate(graph.value[name].open[:-1]):
-            if isinstance(size, OpenSize):
-                item = item.index_select(axis, torch.arange(sizes[size.place]) % item.shape[axis])
-        others.append(item)
-    try:
-        plain.resized(sizes)(others)
-    except Exception as refused:
-        log.debug("no call is one longer: %s", refused)
-        return
-    # The kernels compare themselves with eager in their first calls of new sizes (`kernel_calls`).
-    trial.resized(sizes)(others)
+    graph, compared = form.plan.costed.graph, 0
+    for scale, more in ((1, 1), (2, 0)) if free <= known.keys() else ():
+        others = {
+            symbol: sympy.sympify(
+                known[symbol] * scale + more if isinstance(known[symbol], int) else known[symbol]
+            )
+            for symbol in free
+        }
+        sizes = tuple(
+            type(number)(expression.xreplace(others))
+            for expression, number in zip(form.symbols, form.captured.sizes)
+        )
+        if shortest(sizes) < LEAST:
+            continue
+        longer = []
+        for name, item in zip(graph.inputs, inputs):
+            for axis, size in enumerate(graph.value[name].open[:-1]):
+                if isinstance(size, OpenSize):
+                    item = item.index_select(
+                        axis, torch.arange(sizes[size.place], device="cpu") % item.shape[axis]
+                    )
+            longer.append(item)
+        try:
+            right = [*map(clone, plain.resized(sizes)(longer))]
+        except Exception as refused:
+            log.debug("no call has these sizes: %s", refused)
+            continue
+        compared += 1
+        results = trial.resized(sizes)(longer)
+        _judge(form, sizes, longer, results, right, [largest([each]) for each in right])
+    if not compared:
+        raise Refusal("there are no other sizes to compare it with eager for")
 
 
-def _in_double(form: Form, inputs: Sequence[Any]) -> list[Any]:
-    """Return outputs and updates of a graph computed in float64."""
-    graph, captured = form.plan.costed.graph, form.captured
-    wide = replace(graph, tasks=tuple(map(_widened, graph.tasks)))
+def _in_double(form: Form, sizes: Sequence[float], inputs: Sequence[Any]) -> list[Any]:
+    """Return outputs and updates of a call of some sizes computed in float64."""
+    graph = form.plan.costed.graph
+    wide = replace(graph, tasks=tuple(_widened(task, sizes) for task in graph.tasks))
     state = {name: tensor.detach() for name, tensor in present(form.tried).items()}
     cpu = torch.device("cpu")
-    given = (*zip(graph.inputs, inputs), *state.items())
-    values = {name: widen(item.to(cpu) if isinstance(item, torch.Tensor) else item) for name, item in given}
-    for _ in interpret(wide, captured.calls, values, cpu):
+    pairs = (*zip(graph.inputs, inputs), *state.items())
+    values = {name: widen(item.to(cpu) if isinstance(item, torch.Tensor) else item) for name, item in pairs}
+    for _ in interpret(wide, form.captured.calls, values, cpu):
         pass
-    return [values[name] for name in (*graph.outputs, *(made for made, _ in graph.updates))]
+    return [values[name] for name in (*graph.outputs, *(update for update, _ in graph.updates))]
 
 
-def _widened(task: Task) -> Task:
-    """Return the task with float64 in place of float32."""
-    given = {"torch.float32": Const("torch.float64")}
-    made = pytree.tree_map_only(Const, lambda item: given.get(item.text, item), (task.args, task.kwargs))
-    return replace(task, args=made[0], kwargs=made[1])
+def _widened(task: Task, sizes: Sequence[float]) -> Task:
+    """Return the task with float64 in place of float32, for a call of some sizes."""
+
+    def widened(item: Any) -> Any:
+        if isinstance(item, OPENED):
+            return item.at(sizes)
+        return Const("torch.float64") if isinstance(item, Const) and item.text == "torch.float32" else item
+
+    args, kwargs = pytree.tree_map(widened, (task.args, task.kwargs))
+    return replace(task, args=args, kwargs=kwargs)
 
 
 def in_place(captured: Captured, plan: Plan, program: Program) -> Program:
@@ -337,12 +398,12 @@ def in_place(captured: Captured, plan: Plan, program: Program) -> Program:
     graph = plan.costed.graph
     if plan.costed.machine.clock == "declared":
         return program
-    made = overwriting(
+    changed = overwriting(
         program, graph, lambda task: f"{task.target}_" in captured.calls and len(task.args) == 1
     )
-    if made is not program:
-        check(made, graph)
-    return made
+    if changed is not program:
+        check(changed, graph)
+    return changed
 
 
 def trying(
@@ -351,13 +412,13 @@ def trying(
     """Return an executor that returns updates after its outputs and changes nothing; None if there are no updates."""
     if not program.updates and not program.keeps:
         return None
-    made = (*program.outputs, *(buffer for buffer, _ in program.updates))
-    tried = replace(program, outputs=made, updates=(), keeps=())
+    outputs = (*program.outputs, *(buffer for buffer, _ in program.updates))
+    tried = replace(program, outputs=outputs, updates=(), keeps=())
     return Executor(form.tried, form.plan, tried, pool, kernels)
 
 
 _Tensors = Sequence[torch.Tensor]
-_Modules = Mapping[str, tuple[Callable[..., Any], tuple[int, ...], Axes]]
+_Modules = Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]]
 
 
 def _seen(
@@ -369,14 +430,14 @@ def _seen(
     def noting(name: str, module: Callable[..., Any]) -> Callable[..., Any]:
         def call(*tensors: torch.Tensor) -> Any:
             with torch.no_grad():
-                made = module(*tensors)
-            seen[name] = [tensor.detach() for tensor in tensors], made
-            return made
+                results = module(*tensors)
+            seen[name] = [tensor.detach() for tensor in tensors], results
+            return results
 
         return call
 
     kernels = {
-        name: Kernel("eager", noting(name, module), takes) for name, (module, takes, _) in modules.items()
+        name: Kernel("eager", noting(name, module), takes) for name, (module, takes) in modules.items()
     }
     executor = trying(form, program, pool, kernels) or Executor(
         form.captured, form.plan, program, pool, kernels

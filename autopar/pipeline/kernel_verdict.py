@@ -21,36 +21,30 @@ from .kernel_build import Form
 PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
 
 
+PLAIN = "the model itself"
+"""What serves where the plain model is faster than whole calls of its compiled form."""
+
+
 @dataclass
 class Verdict:
-    """The fastest arrangement by name, the median seconds of a call of each, and why others were not timed.
-
-    races: number of processes in which eager won.
-    """
+    """The fastest library by name ("eager": PyTorch's own kernels), the median seconds of a call of each, and why
+    others were not timed. `plain`: the plain model is faster than whole calls with the winner."""
 
     winner: str = "eager"
+    plain: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    races: int = 0
 
     def __str__(self) -> str:
         eager = self.seconds.get("eager", 0.0)
+        served = PLAIN if self.plain else self.winner
         lost = "".join(f"; {name}: {why}" for name, why in self.refused.items())
         if not eager:
-            return f"kernels: {self.winner}{lost}"
+            return f"kernels: {served}{lost}"
         ratios = {name: took / eager for name, took in sorted(self.seconds.items(), key=lambda item: item[1])}
-        rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != self.winner)
-        return f"kernels: {self.winner}, {ratios.get(self.winner, 1.0):.2f} of eager's time ({rest}{lost})"
-
-    def refuse(self, name: str, why: str, below: float) -> None:
-        """Note why an arrangement is not used. The fastest other one that took at most `below` of eager's
-        seconds wins, else eager."""
-        self.refused[name] = why
-        limit = below * self.seconds.get("eager", 0.0)
-        others = [
-            other for other, took in self.seconds.items() if other not in self.refused and took <= limit
-        ]
-        self.winner = min(others, key=self.seconds.__getitem__, default="eager")
+        rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != served)
+        how = "" if self.plain else f", {ratios[served]:.2f} of eager's time"
+        return f"kernels: {served}{how} ({rest}{lost})"
 
     @classmethod
     def load(cls, key: str) -> Verdict | None:
@@ -82,7 +76,7 @@ def signature(form: Form) -> str:
         (lane.device, sorted((type(step).__name__, tasks_of(step)) for step in lane.steps))
         for lane in form.program.lanes
     ]
-    text = repr((tasks, values, lanes, magnitude, form.threads))
+    text = repr((tasks, values, lanes, magnitude, form.threads, form.changing))
     text = _FLOAT.sub("OpenFloat(", text)
     if form.symbols:
         text = _SIZE.sub("OpenSize(", text)
@@ -118,7 +112,7 @@ def refused(form: Form, pool: Replicas) -> str:
             "weights or buffers were made in torch.inference_mode, in which PyTorch does not count their changes. "
             "Make, load or convert the model outside it"
         )
-    room, others = more(form.plan), [held for tuned, held in [*pool.kernels.items()] if tuned.holds]
+    room, others = more(form.plan), [held for other, held in [*pool.kernels.items()] if other.holds]
     for memory in form.plan.memory:
         device = machine.device[memory.device]
         if device.memory_bytes is None:

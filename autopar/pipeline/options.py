@@ -16,7 +16,7 @@ from ..errors import DeviceError, PlanError
 from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..planner import require_policy
-from ..runtime.kernels import STACKS, named
+from ..runtime.kernels import LIBRARIES, named
 from ..transform.split import allot
 
 Pins: TypeAlias = Mapping[str, str | int | torch.device]
@@ -58,7 +58,7 @@ class Options:
         one_of("check", self.check, ("first", "always", "never"))
         one_of("outputs", self.outputs, ("as_input", "as_placed"))
         one_of("batch_norm", self.batch_norm, ("full", "per_part"))
-        known = ("eager", "auto", *(stack.name for stack in STACKS))
+        known = ("eager", "auto", *LIBRARIES)
         if self.kernels not in known and not (isinstance(self.kernels, str) and named(self.kernels)):
             raise PlanError(
                 f"kernels={self.kernels!r} is not known; give one of {', '.join(map(repr, known))}, or a backend from "
@@ -114,9 +114,9 @@ class Options:
 
 def require_changing(kernels: Any) -> None:
     """Raise PlanError for kernels that fold the weights, which a training step changes."""
-    stack = named(kernels) if isinstance(kernels, str) else None
-    if stack is not None and stack.frozen:
-        trains = ("eager", "auto", *(each.name for each in STACKS if not each.frozen))
+    library = named(kernels) if isinstance(kernels, str) else None
+    if library is not None and library.folds:
+        trains = ("eager", "auto", *(name for name, each in LIBRARIES.items() if not each.folds))
         raise PlanError(
             f"kernels={kernels!r} folds the weights, which a training step changes; give one of "
             f"{', '.join(map(repr, trains))}, or a backend from torch.compiler.list_backends()"

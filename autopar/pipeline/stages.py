@@ -16,7 +16,7 @@ import torch
 from ..capture import Captured
 from ..capture.results import resizable
 from ..costs.clustering import repriced, unfused
-from ..costs.detect import detect, slowed, with_slow_down
+from ..costs.detect import slowed, with_slow_down
 from ..costs.measure import measured
 from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
 from ..costs.roofline import Ratios, cost
@@ -34,7 +34,6 @@ from ..planner import replan
 from ..planner.lists.single import seconds_moved
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
-from ..runtime.tuned import TunedExecutor
 from ..system.process import uncollected
 from ..system.text import seconds, ticking
 from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
@@ -43,7 +42,8 @@ from .batch_split import best_plan
 from .compare import present
 from .given_plan import as_given
 from .kernel_build import Form, in_place, symbols_of
-from .kernel_choice import tunable
+from .kernel_selection import KernelExecutor, KernelSelection
+from .kernel_verdict import refused
 from .options import Options
 from .other_sizes import keeps_caps
 from .propagate import propagated
@@ -67,7 +67,7 @@ class Prepared:
     captured: Captured
     plan: Plan
     program: Program
-    executor: Executor | TunedExecutor
+    executor: Executor | KernelExecutor
     single_s: float | None = None
     source: Captured | None = None
     refusals: tuple[str, ...] = ()
@@ -102,12 +102,12 @@ class Prepared:
         return replace(self, captured=captured, executor=self.executor.resized(source.sizes), source=source)
 
     @property
-    def open(self) -> bool:
-        """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
-        return self.executor.open
+    def any_size(self) -> bool:
+        """True if its kernels serve calls of all sizes, or may do so once they are built."""
+        return self.executor.any_size
 
     @property
-    def executors(self) -> list[Executor | TunedExecutor]:
+    def executors(self) -> list[Executor | KernelExecutor]:
         """The executors of all its programs."""
         return [self.executor]
 
@@ -132,11 +132,7 @@ def prepare(
     """Plan, lower, check and bind a capture for the arguments of a call. `pool`: replicas of its state."""
     tensors = captured.flatten(args)
     plan = timed("plan", plan_captured, captured, machine, options, tensors, given)
-
-    def planned(other: Machine) -> Plan:
-        return plan_captured(captured, other, replace(options, measure=False), tensors)
-
-    prepared = bind(captured, plan, pool, options.kernels, planned)
+    prepared = bind(captured, plan, pool, options.kernels)
     single = plan.best_single
     if options.measure and given is None and single and repeatable(captured, plan):
         alone = replace(options, policy=f"single {single[0]}", split=None)
@@ -150,40 +146,19 @@ def bind(
     plan: Plan,
     pool: Replicas | None = None,
     kernels: str = "eager",
-    planned: Callable[[Machine], Plan] | None = None,
     changing: bool = False,
 ) -> Prepared:
-    """Return the proved program of a plan, bound to the live model, with compiled kernels once there are any.
-    `planned` plans the same graph on another machine."""
+    """Return the proved program of a plan, bound to the live model, as `executed` does."""
     program, _ = proved(plan)
     trusted = captured if copies(plan) else captured.without_redundant_strides()
-    pool = pool or Replicas()
-    on_lanes = None
-    threads = torch.get_num_threads()
-    machine = plan.costed.machine
-    on_host = machine.serial and all(device.traits.host for device in machine.devices)
-    if planned is not None and threads > 1 and on_host:
-
-        def on_lanes() -> Form:
-            other = planned(detect([f"cpu*{threads}"]))
-            own = captured.with_slices(other.costed.graph)
-            return Form(own, other, proved(other)[0], 1, symbols=symbols_of(own, other.costed))
-
-    made = executed(trusted, plan, program, pool, kernels, on_lanes, changing)
-    return replace(made, source=captured)
+    return replace(executed(trusted, plan, program, pool or Replicas(), kernels, changing), source=captured)
 
 
 def executed(
-    captured: Captured,
-    plan: Plan,
-    program: Program,
-    pool: Replicas,
-    kernels: str,
-    on_lanes: Callable[[], Form] | None = None,
-    changing: bool = False,
+    captured: Captured, plan: Plan, program: Program, pool: Replicas, kernels: str, changing: bool = False
 ) -> Prepared:
-    """Bind a proved program to the live model, with compiled kernels once there are any. `changing`: weights change
-    from call to call. `on_lanes`: plans the same graph on one lane for each thread; None: not tried."""
+    """Bind a proved program to the live model; its first call builds and chooses kernels. `changing`: weights change
+    from call to call."""
     captured = captured.with_slices(plan.costed.graph)
     run = in_place(captured, plan, program)
     executor = Executor(captured, plan, run, pool)
@@ -191,8 +166,10 @@ def executed(
         return Prepared(captured, plan, run, executor)
     symbols = symbols_of(captured, plan.costed)
     form = Form(captured, plan, program, torch.get_num_threads(), changing, symbols)
-    made, why = tunable(executor, kernels, form, pool, on_lanes)
-    return Prepared(captured, plan, run, made, refusals=why)
+    if why := refused(form, pool):
+        log.info("kernels of %s are eager's: %s", captured.graph.name, why)
+        return Prepared(captured, plan, run, executor, refusals=(why,))
+    return Prepared(captured, plan, run, KernelExecutor(KernelSelection(executor, form, pool, kernels)))
 
 
 def copies(plan: Plan) -> bool:

@@ -103,7 +103,7 @@ class Replicas:
         self.transfers = 0
         self._watched: weakref.WeakSet[Weights] = weakref.WeakSet()
         self.kernels: weakref.WeakKeyDictionary[Any, Mapping[str, int]] = weakref.WeakKeyDictionary()
-        """Bytes on each device that the kernels of each `TunedExecutor` may take, most of them copies of the state."""
+        """Bytes on each device that the kernels of each program may take, most of them copies of the state."""
         _pools.add(self)
 
     def master(self, name: str, owner: Mapping[str, Any], key: str) -> _Master:

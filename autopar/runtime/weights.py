@@ -23,16 +23,18 @@ class Weights:
     step or `Replicas.forget` (`expire`), and by a few elements of each tensor on the host: a write without another
     trace (through `.data` or a numpy view) that changes none of these goes unnoticed. State made in inference mode
     counts no writes, and has always changed. A check takes about a microsecond a tensor.
+
+    places: the dicts that hold the tensors, with the keys.
     """
 
     def __init__(self, places: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-        self._places = [*places]
+        self.places = [*places]
         self.record()
 
     def record(self) -> None:
         """Record the current state."""
         self._expired = False
-        tensors = [owner[key] for owner, key in self._places]
+        tensors = [owner[key] for owner, key in self.places]
         fixed = not any(tensor.is_inference() for tensor in tensors)
         strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
         # `reading`, as bound methods: these take half the time.
@@ -48,13 +50,13 @@ class Weights:
 
     def unchanged(self) -> bool:
         """Return True if nothing has changed."""
-        tensors, attributes, forms, found, samples = self._seen
+        tensors, attributes, forms, values, samples = self._seen
         if self._expired or attributes is None:
             return False
-        for (owner, key), tensor in zip(self._places, tensors):
+        for (owner, key), tensor in zip(self.places, tensors):
             if owner.get(key) is not tensor:
                 return False
-        if [*map(_attributes, tensors)] != attributes or [*map(_called, forms)] != found:
+        if [*map(_attributes, tensors)] != attributes or [*map(_called, forms)] != values:
             return False
         # Only now is it certain that the sampled memory still belongs to the tensors.
         return all(numpy.concatenate(views).tobytes() == known for views, known in samples)

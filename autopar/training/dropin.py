@@ -31,12 +31,12 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..ir.timeline import Timeline
+from ..pipeline.kernel_selection import KernelExecutor, build_kernels
 from ..pipeline.options import Options
 from ..pipeline.stages import Prepared, copies, executed, homes_of, plan_captured, timed
 from ..runtime.autograd_bridge import Written, bridge, unalias
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
-from ..runtime.tuned import TunedExecutor
 from ..transform.divide import closed
 from .halves import STANDING, Half, Halves
 from .held_state import Held, HeldState
@@ -93,9 +93,9 @@ class Training:
         return resizable(self.captured, self.halves.joint.costed)
 
     @property
-    def open(self) -> bool:
-        """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
-        return any(executor.open for executor in self.executors)
+    def any_size(self) -> bool:
+        """True if its kernels serve calls of all sizes, or may do so once they are built."""
+        return any(executor.any_size for executor in self.executors)
 
     def keeps_caps(self, sizes: Sequence[float]) -> bool:
         """Return True if its programs surely keep every memory cap in calls with other sizes (`Captured.sizes`)."""
@@ -157,12 +157,12 @@ class Training:
         return self.forward_program.program
 
     @property
-    def executor(self) -> Executor | TunedExecutor:
+    def executor(self) -> Executor | KernelExecutor:
         """The executor of the forward."""
         return self.forward_program.executor
 
     @property
-    def executors(self) -> list[Executor | TunedExecutor]:
+    def executors(self) -> list[Executor | KernelExecutor]:
         """Executors of the programs that were called."""
         return [prepared.executor for prepared in self._made()]
 
@@ -198,6 +198,7 @@ class Training:
     def forward(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Held]]:
         """Run one forward; return its outputs, each object once, its saved values, and the state its backward will
         read."""
+        build_kernels(self.forward_program.executor, inputs)
         results = self._executed(self.forward_program, inputs)
         values = dict(zip(self.halves.outputs, results))
         held = self._state.taken()
@@ -234,6 +235,7 @@ class Training:
         prepared, wanted = self.backward_program(live)
         values = {**dict(zip(self.halves.saved, saved)), **given}
         read = [values[name] for name in prepared.plan.costed.graph.inputs]
+        build_kernels(prepared.executor, read)
         with self._state.restored(held):
             made = iter(self._executed(prepared, read))
         return [next(made) if has else None for has in wanted]

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from compilers import Folding, Here, alone, compiled, using
+from compilers import Folding, alone, pieces, using
 from torch import nn
 
 import autopar
-from autopar.ir.program import Compute, Free, Piece
-from autopar.pipeline import kernel_choice
-from autopar.runtime.kernels import STACKS, Stack
-from autopar.runtime.kernels.worker import CompilerProcess
+from autopar.engine.compiled import Compiled
+from autopar.ir.program import Compute, Piece
+from autopar.runtime.kernels import LIBRARIES
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +25,10 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def worker() -> CompilerProcess:
-    """A process that compiles, one for all libraries: it has torch to load."""
-    return CompilerProcess()
+def compiled(model: Any, x: torch.Tensor, library: str) -> Compiled:
+    if missing := LIBRARIES[library].missing():
+        pytest.skip(missing)
+    return autopar.compile(model, ["cpu"], kernels=library, example_inputs=(x,))
 
 
 class Convolutions(nn.Module):
@@ -78,28 +77,16 @@ class Bags(nn.Module):
         return self.head(torch.cat([bag(own) for bag, own in zip(self.bags, ids)], 1).relu())
 
 
-# Inductor takes 15 s for each.
-@pytest.mark.parametrize(
-    "stack",
-    [
-        pytest.param(stack, marks=pytest.mark.release) if stack.name.startswith("inductor") else stack
-        for stack in STACKS
-    ],
-    ids=lambda stack: stack.name,
-)
-def test_bags_of_rows_are_within_one_piece(
-    stack: Stack, worker: CompilerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if missing := stack.missing():
-        pytest.skip(missing)
-    worker.spent_s = 0.0
-    monkeypatch.setattr(kernel_choice, "CompilerProcess", lambda: worker)
+def _marked(name: str) -> list[Any]:
+    """Inductor takes 15 s and more for each."""
+    return [pytest.mark.release] if name.startswith("inductor") else []
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marked(name)) for name in LIBRARIES])
+def test_bags_of_rows_are_within_one_piece(name: str) -> None:
     model, ids = Bags().eval(), torch.randint(20, (2, 6, 3))
-    fast = compiled(model, ids, stack.name)
-    (executor,) = fast._placement.backend.tuned()
-    assert executor.chosen is not None, fast.explain()
-    steps = executor.chosen.executor._program.lanes[0].steps
-    assert [type(step) for step in steps if not isinstance(step, Free)] == [Piece]
+    fast = compiled(model, ids, name)
+    assert [*map(type, pieces(fast))] == [Piece], fast.explain()
     torch.testing.assert_close(fast(ids), model(ids), rtol=1e-5, atol=1e-6)
 
 
@@ -114,84 +101,52 @@ class Exotic(nn.Module):
         return self.two(torch.special.i1e(self.one(x).relu()).tanh())
 
 
-def test_an_operator_that_a_library_turns_out_to_lack_stays_eager(
-    worker: CompilerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stack = next(each for each in STACKS if each.name == "openvino")
-    if missing := stack.missing():
-        pytest.skip(missing)
-    worker.spent_s = 0.0
-    monkeypatch.setattr(kernel_choice, "CompilerProcess", lambda: worker)
+def test_an_operator_that_a_library_turns_out_to_lack_stays_eager() -> None:
     model, x = Exotic().eval(), torch.randn(3, 6)
-    fast = compiled(model, x, stack.name)
-    (executor,) = fast._placement.backend.tuned()
-    assert executor.chosen is not None, fast.explain()
-    steps = executor.chosen.executor._program.lanes[0].steps
-    assert [type(step) for step in steps if not isinstance(step, Free)] == [Piece, Compute, Piece]
+    fast = compiled(model, x, "openvino")
+    assert [*map(type, pieces(fast))] == [Piece, Compute, Piece], fast.explain()
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_library_that_lacks_all_operators_says_which(
-    worker: CompilerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stack = next(each for each in STACKS if each.name == "openvino")
-    if missing := stack.missing():
-        pytest.skip(missing)
-    worker.spent_s = 0.0
-    monkeypatch.setattr(kernel_choice, "CompilerProcess", lambda: worker)
-    fast = compiled(torch.special.i1e, torch.randn(3, 6), stack.name)
-    assert "aten.special_i1e.default" in str(fast.explain())
+def test_a_library_that_lacks_all_operators_says_which() -> None:
+    fast = compiled(torch.special.i1e, torch.randn(3, 6), "openvino")
+    assert fast.serving == "eager" and "aten.special_i1e.default" in fast.explain()
 
 
-def _long(stack: Stack, case: str) -> bool:
-    """True where inductor compiles for half a minute; in training, kernels are those with weights as arguments. And
-    where a library has the whole layer, as another here."""
-    slow = stack.name == "inductor" or (stack.name == "inductor frozen" and case == "attention")
-    return slow or (stack.name == "openvino" and case == "lstm")
+def _long(name: str, case: str) -> bool:
+    """True where inductor compiles for half a minute, and where a library has the whole layer, as another here."""
+    slow = name == "inductor" or (name == "inductor frozen" and case == "attention")
+    return slow or (name == "openvino" and case == "lstm")
 
 
 @pytest.mark.parametrize(
-    ("stack", "case"),
+    ("name", "case"),
     [
         pytest.param(
-            stack, case, id=f"{case}-{stack.name}", marks=[pytest.mark.release] if _long(stack, case) else []
+            name, case, id=f"{case}-{name}", marks=[pytest.mark.release] if _long(name, case) else []
         )
-        for stack in STACKS
-        for case in ("attention", "lstm")
+        for name in LIBRARIES
+        for case in ("attention", "lstm", "encoder")
     ],
 )
-def test_each_compiler_is_equal_to_eager(stack: Stack, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if missing := stack.missing():
-        pytest.skip(missing)
-    monkeypatch.setattr(kernel_choice, "CompilerProcess", Here)
+def test_each_library_is_equal_to_eager(name: str, case: str) -> None:
     torch.manual_seed(1)
-    made: dict[str, tuple[nn.Module, torch.Tensor]] = {
+    cases: dict[str, tuple[nn.Module, torch.Tensor]] = {
         "attention": (Attention(), torch.randn(2, 8, 8, 3).permute(0, 3, 1, 2).requires_grad_()),
         "lstm": (nn.LSTM(8, 8, batch_first=True), torch.randn(2, 5, 8)),
+        "encoder": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8)),
     }
-    model, x = made[case]
+    model, x = cases[case]
     model.eval()
-    fast = compiled(model, x, stack.name)
-    (executor,) = fast._placement.backend.tuned()
-    if executor.chosen is None:
-        assert case == "lstm", fast.explain()
-        return
-    assert executor.chosen.name == stack.name
-    found, expected = (torch.utils._pytree.tree_leaves(each(x)) for each in (fast, model))
-    for ours, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6)
-        assert ours.stride() == right.stride()
-    next(model.parameters()).mul_(1.5)
-    for ours, right in zip(
-        *(torch.utils._pytree.tree_leaves(each(x)) for each in (fast, model)), strict=True
-    ):
-        torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6)
-
-
-class Lifted(Folding):
-    """A compiler for tests whose kernels have the weights as arguments."""
-
-    frozen = False
+    fast = compiled(model, x, name)
+    assert fast.serving == name or case != "attention", fast.explain()
+    for factor in (1.0, 1.5):
+        next(model.parameters()).mul_(factor)
+        for _ in range(2):
+            found, expected = (torch.utils._pytree.tree_leaves(each(x)) for each in (fast, model))
+            for ours, right in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6)
+                assert ours.stride() == right.stride()
 
 
 def plain() -> nn.Module:
@@ -221,11 +176,9 @@ def normed() -> nn.Module:
 def test_training_with_compiled_kernels_is_that_of_eager(
     name: str, made: Callable[[], nn.Module], door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses, weights and statistics over some steps, while kernels take over."""
+    """Losses, weights and statistics over some steps."""
     if name == "lifted":
-        using(monkeypatch, Lifted("lifted"), fastest="lifted")
-    else:
-        monkeypatch.setattr(kernel_choice, "CompilerProcess", Here)
+        using(monkeypatch, Folding("lifted", folds=False), fastest="lifted")
     x, y = torch.randn(6, 12), torch.randint(4, (6,))
     criterion = nn.CrossEntropyLoss()
     found: dict[str, Any] = {}
@@ -234,19 +187,12 @@ def test_training_with_compiled_kernels_is_that_of_eager(
             torch.manual_seed(2)
             model = made()
             optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-            # A step before momentum is there would have kernels of its own.
-            criterion(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
             if door == "step":
-                step = autopar.train_step(model, criterion, optimizer, ["cpu"], kernels=kind)  # type: ignore[arg-type]
+                step = autopar.train_step(model, criterion, optimizer, ["cpu"], kernels=kind)
             else:
-                fast = autopar.compile(model, ["cpu"], kernels=kind)  # type: ignore[arg-type]
+                fast = autopar.compile(model, ["cpu"], kernels=kind)
             losses = []
-            for index in range(10):
-                # Compiling in this process is nothing to go on beside.
-                if index in (3, 4, 5, 6):
-                    (step if door == "step" else fast).wait()
+            for _ in range(8):
                 if door == "step":
                     losses.append(float(step(x, y)))
                 else:
@@ -257,11 +203,6 @@ def test_training_with_compiled_kernels_is_that_of_eager(
                     losses.append(float(loss))
             found[kind if kind == "eager" else name] = losses, model.state_dict()
             if kind != "eager":
-                tuned = step._signatures.tuned() if door == "step" else fast._placement.backend.tuned()
-                assert [each for each in tuned if each.chosen is not None], [each.note for each in tuned]
-                if door == "step":
-                    assert len([each for each in tuned if each.note]) == 1 < len(tuned), (
-                        "not of the first step"
-                    )
+                assert (step if door == "step" else fast).serving == name
     torch.testing.assert_close(found[name][0], found["eager"][0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[name][1], found["eager"][1], rtol=1e-4, atol=1e-5)

@@ -11,7 +11,7 @@ from compilers import Folding, alone, using
 from torch import nn
 
 import autopar
-from autopar.pipeline.calls import RECURRING
+from autopar.pipeline.calls import CHECKED
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +22,10 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def called(fast: autopar.Compiled, batches: range, times: int = 4) -> None:
-    """Call with each batch size in turn."""
-    for _ in range(times):
-        for batch in batches:
-            fast(torch.randn(batch, 256))
-    fast.wait()
+def called(fast: autopar.Compiled, batches: range) -> None:
+    """Call with each batch size in turn, twice."""
+    for batch in (*batches, *batches):
+        fast(torch.randn(batch, 256))
 
 
 def wide() -> nn.Module:
@@ -39,19 +37,18 @@ def test_kernels_of_many_sizes_keep_a_memory_cap(monkeypatch: pytest.MonkeyPatch
     folding = Folding()
     using(monkeypatch, folding, fastest="folding")
     # Room for the weights, and for kernels of three sets of sizes with two copies of them each.
-    fast = autopar.compile(wide(), ["cpu"], kernels="auto", memory={"cpu": "2MiB"})
-    called(fast, range(2, 12), RECURRING + 4)
-    assert folding.built == 3
-    assert "kernels: eager for 7 sets of sizes, cpu lacks the memory for more copies" in fast.explain()
+    fast = autopar.compile(wide(), ["cpu"], kernels="auto", memory={"cpu": "2MiB"}, dynamic=True)
+    called(fast, range(2, 12))
+    assert len(folding.built) == 3
+    assert "kernels: eager, cpu lacks the memory for more copies" in fast.explain()
 
 
 def test_kernels_that_lost_leave_their_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     folding = Folding()
     using(monkeypatch, folding, fastest="eager")
-    fast = autopar.compile(wide(), ["cpu"], kernels="auto", memory={"cpu": "2MiB"})
-    for batch in range(2, 7):
-        called(fast, range(batch, batch + 1))
-    assert folding.built == 5
+    fast = autopar.compile(wide(), ["cpu"], kernels="auto", memory={"cpu": "2MiB"}, dynamic=True)
+    called(fast, range(2, 12))
+    assert len(folding.built) == CHECKED
 
 
 def test_a_model_without_kernels_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,28 +62,21 @@ def test_a_model_without_kernels_says_why(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_weights_whose_changes_nobody_counts_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would be compiled again and again, each time in vain."""
     folding = Folding()
     using(monkeypatch, folding, fastest="folding")
     with torch.inference_mode():
         model = wide()
-    fast = autopar.compile(model, ["cpu"], kernels="auto")
-    with torch.inference_mode():
-        for _ in range(7):
-            called(fast, range(2, 3))
-        model[0].weight.mul_(1.5)
+        fast = autopar.compile(model, ["cpu"], kernels="auto")
         called(fast, range(2, 3))
-    assert folding.built == 0 and fast.settled
+    assert not folding.built
     assert "kernels: eager, weights or buffers were made in torch.inference_mode" in fast.explain()
 
 
 def test_calls_of_other_sizes_say_that_they_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Folding(), fastest="folding")
     fast = autopar.compile(wide(), ["cpu"], kernels="auto")
-    called(fast, range(2, 12), 2)
+    called(fast, range(2, 12))
     assert (
         "calls of 6 more sets of sizes run by a program made for other sizes; with PyTorch's own kernels"
         in (fast.explain())
     )
-    called(fast, range(2, 12), RECURRING)
-    assert "more sets of sizes" not in fast.explain()

@@ -1,29 +1,21 @@
-"""Kernels that serve calls of all sizes: compiled once, right for each, and dropped where they are not."""
+"""Kernels that serve calls of all sizes: compiled once, right for each; else for the first few sets of sizes."""
 
 from __future__ import annotations
 
-import gc
-import time
-import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from compilers import Folding, Here, alone, using
-from sized_kernels import SIZES, Attention, Open, alike, executors, ids, ready
-from torch import nn
+from compilers import Folding, alone, using
+from sized_kernels import SIZES, Attention, Open, alike, ids
+from torch import fx, nn
 
 import autopar
-from autopar.costs.clustering import fuse
-from autopar.ir.costed import CostedGraph
-from autopar.pipeline import kernel_calls, kernel_choice, stages
-from autopar.pipeline.kernel_verdict import signature
-from autopar.runtime import trial, tuned
-from autopar.runtime.kernels import STACKS, Compilation, Stack
+from autopar.pipeline.calls import CHECKED
+from autopar.runtime.kernels import LIBRARIES
 
 pytestmark = pytest.mark.slow
 
@@ -34,90 +26,39 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_one_kernel_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = Open()
-    using(monkeypatch, stack, fastest="folding")
-    model = Attention().eval()
-    fast = ready(model)
-    built = stack.built
-    for sizes in (*SIZES, *SIZES):
-        alike(fast, model, sizes)
-    assert stack.built == built
-    found = executors(fast)
-    assert len(found) == len(SIZES) and {each.serving for each in found} == {"folding"}
-    assert "which are compiled for all sizes" in fast.explain()
-
-
-def test_no_kernels_are_compiled_for_a_graph_that_one_for_all_sizes_has_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stack = Open()
-    using(monkeypatch, stack, fastest="folding")
-    model = Attention().eval()
-    fast = autopar.compile(model, ["cpu"], kernels="auto")
+def compiled(model: nn.Module, kernels: str = "auto") -> Any:
+    """The model after calls of two sizes, the second of which is captured for all."""
+    fast = autopar.compile(model, ["cpu"], kernels=kernels)
     for sizes in SIZES[:2]:
         alike(fast, model, sizes)
-    fast.wait()
-    fixed, open = fast._placement.backend.served
-    assert not fixed.programs and len(open.programs) == 1
-    for sizes in SIZES:
-        alike(fast, model, sizes)
-    assert not fixed.programs and fast.serving == "folding"
+    return fast
 
 
-def test_calls_of_any_size_let_it_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = Open()
-    using(monkeypatch, stack, fastest="folding")
+def test_one_kernel_serves_all_sizes_and_sees_changed_weights_in_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = Open()
+    using(monkeypatch, library, fastest="folding")
     model = Attention().eval()
-    fast = autopar.compile(model, ["cpu"], kernels="auto")
-    for sizes in SIZES:
+    fast = compiled(model)
+    assert len(library.built) == 2, "for the sizes of the first call, and for all"
+    for sizes in (*SIZES, *SIZES):
         alike(fast, model, sizes)
-    fast.wait()
-    assert {each.serving for each in executors(fast)} == {"folding"}
-    for sizes in SIZES:
-        alike(fast, model, sizes)
-
-
-def test_axes_that_are_too_short_have_programs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Open(), fastest="folding")
-    model = Attention().eval()
-    fast = ready(model)
+        assert fast.serving == "folding"
+    assert len(library.built) == 2
+    assert "; for all sizes from 2 on, chosen with ids [4, 6]\n" in fast.explain()
+    assert "which are compiled for all sizes" in fast.explain()
+    # Calls of axes that are too short have programs of their own.
     for sizes in ((1, 5), (5, 1), (1, 1), (0, 3)):
         alike(fast, model, sizes)
-
-
-def test_weights_that_change_are_seen_in_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Open(), fastest="folding")
-    model = Attention().eval()
-    fast = ready(model)
-    for sizes in SIZES[1:6]:
-        alike(fast, model, sizes)
+    before = len(library.built)
+    for sizes in SIZES[1:4]:
         model.out.weight.mul_(1.5)
         alike(fast, model, sizes)
-    for sizes in SIZES[1:6]:
-        alike(fast, model, sizes)
-    fast.wait()
-    # The calls that were to be replaced had other sizes than the one compiled for.
-    assert {each.serving for each in executors(fast)} == {"folding"}
-    alike(fast, model, SIZES[7])
-
-
-def test_kernels_of_weights_that_have_changed_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of sizes that are not called again."""
-    using(monkeypatch, Open(), fastest="folding")
-    model = Attention().eval()
-    fast = ready(model)
-    (executor,) = executors(fast)
-    old = weakref.ref(executor.chosen)
-    assert old() is not None
-    for sizes in SIZES[2:5]:
-        alike(fast, model, sizes)
-    model.out.weight.mul_(1.5)
-    for sizes in SIZES[5:9]:
-        alike(fast, model, sizes)
-    fast.wait()
-    gc.collect()
-    assert old() is None and executor.serving == "folding"
+        # The next call builds again, whatever its sizes.
+        alike(fast, model, SIZES[7])
+        assert fast.serving == "folding"
+    assert len(library.built) == before + 3
 
 
 class Gaps(nn.Module):
@@ -128,105 +69,102 @@ class Gaps(nn.Module):
 def test_layouts_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     using(monkeypatch, Open(), fastest="folding")
     model = Gaps()
-    fast = ready(model)
+    fast = autopar.compile(model, ["cpu"], kernels="auto")
     for sizes in SIZES:
         x = ids(sizes)
         ours, right = fast(x), model(x)
         assert torch.equal(ours, right) and ours.stride() == right.stride()
 
 
-def test_each_of_some_sizes_has_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
+@dataclass(eq=False)
+class Partial(Open):
+    """Wrong, or an error, for calls of all sizes where `fails` says so of the shape of an input."""
 
-    def passed() -> float:
-        """Each call takes a second, however busy the machine is."""
-        clock[0] += 1.0
-        return clock[0]
+    fails: Callable[[Sequence[int]], bool] = lambda shape: False
+    raises: bool = False
 
-    class Slow(Open):
-        """Kernels that are slow for one size."""
+    def build(self, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        call, open = super().build(module, inputs), bool(module.meta.get("axes"))
 
-        def load(self, work: Compilation) -> Callable[..., Any]:
-            call = super().load(work)
+        def partial(*tensors: torch.Tensor) -> Any:
+            failing = open and any(self.fails(tensor.shape) for tensor in tensors)
+            if failing and self.raises:
+                raise ValueError("not for this one")
+            return tuple(made + 1 if failing else made for made in call(*tensors))
 
-            def slow(*tensors: torch.Tensor) -> Any:
-                if any(tensor.shape[:2] == SIZES[3] for tensor in tensors):
-                    clock[0] += 1.0
-                return call(*tensors)
+        return partial
 
-            return slow
 
-    using(monkeypatch, Slow(), fastest="folding")
-    for name, value in (("CALLS", 4), ("SPAN_S", 0.0), ("TURN_S", 0.0), ("SETTLE_S", 0.0), ("WORTH", 0.0)):
-        monkeypatch.setattr(trial, name, value)
-    monkeypatch.setattr(tuned, "time", SimpleNamespace(perf_counter=passed, monotonic=time.monotonic))
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(
+    "fails", [lambda shape: any(n % 2 for n in shape), lambda shape: max(shape) > 17], ids=["odd", "long"]
+)
+def test_a_kernel_that_is_wrong_for_other_sizes_serves_none(
+    fails: Callable[..., bool], raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Partial(fails=fails, raises=raises)
+    using(monkeypatch, library, fastest="folding")
     model = Attention().eval()
-    fast = ready(model)
-    for sizes in (SIZES[1], SIZES[2], SIZES[3]):
-        for _ in range(60):
+    fast = autopar.compile(model, ["cpu"], kernels="auto", dynamic=True)
+    for sizes in ((2, 4), (4, 6), (8, 30), *SIZES):
+        alike(fast, model, sizes)
+    text = fast.explain()
+    assert "; for ids [2, 4]\n" in text or "; eager serves some sizes: " in text
+
+
+def test_kernels_for_one_set_of_sizes_are_built_for_the_first_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Folding()
+    using(monkeypatch, library, fastest="folding")
+    model = Attention().eval()
+    fast = autopar.compile(model, ["cpu"], kernels="auto", dynamic=True)
+    for _ in range(3):
+        for sizes in SIZES:
             alike(fast, model, sizes)
-    assert [each.serving for each in executors(fast)] == ["folding", "folding", "eager"]
+    assert len(library.built) == CHECKED
+    text = fast.explain()
+    assert all(f"; for ids {list(sizes)}\n" in text for sizes in SIZES[:CHECKED])
+    assert f"kernels are compiled for the first {CHECKED} sets" in text
 
 
 def test_a_verdict_holds_for_sizes_of_a_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Open(), fastest="folding")
-    model = Attention().eval()
+    library = Open()
+    using(monkeypatch, library, fastest="eager")
 
-    def key(first: tuple[int, int], second: tuple[int, int]) -> str:
+    def built(*sizes: tuple[int, int]) -> int:
         torch._dynamo.reset()
-        fast = autopar.compile(model, ["cpu"], kernels="auto")
-        fast(ids(first))
-        fast(ids(second))
-        (executor,) = executors(fast)
-        return signature(executor._choice.choose.form)
+        before, model = len(library.built), Attention().eval()
+        fast = autopar.compile(model, ["cpu"], kernels="auto", dynamic=True)
+        alike(fast, model, sizes[0])
+        return len(library.built) - before
 
-    usual = key((4, 18), (5, 20))
-    assert usual == key((4, 18), (6, 21))
-    assert usual != key((4, 18), (40, 200))
-    # As if tasks took longer or shorter: other clusters, in another order.
-    cost = stages.cost
-    for shortest_s in (0.0, 1.0):
-
-        def clustered(*args: Any, shortest_s: float = shortest_s, **options: Any) -> CostedGraph:
-            made = cost(*args, **options)
-            return replace(made, clusters=fuse(made.graph, made.machine, made.costs, shortest_s=shortest_s))
-
-        monkeypatch.setattr(stages, "cost", clustered)
-        assert usual == key((4, 18), (5, 20))
+    assert built((5, 20)) and not built((6, 21)) and built((40, 200))
 
 
 @pytest.mark.parametrize("door", ["loop", "step"])
 def test_training_with_one_kernel_for_all_sizes(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lifted(Open):
-        frozen = False
-
-    stack = Lifted("lifted")
-    using(monkeypatch, stack, fastest="lifted")
-    found: dict[str, list[Any]] = {}
+    library = Open("lifted", folds=False)
+    using(monkeypatch, library, fastest="lifted")
+    losses: dict[str, list[Any]] = {}
     for kind in ("eager", "auto"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        criterion = nn.MSELoss()
         with torch.enable_grad():
-            found[kind] = _losses(door, kind, model, optimizer, criterion)
-        if kind == "auto":
-            # For each of the first four sets of sizes, forward and backward would be eight, beside the first capture's.
-            assert 0 < stack.built < 10
-    torch.testing.assert_close(found["eager"], found["auto"])
+            losses[kind] = _losses(door, kind, model, optimizer)
+    # For each of the first four sets of sizes, forward and backward would be eight, beside the first capture's.
+    assert 0 < len(library.built) < 10
+    torch.testing.assert_close(losses["eager"], losses["auto"])
 
 
-def _losses(door: str, kind: str, model: nn.Module, optimizer: Any, criterion: nn.Module) -> list[Any]:
+def _losses(door: str, kind: str, model: nn.Module, optimizer: Any) -> list[Any]:
     """Losses of steps of many sizes, and the weights after them."""
+    criterion, losses = nn.MSELoss(), []
     if door == "step":
         step = autopar.train_step(model, criterion, optimizer, ["cpu"], kernels=kind)
-        wait: Any = step.wait
     else:
         fast = autopar.compile(model, ["cpu"], kernels=kind)
-        wait = fast.wait
-    losses = []
-    for sizes in (*SIZES, *SIZES, *SIZES):
-        generator = torch.Generator().manual_seed(len(losses))
+    for number, sizes in enumerate((*SIZES, *SIZES)):
+        generator = torch.Generator().manual_seed(number)
         x, y = (torch.randn(*sizes, width, generator=generator) for width in (8, 4))
         if door == "step":
             losses.append(step(x, y).item())
@@ -236,68 +174,46 @@ def _losses(door: str, kind: str, model: nn.Module, optimizer: Any, criterion: n
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        if len(losses) in (5, 9):
-            wait()
     return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
 # Inductor takes half a minute for each, and OpenVINO 15 s.
 @pytest.mark.parametrize(
-    "stack",
+    "name",
     [
-        stack if stack.name == "onnxruntime" else pytest.param(stack, marks=pytest.mark.release)
-        for stack in STACKS
-        if stack.open
+        name if name == "onnxruntime" else pytest.param(name, marks=pytest.mark.release)
+        for name, library in LIBRARIES.items()
+        if library.any_size
     ],
-    ids=lambda stack: stack.name,
 )
-def test_each_library_compiles_for_all_sizes(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    if missing := stack.missing():
+def test_each_library_compiles_for_all_sizes(name: str) -> None:
+    if missing := LIBRARIES[name].missing():
         pytest.skip(missing)
-    monkeypatch.setattr(kernel_choice, "CompilerProcess", Here)
-    compared: list[Any] = []
-    off = kernel_calls._off
-    monkeypatch.setattr(kernel_calls, "_off", lambda *given: compared.append(off(*given)) or compared[-1])
     torch.manual_seed(1)
     model = Attention().eval()
-    fast = autopar.compile(model, ["cpu"], kernels=stack.name)
-    for sizes in SIZES[:3]:
-        alike(fast, model, sizes)
-    fast.wait()
+    fast = autopar.compile(model, ["cpu"], kernels=name, dynamic=True)
     for sizes in (*SIZES, *SIZES):
         alike(fast, model, sizes)
-    found = executors(fast)
-    assert len(found) == len(SIZES) and {each.serving for each in found} == {stack.name}, fast.explain()
-    assert len(compared) > kernel_calls.COMPARED and max(compared) <= 1
+        assert fast.serving == name, fast.explain()
+    assert f"kernels: {name}; for all sizes" in fast.explain()
 
 
-def test_the_report_says_for_which_sizes_kernels_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Open(), fastest="folding")
-    model = Attention().eval()
-    fast = autopar.compile(model, ["cpu"], kernels="auto")
-    fast(ids(SIZES[0]))
-    fast.wait()
-    assert "; for ids [3, 4]\n" in fast.explain()
-    text = ready(model).explain()
-    assert "; for ids" not in text and "; for all sizes from 2 on, chosen with ids [4, 6]\n" in text
-    using(monkeypatch, Folding(), fastest="folding")
-    fast = autopar.compile(model, ["cpu"], kernels="auto", dynamic=True)
-    for sizes in SIZES[:2]:
-        fast(ids(sizes))
-        fast.wait()
-    text = fast.explain()
-    assert all(f"; for ids {list(sizes)}\n" in text for sizes in SIZES[:2])
+@pytest.mark.release
+def test_lengths_are_within_the_limits_that_the_export_has_found() -> None:
+    """A table of positions ends: beyond it PyTorch's operators answer, or raise."""
 
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(40, 8))
 
-def test_the_report_counts_sizes_for_which_kernels_were_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Open(), fastest="folding")
-    fast = ready(Attention().eval())
-    for sizes in SIZES:
-        fast(ids(sizes))
-    own, *others = [each for each in executors(fast) if each.chosen is not None]
-    assert own.note and "other sets of sizes" not in own.note
-    for executor, ratio in zip(others[:2], (1.5, 1.25)):
-        executor._refute(executor.chosen, ratio)
-    assert (
-        "eager serves 2 other sets of sizes, for which kernels took up to 1.50 of its time" in fast.explain()
-    )
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.table[: x.shape[0]]
+
+    model = Positions()
+    fast = autopar.compile(model, ["cpu"], kernels="onnxruntime", dynamic=True)
+    for length in (6, 9, 40, 17):
+        x = torch.randn(length, 8)
+        torch.testing.assert_close(fast(x), model(x))
+    with pytest.raises(Exception, match="size"):
+        fast(torch.randn(41, 8))

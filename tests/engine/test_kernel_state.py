@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from compilers import Folding, alone, chosen, using
-from torch import nn
+from compilers import Folding, alone, using
+from torch import fx, nn
 
 import autopar
-from autopar.runtime.kernels import Compilation
 
 
 @pytest.fixture(autouse=True)
@@ -59,17 +60,15 @@ def test_what_changes_in_each_call_is_read_and_the_rest_folded(
         x = torch.randn(4, 8)
         same((fast(x, *ours), *ours), (plain(x, *theirs), *theirs))
         same(tuple(model.buffers()), tuple(plain.buffers()))
-        if index in (4, 14):
-            fast.wait()
         if index == 9:
-            assert chosen(fast) == "folding" and folding.built == 1
+            assert fast.serving == "folding" and len(folding.built) == 1
             for each in (model, plain):
                 each.layer.weight.mul_(1.5)
         if index == 19:
-            assert chosen(fast) == "folding" and folding.built == 2
+            assert fast.serving == "folding" and len(folding.built) == 2
             for each in (model, plain):
                 each.mean.zero_()
-    assert chosen(fast) == "folding" and folding.built == 2
+    assert fast.serving == "folding" and len(folding.built) == 2
 
 
 class Cached(nn.Module):
@@ -87,65 +86,44 @@ class Cached(nn.Module):
         return self.cache.sum(0)
 
 
-class Full(Folding):
-    """The caller has filled the cache when this has compiled."""
-
-    model: Cached
-
-    def compile(self, work: Compilation) -> None:
-        self.model.at.fill_(len(self.model.cache))
-
-
-def test_state_that_moves_on_is_compared_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Full("full")
-    using(monkeypatch, full, fastest="full")
-    model = full.model = Cached().eval()
-    fast, x = autopar.compile(model, ["cpu"], kernels="auto"), torch.randn(1, 8)
-    for _ in range(2):
-        fast(x)
-    before = model.cache.clone()
-    fast.wait()
-    assert chosen(fast) == "full" and torch.equal(model.cache, before)
-
-
-def test_a_cache_that_is_full_by_then_is_no_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    using(monkeypatch, Folding(), fastest="folding")
+def test_building_and_racing_change_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    folding = Folding()
+    using(monkeypatch, folding, fastest="folding")
     model = Cached().eval()
-    fast, x = autopar.compile(model, ["cpu"], kernels="auto"), torch.randn(1, 8)
-    for _ in range(2):
-        fast(x)
-    model.at.fill_(len(model.cache))
-    fast.wait()
-    assert chosen(fast) == "eager"
-    model.at.zero_()
-    for _ in range(4):
-        fast(x)
-    fast.wait()
-    assert chosen(fast) == "folding"
     plain = copy.deepcopy(model)
-    assert torch.equal(fast(x), plain(x)) and torch.equal(model.at, plain.at)
+    fast, x = autopar.compile(model, ["cpu"], kernels="auto"), torch.randn(1, 8)
+    # A call that fails builds none, and raises the user's error.
+    model.at.fill_(len(model.cache))
+    with pytest.raises(IndexError):
+        fast(x)
+    assert not folding.built
+    model.at.zero_()
+    fast.prepare(x)
+    assert folding.built and torch.equal(model.at, plain.at) and torch.equal(model.cache, plain.cache)
+    for _ in range(3):
+        same((fast(x), model.cache, model.at), (plain(x), plain.cache, plain.at))
+    assert fast.serving == "folding"
 
 
+@dataclass(eq=False)
 class Changing(Folding):
     """The caller changes weights meanwhile, as often as it is told."""
 
-    model: nn.Linear
-    times = 1
+    times: int = 1
 
-    def compile(self, work: Compilation) -> None:
-        if self.built <= self.times:
+    def build(self, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        if len(self.built) < self.times:
             self.model.weight.mul_(1.5)
+        return super().build(module, inputs)
 
 
-@pytest.mark.parametrize("times", [1, 5])
-def test_waiting_covers_weights_that_changed_meanwhile(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    changing = Changing("changing")
+@pytest.mark.parametrize("times", [1, 50])
+def test_weights_that_change_meanwhile_are_not_folded(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    changing = Changing("changing", times=times)
     using(monkeypatch, changing, fastest="changing")
     model = changing.model = nn.Linear(8, 8).eval()
-    changing.times = times
-    fast, x = autopar.compile(model, ["cpu"], kernels="auto"), torch.randn(4, 8)
-    fast(x)
-    fast.wait(60)
-    # Weights that never rest let nobody wait forever.
-    assert changing.built == 2 and chosen(fast) == ("changing" if times == 1 else "eager")
-    assert torch.equal(fast(x), model(x))
+    fast, x = autopar.compile(model, ["cpu"], kernels="changing"), torch.randn(4, 8)
+    for _ in range(12):
+        assert torch.equal(fast(x), model(x))
+    # Weights that never rest are not compiled for again and again.
+    assert fast.serving == ("changing" if times == 1 else "eager") and len(changing.built) < 6

@@ -187,16 +187,14 @@ def test_sizes_are_served_as_long_as_their_peaks_keep_the_caps():
             fast(torch.randn(8, 400, 16, dtype=torch.double))
 
 
-def test_sizes_that_recur_have_kernels_of_their_own():
+def test_the_first_few_sizes_have_kernels_of_their_own():
     plain, fast = pair(Blocks, ["cpu"], kernels="aot_eager")
     with torch.no_grad():
         for sizes in SIZES:
             alike(plain, fast, sizes, False)
         programs = served(fast).programs
         assert SIZES[-1] not in programs and len(programs) == 4
-        for _ in range(13):
-            alike(plain, fast, SIZES[-1], False)
-        assert programs[SIZES[-1]].executor.serving == "aot_eager"
+        assert {program.executor.serving for program in programs.values()} == {"aot_eager"}
     fast.close()
 
 
