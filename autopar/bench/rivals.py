@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..engine.api import compile, train_step
-from ..engine.compiled import Compiled
+from ..api import compile, train_step
 from ..errors import AutoparError, DeviceError
+from ..session.compiled import Compiled
 
 RATE = 1e-2
 """Learning rate of SGD."""

@@ -21,13 +21,13 @@ from ..capture.region import Region
 from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from ..ir.plan import Plan
-from ..pipeline.calls import ProgramCache
-from ..pipeline.kernel_selection import KernelExecutor
-from ..pipeline.options import Options
-from ..pipeline.stages import timed
 from ..runtime.thread_state import alone
+from ..session.kernel_selection import KernelExecutor
+from ..session.options import Options
+from ..session.own_loop import whole
+from ..session.program_cache import ProgramCache
+from ..session.stages import timed
 from . import optimizers
-from .dropin import whole
 from .formulas import FORMULAS, entries
 from .losses import Loss, only_gradients_of, refused, resident_tangent, the_loss
 from .updates import Signature, StepSession

@@ -21,11 +21,11 @@ from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
-from ..pipeline.calls import Done
-from ..pipeline.kernel_selection import build_kernels
-from ..pipeline.options import Options
-from ..pipeline.stages import Prepared
 from ..runtime.record import Recorded
+from ..session.kernel_selection import build_kernels
+from ..session.options import Options
+from ..session.program_cache import Done
+from ..session.stages import Prepared
 from .facts import step_facts
 from .group import AveragingGroup
 from .losses import Loss, in_rule, refused

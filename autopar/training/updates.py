@@ -17,18 +17,18 @@ from ..capture.results import with_sizes
 from ..errors import DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.calls import CHECKED, again
-from ..pipeline.check_wanted import wanted
-from ..pipeline.compare import Snapshot
-from ..pipeline.eager_check import Eager
-from ..pipeline.kernel_selection import KernelExecutor
-from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, bind, plan_captured, proved, timed
-from ..pipeline.would_fit import advised
 from ..planner import replan
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
+from ..session.check_wanted import wanted
+from ..session.compare import Snapshot
+from ..session.eager_check import Eager
+from ..session.kernel_selection import KernelExecutor
+from ..session.options import Options
+from ..session.program_cache import CHECKED, again
+from ..session.stages import Prepared, bind, plan_captured, proved, timed
+from ..session.would_fit import advised
 from . import optimizers
 from .losses import only_gradients_of, resident_tangent
 

@@ -14,8 +14,8 @@ from rig import FIRST
 from torch import nn
 
 import autopar
-from autopar.engine.compiled import Compiled
 from autopar.ir.program import Piece
+from autopar.session.compiled import Compiled
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +41,7 @@ def built(model: nn.Module, x: torch.Tensor, kernels: str, **options: Any) -> Co
 
 
 def devices_of_pieces(fast: Compiled) -> set[str]:
-    (executor,) = fast._placement.backend.with_kernels()
+    (executor,) = fast._placement.session.with_kernels()
     lanes = executor.selection.candidate.executor._program.lanes
     return {lane.device for lane in lanes for step in lane.steps if isinstance(step, Piece)}
 

@@ -11,7 +11,7 @@ from torch import nn
 import autopar
 from autopar.capture import autocast as casting
 from autopar.errors import DifferenceError
-from autopar.pipeline import compare as equal
+from autopar.session import compare as equal
 
 pytestmark = pytest.mark.slow
 

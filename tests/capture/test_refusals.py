@@ -93,7 +93,7 @@ class Twice(Assigned):
 def test_a_reason_that_several_graphs_have_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     fast = autopar.compile(Twice(), ["cpu"])
     fast(torch.randn(3, 4))
-    written = [served.written for served in fast._placement.backend.served if served.written]
+    written = [served.written for served in fast._placement.session.graphs if served.written]
     assert len(written) == 2
     assert len(set(written)) == 1
     assert caplog.text.count(written[0]) == 1
@@ -118,7 +118,7 @@ def test_an_assignment_of_data_that_changes_nothing_is_placed() -> None:
     model, x = Cast(), torch.randn(3, 4)
     fast = autopar.compile(model, ["cpu"])
     assert torch.equal(fast(x), model(x))
-    assert not any(served.written for served in fast._placement.backend.served)
+    assert not any(served.written for served in fast._placement.session.graphs)
 
 
 def test_effects_are_named_with_their_line() -> None:

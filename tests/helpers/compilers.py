@@ -16,10 +16,9 @@ from torch import fx, nn
 
 from autopar.costs.blocks import Block
 from autopar.costs.detect import detect
-from autopar.engine import plain_model
-from autopar.engine.compiled import Compiled
-from autopar.pipeline import kernel_selection
 from autopar.runtime.kernels import LIBRARIES, Library
+from autopar.session import kernel_selection, plain_model
+from autopar.session.compiled import Compiled
 from autopar.system import cache
 
 
@@ -123,7 +122,7 @@ def pieces(fast: Compiled) -> list[Any]:
     """The steps of the programs with kernels, apart from those that free memory."""
     from autopar.ir.program import Free
 
-    programs = [each.selection.candidate.executor._program for each in fast._placement.backend.with_kernels()]
+    programs = [each.selection.candidate.executor._program for each in fast._placement.session.with_kernels()]
     return [
         step for each in programs for lane in each.lanes for step in lane.steps if not isinstance(step, Free)
     ]

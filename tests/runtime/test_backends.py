@@ -14,9 +14,9 @@ from autopar.cli import doctor
 from autopar.costs import calibrate as probe
 from autopar.costs import detect
 from autopar.errors import RunError
-from autopar.pipeline import compare as generators
 from autopar.runtime import flat_transfer as flat
 from autopar.runtime.lanes import accelerator
+from autopar.session import compare as generators
 
 SECOND = f"{KIND}:1"
 

@@ -7,7 +7,7 @@ from capturing import joint
 from torch import nn
 
 from autopar.ir.graph import Graph, Ref, Task, Value
-from autopar.pipeline.compare import interpret
+from autopar.session.compare import interpret
 from autopar.transform.divide import alive, closed, divide, reached
 from autopar.transform.rewrites import with_own_views
 
