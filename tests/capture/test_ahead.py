@@ -84,18 +84,6 @@ def test_a_call_without_tensors_is_no_graph():
         autopar.plan(lambda x: 3, ABSENT, example_inputs=(torch.ones(2),))
 
 
-@pytest.mark.slow
-def test_a_model_on_the_meta_device_is_planned_as_on_the_cpu():
-    with torch.device("meta"):
-        model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.ones(32, 64)
-    real, y = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.ones(32, 64)
-    plans = [autopar.plan(m, ABSENT, example_inputs=(i,)) for m, i in ((model, x), (real, y))]
-    assert [task.name for task in plans[0].costed.graph.tasks] == [
-        t.name for t in plans[1].costed.graph.tasks
-    ]
-    assert plans[0].makespan == pytest.approx(plans[1].makespan)
-
-
 def test_a_compiled_model_is_planned_as_the_plain_one():
     model, x = nn.Linear(4, 4), torch.ones(8, 4)
     fast = autopar.compile(model, ["cpu"])

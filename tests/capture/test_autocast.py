@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from capturing import capture
 from onednn import eager_on_this_processor
 from torch import nn
 
 import autopar
-from autopar.capture import autocast as casting
 from autopar.errors import DifferenceError
 from autopar.session import compare as equal
 
@@ -63,17 +61,6 @@ def test_another_dtype_is_a_difference_however_exact(monkeypatch) -> None:
     fast.close()
     exact, low = torch.ones(2), torch.ones(2, dtype=torch.bfloat16)
     assert not equal.no_worse(exact, low, torch.ones(2, dtype=torch.float64))
-
-
-def test_casts_are_those_of_the_graph_not_of_its_reader() -> None:
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        graph = capture(nn.LSTM(8, 4), (torch.randn(3, 2, 8),)).graph
-        assert casting.enabled("cpu")
-        with casting.off(("cpu", "meta")):
-            assert not casting.enabled("cpu")
-    assert graph.value[graph.outputs[0]].dtype == "bfloat16"
-    made = [value for value in graph.values if value.kind == "made" and value.name.startswith("lstm")]
-    assert len(made) == 3 and all(value.storage == value.name for value in made)
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,8 @@ class Twice(Assigned):
 def test_a_reason_that_several_graphs_have_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     fast = autopar.compile(Twice(), ["cpu"])
     fast(torch.randn(3, 4))
-    written = [served.written for served in fast._placement.session.graphs if served.written]
-    assert len(written) == 2
-    assert len(set(written)) == 1
-    assert caplog.text.count(written[0]) == 1
-    assert fast.explain().count(written[0]) == 1
+    assert caplog.text.count("assigns .data") == 1
+    assert fast.explain().count("assigns .data") == 1
 
 
 class Cast(nn.Module):
@@ -118,7 +115,7 @@ def test_an_assignment_of_data_that_changes_nothing_is_placed() -> None:
     model, x = Cast(), torch.randn(3, 4)
     fast = autopar.compile(model, ["cpu"])
     assert torch.equal(fast(x), model(x))
-    assert not any(served.written for served in fast._placement.session.graphs)
+    assert "as written" not in fast.explain()
 
 
 def test_effects_are_named_with_their_line() -> None:

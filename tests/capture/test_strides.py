@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -206,64 +205,6 @@ def test_a_model_in_another_memory_format_is_planned_anew(training: bool) -> Non
         torch.manual_seed(1)
         found = fast(x)
         assert torch.allclose(found, wanted, atol=1e-6) and found.stride() == wanted.stride()
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.drop, self.channels, self.alpha = nn.Dropout(0.5), nn.Dropout2d(0.3), nn.AlphaDropout(0.2)
-        self.head = nn.Linear(8 * 64, 5)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.channels(F.relu(self.second(self.drop(F.relu(self.norm(self.first(x)))))))
-        return self.head(self.alpha(hidden).flatten(1)), hidden
-
-
-def both(which: str) -> tuple[Net, Net, Tensor]:
-    torch.manual_seed(0)
-    model, x = Net(), torch.randn(4, 3, 8, 8)
-    if which in ("module", "both"):
-        model.to(memory_format=torch.channels_last)
-    if which in ("input", "both"):
-        x = channels_last(x)
-    return model, copy.deepcopy(model), x
-
-
-@pytest.mark.parametrize("which", ["input", "module", "both"])
-def test_a_loop_in_channels_last_is_eagers(which: str) -> None:
-    model, plain, x = both(which)
-    fast = autopar.compile(model, ["cpu*2"], split=2)
-    target = torch.arange(4)
-    losses = []
-    for run, net in ((fast, model), (plain, plain)):
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        torch.manual_seed(1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            output, hidden = run(x)
-            loss = F.cross_entropy(output, target) + hidden.square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append((loss.item(), output.stride(), hidden.stride()))
-    for (ours, *strides), (eager, *expected) in zip(losses[:2], losses[2:]):
-        assert ours == pytest.approx(eager, abs=1e-5) and strides == expected
-    for one, other in zip(model.parameters(), plain.parameters()):
-        assert one.grad is not None and other.grad is not None
-        assert torch.allclose(one.grad, other.grad, atol=1e-5) and one.grad.stride() == other.grad.stride()
-
-
-def test_strides_that_are_traced_wrong_are_those_of_the_first_check() -> None:
-    """Fake tensors of torch 2.11 say that a Fourier transform along an inner axis leaves rows as they were."""
-
-    def transformed(x: Tensor) -> Tensor:
-        return torch.fft.fft(x, dim=1)
-
-    x = torch.randn(4, 4, 6, 8)
-    fast = autopar.compile(transformed, ["cpu"])
-    assert [fast(x).stride() for _ in range(2)] == [transformed(x).stride()] * 2
-    fast.close()
 
 
 @pytest.mark.parametrize("rows", [1, 2])

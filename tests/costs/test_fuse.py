@@ -4,7 +4,7 @@ import random
 
 import networkx
 import pytest
-from graphs import MS, build, chain, costed, diamond, fork_join, machine, parts_of_mlp, two_towers
+from graphs import MS, build, chain, costed, fork_join, machine, two_towers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,10 +103,6 @@ def test_a_chain_of_short_tasks_becomes_runs_of_the_shortest_length():
     assert all(len(cluster.tasks) >= 4 for cluster in clusters[:-1])
 
 
-def test_long_tasks_stay_apart():
-    assert len(diamond(seconds=MS, shortest_s=SHORTEST_S).clusters) == 4
-
-
 # x → fork → (w0 … w7) → join, each w long, fork and join short: the w must stay parallel
 def test_fusing_leaves_wide_graphs_wide():
     on = machine()
@@ -180,11 +176,6 @@ def test_scratch_is_the_peak_of_what_stays_inside():
     (cluster,) = c.clusters
     assert cluster.workspace_bytes == 2050  # t0 and t1 at once and the scratch of t1; t3 leaves
     assert cluster.makes == ("t3",)
-
-
-def test_joins_and_parts_stay_by_themselves():
-    clusters = parts_of_mlp(4).clusters
-    assert all(len(cluster.tasks) == 1 for cluster in clusters)
 
 
 @pytest.mark.slow

@@ -88,20 +88,6 @@ def test_an_update_that_is_also_an_output() -> None:
     assert program.outputs[1] == "n_@cpu" and len(program.keeps) == 2
 
 
-def test_text_keeps_what_is_kept() -> None:
-    for made in (step(), step((), ("w",))):
-        program = lower(naive_plan(made, naive_machine(), on("cpu")))
-        assert program.keeps and parse(str(program)) == program
-
-
-def test_a_saved_plan_knows_what_changes(tmp_path) -> None:
-    made = training(random.Random(5), 12)
-    plan = place(priced(random.Random(5), made))
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
-    assert str(lower(Plan.load(tmp_path / "plan.json"))) == str(lower(plan))
-
-
 def test_graphs_that_cannot_be_carried_are_refused() -> None:
     with pytest.raises(PlanError, match=r"'x' is said to change from call to call.* but is not state"):
         replace(step(), carried=("x",)).check()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from naive import machine, plan, value
 from program_text import parse
 from redundant import redundant
-from samples import R, diamond, fork, graph, mlp, op, orders, towers
+from samples import R, diamond, graph, op, orders
 
 from autopar.errors import ProgramError
 from autopar.ir.program import Buffer, Compute, Free, Lane, Program, Record, Wait
@@ -232,34 +232,6 @@ def test_hidden_views_are_found() -> None:
         check(replace(program, buffers=buffers), made)
 
 
-def test_order_without_values_is_needed_only_with_the_graph() -> None:
-    """The wait for an `after` edge is redundant to who sees the program alone."""
-    tasks = [op("a", "aten.sin.default", R("x")), op("b", "aten.cos.default", R("x"), after=("a",))]
-    made = graph("after", [value("x", kind="input")], tasks, ("a_", "b_"))
-    program = lower(plan(made, machine(2, 0), {"a": "cpu/0", "b": "cpu/1"}))
-    assert redundant(program, made) == ()
-    assert redundant(program) == (("cpu/1", 0),)
-
-
-def test_unused_copies_are_redundant() -> None:
-    program = lower(mlp())
-    buffers = (*program.buffers, Buffer("y@emulated:0", "y", "emulated:0", 72, "y@emulated:0", "made"))
-    text = str(replace(program, buffers=buffers))
-    last = program.lane["cpu/0"].steps
-    at = next(i for i, step in enumerate(last) if isinstance(step, Compute) and step.task == "join")
-    lanes = []
-    for lane in program.lanes:
-        if lane.name == "cpu/0":
-            lane = replace(lane, steps=(*last[: at + 1], Record("spare"), *last[at + 1 :]))
-        if lane.name == "emulated:0/in":
-            more = parse(text.split("\nlane")[0] + "\nlane l d\nwait spare\ncopy y@cpu -> y@emulated:0")
-            lane = replace(lane, steps=(*lane.steps, *more.lanes[0].steps, Free("y@emulated:0")))
-        lanes.append(lane)
-    spare = replace(program, lanes=tuple(lanes), buffers=buffers)
-    lane = spare.lane["emulated:0/in"]
-    assert redundant(spare) == (("emulated:0/in", len(lane.steps) - 2),)
-
-
 @settings(max_examples=40, deadline=None)
 @drawn(st.data())
 def test_footprint_is_exact_for_two_lanes_and_sound_for_more(data: st.DataObject) -> None:
@@ -329,12 +301,3 @@ def test_many_steps_are_checked_in_linear_time() -> None:
 
     cost(500)
     assert cost(4000) < 8 * max(cost(1000), 0.01)
-
-
-def test_towers_and_fork_under_caps() -> None:
-    for each in (fork(2), towers()):
-        program = lower(each)
-        for peak in check(program):
-            check(replace(program, caps=((peak.device, peak.bytes),)))
-            with pytest.raises(ProgramError, match="over its cap"):
-                check(replace(program, caps=((peak.device, peak.bytes - 1),)))

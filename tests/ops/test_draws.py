@@ -126,33 +126,6 @@ def test_rows_in_blocks_of_a_merged_axis_are_rejoined_in_eagers_order() -> None:
     assert torch.equal(values[graph.outputs[0]], wanted)
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        v = x * self.scale
-        return F.alpha_dropout(v + 0.1 * torch.randn_like(v), 0.3, True) * 2
-
-
-@by_turns("check, split, training", ["first", "never"], [None, 2, 3], [False, True])
-def test_calls_leave_the_generator_as_eager_does(check: str, split: int | None, training: bool) -> None:
-    torch.manual_seed(0)
-    layer = Layer().requires_grad_(training)
-    fast = autopar.compile(layer, ["cpu*2"], split=split, check=check)
-    # The layout of a later call is not that of the first.
-    for x in (torch.randn(6, 8), torch.randn(8, 6).t(), torch.randn(6, 8)):
-        torch.manual_seed(5)
-        wanted = layer(x)
-        after = torch.get_rng_state()
-        torch.manual_seed(5)
-        found = fast(x)
-        assert torch.equal(found, wanted) and found.stride() == wanted.stride()
-        assert torch.equal(torch.get_rng_state(), after)
-        assert found.requires_grad == training
-
-
 @by_turns("share, dtype", [0.1, 0.15, 0.3, 1.0], [torch.float32, torch.bfloat16])
 def test_a_dropout_in_training_rounds_and_draws_as_eager(share: float, dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Dropout(share))

@@ -16,7 +16,6 @@ from autopar.costs import detect
 from autopar.errors import RunError
 from autopar.runtime import flat_transfer as flat
 from autopar.runtime.lanes import accelerator
-from autopar.session import compare as generators
 
 SECOND = f"{KIND}:1"
 
@@ -33,22 +32,6 @@ def test_a_module_that_tells_nothing(monkeypatch):
         assert detect._memory("xpu:0") == 7
         module.get_device_properties = lambda device: SimpleNamespace(total_memory=9)
         assert detect._memory("cuda:1") == 9
-
-
-def test_generators_of_a_module_that_takes_no_device(monkeypatch):
-    """As torch.mps, which has one."""
-    state, kept = torch.tensor([1, 2]), []
-    module = SimpleNamespace(
-        get_rng_state=lambda: state, set_rng_state=lambda new_state: kept.append(new_state)
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "get_device_module", lambda kind: module)
-        patch.setattr(torch.accelerator, "is_available", lambda: True)
-        patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
-        patch.setattr(torch.accelerator, "device_count", lambda: 1)
-        states = generators.generators()
-        generators.restore({"mps:0": state})
-    assert states["mps:0"] is state and kept == [state]
 
 
 @pytest.mark.parametrize("rate", [1e8, 1e10, 1e15])

@@ -78,49 +78,35 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("make", "way", "check"), CASES.values(), ids=CASES)
-def test_of_inference(make, way, check):
-    torch.manual_seed(0)
-    model = make()
-    twin, draw = copy.deepcopy(model), torch.Generator().manual_seed(5)
-    fast = autopar.compile(model, way[0], check=check, **way[1])
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    # Two signatures, each called twice, in turn.
-    for rows in (4, 6, 4, 6):
-        x = torch.randn(rows, 6, generator=draw)
-        with torch.no_grad():
-            torch.set_rng_state(state)
-            expected = twin(x)
-            after = torch.get_rng_state()
-            torch.set_rng_state(state)
-            found = fast(x)
-        assert error(found, expected) < 1e-5
-        assert torch.equal(torch.get_rng_state(), after)
-        state = after
-    fast.close()
-
-
 LOOPS = ["on one device", "placed, checked always", "cut", "with state"]
 
 
-@pytest.mark.parametrize(("make", "way", "check"), [CASES[name] for name in LOOPS], ids=LOOPS)
-def test_of_a_loop_of_ones_own(make, way, check):
+@pytest.mark.parametrize(
+    ("name", "training"), [*((name, False) for name in CASES), *((name, True) for name in LOOPS)]
+)
+def test_of_calls_and_loops(name, training):
+    make, (devices, options), check = CASES[name]
     torch.manual_seed(0)
     model = make()
-    twin, draw = copy.deepcopy(model), torch.Generator().manual_seed(5)
-    fast = autopar.compile(model, way[0], check=check, **way[1])
-    states = []
+    twin, draw = copy.deepcopy(model), torch.Generator()
+    fast = autopar.compile(model, devices, check=check, **options)
+    found = []
     for call, own in ((twin, twin), (fast, model)):
         torch.manual_seed(7)
         draw.manual_seed(5)
-        states.append([])
+        found.append([])
+        # Two signatures, each called twice, in turn.
         for rows in (4, 6, 4, 6):
-            call(torch.randn(rows, 6, generator=draw)).square().mean().backward()
-            states[-1].append(torch.get_rng_state())
-            torch.optim.SGD(own.parameters(), 0.1).step()
-    assert all(map(torch.equal, *states))
-    assert all(error(a.grad, b.grad) < 1e-4 for a, b in zip(model.parameters(), twin.parameters()))
+            with torch.set_grad_enabled(training):
+                y = call(torch.randn(rows, 6, generator=draw))
+            if training:
+                y.square().mean().backward()
+                torch.optim.SGD(own.parameters(), 0.1).step()
+            found[-1].append((y.detach(), torch.get_rng_state()))
+    for (expected, state), (y, ours) in zip(*found):
+        assert error(y, expected) < 1e-4 and torch.equal(ours, state)
+    for one, other in zip(model.parameters(), twin.parameters()):
+        assert one.grad is other.grad is None or error(one.grad, other.grad) < 1e-4
     fast.close()
 
 
@@ -143,12 +129,3 @@ def test_of_a_training_step(check):
         assert step(x, y).item() == pytest.approx(loss.item(), rel=1e-5)
         assert torch.equal(torch.get_rng_state(), after)
     step.close()
-
-
-def test_of_planning_ahead():
-    model, x = Noisy(), torch.randn(4, 6)
-    state = torch.get_rng_state()
-    fast = autopar.compile(model, machine(), example_inputs=(x,), policy="round_robin")
-    autopar.plan(model, machine(), example_inputs=(x,))
-    assert torch.equal(torch.get_rng_state(), state)
-    fast.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import operator
-import threading
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from naive import machine, plan, value
 from samples import R, graph, on, op, step
 from stale import stale
 
-from autopar.errors import RunError
 from autopar.ir.graph import Graph
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
@@ -71,36 +69,6 @@ def test_five_steps_are_the_plain_loop_and_move_nothing_but_what_the_plan_says(w
 
 
 @torch.no_grad()
-def test_a_step_from_outside_is_seen() -> None:
-    state = {"w": torch.randn(4, 4)}
-    run = executor(step(), state, on("cpu"))
-    for _ in range(3):
-        run([torch.randn(4, 4)])
-        state["w"].mul_(0.5)
-        w, x = state["w"].clone(), torch.randn(4, 4)
-        assert torch.equal(run([x])[0], after(x, w))
-    run.close()
-
-
-@torch.no_grad()
-def test_programs_of_one_pool_share_copies() -> None:
-    state, pool = {"w": torch.randn(4, 4)}, Replicas()
-    run = executor(step(), state, on("cpu"), pool)
-    made, where, calls = reading(SECOND)
-    look = executor(made, state, where, pool, calls)
-    x = torch.randn(4, 4)
-    run([x])
-    count = pool.transfers
-    assert torch.equal(look([x])[0], state["w"]) and pool.transfers == count
-    state["w"].add_(1)
-    assert torch.equal(look([x])[0], state["w"]) and pool.transfers == count + 1
-    run([x])
-    assert pool.transfers == count + 2, "the other device only"
-    run.close()
-    look.close()
-
-
-@torch.no_grad()
 def test_a_copy_out_of_date_is_given_up_though_only_another_program_reads_it() -> None:
     state, pool = {"w": torch.randn(4, 4)}, Replicas()
     looks = []
@@ -117,70 +85,6 @@ def test_a_copy_out_of_date_is_given_up_though_only_another_program_reads_it() -
     assert torch.equal(looks[1]([x])[0], state["w"])
     for look in looks:
         look.close()
-
-
-@torch.no_grad()
-def test_a_failing_task_leaves_everything_as_it_was() -> None:
-    made = step()
-    fail, seen = [False], []
-
-    def maybe(w, g):
-        if fail[0]:
-            raise ValueError("no luck")
-        return w - g
-
-    tasks = tuple(replace(t, target="maybe") if t.name == "n" else t for t in made.tasks)
-    state, pool = {"w": torch.randn(4, 4)}, Replicas()
-    run = executor(replace(made, tasks=tasks), state, on("cpu"), pool, {"maybe": maybe})
-    reads, where, calls = reading(FIRST, seen)
-    look = executor(reads, state, where, pool, calls)
-    x = torch.randn(4, 4)
-    run([x])
-    look([x])
-    before, version, count = state["w"].clone(), state["w"]._version, pool.transfers
-    fail[0] = True
-    with pytest.raises(RunError, match="no luck"):
-        run([x])
-    assert torch.equal(state["w"], before) and state["w"]._version == version
-    look([x])
-    assert seen[0] is seen[1] and torch.equal(seen[1], before) and pool.transfers == count
-    fail[0] = False
-    assert torch.equal(run([x])[0], after(x, before))
-    assert pool.transfers == count
-    run.close()
-    look.close()
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_weights_that_an_optimizer_has_stepped_are_refreshed_once(fused: bool) -> None:
-    state, pool = {"w": torch.nn.Parameter(torch.randn(4, 4))}, Replicas()
-    optimizer = torch.optim.SGD(state.values(), lr=0.1, fused=fused)
-    run = executor(step(carried=()), state, on("cpu"), pool)
-    x = torch.randn(4, 4)
-    for turn in range(1, 4):
-        with torch.no_grad():
-            for _ in range(2):
-                assert torch.equal(run([x])[0], after(x, state["w"]))
-                assert pool.transfers == 2 * turn and stale(pool) == []
-        state["w"].grad = torch.ones(4, 4)
-        optimizer.step()
-    run.close()
-
-
-@torch.no_grad()
-def test_a_copy_is_never_written_to() -> None:
-    """Who still reads the old one, a backward to come or a call in another thread, reads it to the end."""
-    seen: list = []
-    state = {"w": torch.randn(4, 4)}
-    made, where, calls = reading(FIRST, seen)
-    look = executor(made, state, where, calls=calls)
-    before = state["w"].clone()
-    for _ in range(3):
-        look([torch.zeros(4, 4)])
-        state["w"].mul_(2)
-    assert [torch.equal(copy, before * 2**turn) for turn, copy in enumerate(seen)] == [True] * 3
-    assert len({copy.data_ptr() for copy in seen}) == 3
-    look.close()
 
 
 @pytest.mark.slow
@@ -236,35 +140,6 @@ def test_copies_brought_in_inference_mode_serve_a_backward() -> None:
     look.close()
 
 
-@torch.no_grad()
-def test_writes_without_a_trace_are_mended_by_refresh() -> None:
-    state, pool = {"w": torch.randn(4, 4)}, Replicas()
-    made, where, calls = reading()
-    look = executor(made, state, where, pool, calls)
-    x = torch.zeros(4, 4)
-    look([x])
-    assert stale(pool) == []
-    # No element that is sampled.
-    state["w"].data[1, 3] += 1
-    assert stale(pool) == ["w"]
-    look._pool.forget()
-    assert stale(pool) == [] and torch.equal(look([x])[0], state["w"])
-    look.close()
-
-
-@torch.no_grad()
-def test_measured_peaks_are_below_what_was_proved() -> None:
-    made = step()
-    caps = {peak.device: peak.bytes for peak in check(lower(plan(made, machine(), on("cpu"))), made)}
-    run = executor(made, {"w": torch.randn(4, 4)}, on("cpu"), caps=caps)
-    for _ in range(3):
-        _, timeline = run.run([torch.randn(4, 4)])
-        assert timeline is not None
-        # Torch may round a storage up; what emulates a device here is the CPU, which does not.
-        assert all(memory.peak <= caps[memory.device] for memory in timeline.memory)
-    run.close()
-
-
 CHANGES = {
     "write": lambda state, key: state[key].add_(1),
     "replace": lambda state, key: state.update({key: state[key] + 1}),
@@ -309,34 +184,6 @@ def test_whatever_happens_to_state_its_copies_are_right_and_none_is_made_twice(d
                 pool.fill([copies[key, device]], masters, [copies[key, device]])
                 assert pool.transfers == count
         assert stale(pool) == []
-
-
-@torch.no_grad()
-def test_concurrent_programs_never_see_half_a_change() -> None:
-    state, pool = {"w": torch.zeros(64, 64)}, Replicas()
-    values = [value("x", kind="input"), value("w", (64, 64), kind="state"), value("y_", (64, 64))]
-    made = graph("read", values, [op("y", "aten.clone.default", R("w"))], ("y_",))
-    clusters = [executor(made, state, [FIRST], pool) for _ in range(2)]
-    wrong = []
-
-    def call(run: Executor) -> None:
-        with torch.no_grad():
-            for _ in range(60):
-                y = run([torch.zeros(4, 4)])[0]
-                if not torch.equal(y, torch.full_like(y, y[0, 0].item())):
-                    wrong.append(y)
-
-    callers = [threading.Thread(target=call, args=(run,)) for run in clusters]
-    for caller in callers:
-        caller.start()
-    for turn in range(200):
-        state["w"] = torch.full((64, 64), float(turn))
-    for caller in callers:
-        caller.join()
-    assert not wrong
-    for run in clusters:
-        assert torch.equal(run([torch.zeros(4, 4)])[0], state["w"])
-        run.close()
 
 
 @pytest.mark.parametrize("fused", [False, True])

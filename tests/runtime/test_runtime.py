@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from runtime_cases import THREADS, Case, mlp
 from autopar.errors import RunError
 from autopar.ir.graph import Const, Ref
 
-ROOT = Path(__file__).parents[2]
 PLACES = [
     ("cpu/0", "cpu/0", "cpu/0"),
     ("cpu/0", "cpu/1", "cpu/0"),
@@ -72,32 +69,6 @@ def test_one_lane_is_run_in_the_callers_thread():
     assert seen == [threading.current_thread()] and not threads()
 
 
-@torch.no_grad()
-def test_lanes_are_named_threads_and_close_ends_them():
-    case, x, eager = mlp("cpu/0", "emulated:0/0", "emulated:1/0")
-    executor = case.executor()
-    assert not threads()
-    executor([x])
-    assert "autopar emulated:0/0" in threads() and "autopar emulated:1/out" in threads()
-    executor.close()
-    assert not threads()
-    assert torch.equal(executor([x])[0], eager(x))
-    executor.close()
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_an_executor_that_is_dropped_leaves_no_thread():
-    case, x, _ = mlp("cpu/0", "cpu/1", "cpu/0")
-    executor = case.executor()
-    executor([x])
-    assert threads()
-    gone = weakref.ref(executor)
-    del executor
-    gc.collect()
-    assert gone() is None and not threads()
-
-
 def failing(*lanes: str) -> tuple[Case, list[bool]]:
     """Three tasks on three lanes, of which the second fails while the list says so."""
     fail = [True]
@@ -131,26 +102,6 @@ def test_a_failing_task_is_named_and_the_next_call_works(lanes):
             assert torch.equal(executor.run([x], record=record)[0][0], x * 2)
 
 
-@torch.no_grad()
-def test_a_traceback_shows_the_line_of_generated_code():
-    case, _ = failing("cpu/0", "cpu/0", "cpu/0")
-    with pytest.raises(RunError) as caught:
-        case.executor()([torch.randn(4, 4)])
-    import traceback
-
-    text = "".join(traceback.format_exception(caught.value.__cause__))
-    assert "# task 'b' (maybe) in net.b at net.py:7" in text
-
-
-@torch.no_grad()
-def test_a_torch_error_in_a_worker_is_named():
-    case, _, _ = mlp("cpu/0", "emulated:0/0", "emulated:1/0")
-    with pytest.raises(
-        RunError, match=r"aten\.linear\.default.*net\.h.*failed on cpu \(lane cpu/0\): RuntimeError"
-    ):
-        case.executor()([torch.randn(3, 5)])
-
-
 @pytest.mark.slow
 @torch.no_grad()
 def test_updates_are_written_only_after_success():
@@ -168,49 +119,6 @@ def test_updates_are_written_only_after_success():
     (c,) = executor([x])
     assert torch.equal(c, torch.full((4, 4), 2.0))
     assert torch.equal(count, torch.ones(4, 4)) and torch.equal(x, torch.full((4, 4), 3.0))
-
-
-@torch.no_grad()
-def test_residents_follow_the_parameters():
-    case, x, eager = mlp("emulated:0/0", "emulated:0/0", "emulated:1/0")
-    executor = case.executor()
-
-    def same() -> bool:
-        return torch.equal(executor([x])[0], eager(x))
-
-    assert same()
-    case.state["w1"].mul_(2)
-    assert same()
-    case.state["b2"] = torch.randn(4)
-    assert same()
-    case.state["w2"].data = torch.randn(4, 16)
-    assert same()
-    case.state["w2"] = torch.randn(4, 16).t().contiguous().t()
-    assert same()
-
-
-def test_residents_follow_an_optimizer_that_leaves_no_version():
-    case, x, eager = mlp("emulated:0/0", "emulated:0/0", "emulated:0/0")
-    case.state["w1"] = torch.nn.Parameter(case.state["w1"])
-    executor = case.executor()
-    optimizer = torch.optim.SGD([case.state["w1"]], lr=0.1, fused=True)
-    for _ in range(3):
-        eager(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            assert torch.equal(executor([x])[0], eager(x))
-
-
-@torch.no_grad()
-def test_results_are_the_callers_own():
-    case, x, _ = mlp("emulated:0/0", "emulated:0/0", "emulated:0/0")
-    case.outputs = ("y", "w1")
-    executor = case.executor()
-    first, weight = executor([x])
-    kept = first.clone()
-    executor([torch.randn_like(x)])
-    assert torch.equal(first, kept) and weight is case.state["w1"]
 
 
 def modes(lane: str) -> tuple[Case, list]:
@@ -238,37 +146,6 @@ def test_tasks_run_without_autograd_and_autocast_and_in_the_callers_inference_mo
     plain = (False, False, False, THREADS)
     assert seen == [plain, (False, True, *plain[2:]), plain, plain]
     assert torch.is_grad_enabled() and torch.get_num_threads() == THREADS
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("lanes", PLACES)
-def test_recorded_casts_are_not_cast_again(lanes):
-    case, x, eager = mlp(*lanes)
-    executor, right = case.executor(), eager(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(executor([x])[0], right)
-
-
-@torch.no_grad()
-def test_concurrent_callers_get_their_own_answers():
-    case, _, eager = mlp("cpu/0", "emulated:0/0", "cpu/1")
-    executor, wrong = case.executor(), []
-
-    def call(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for _ in range(20):
-                mine = torch.randn(5, 8, generator=generator)
-                if not torch.equal(executor([mine])[0], eager(mine)):
-                    wrong.append(seed)
-
-    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert not wrong
 
 
 @pytest.mark.parametrize("lane", ["cpu/0", "cpu/1"])

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.forks import forked
-
-ROOT = Path(__file__).parents[2]
 
 
 def _interrupted() -> list[tuple[str, list[str], float]]:
@@ -86,22 +80,3 @@ def _forks() -> tuple[int, bool]:
 @pytest.mark.slow
 def test_lanes_start_again_in_a_forked_child():
     assert forked(_forks) == (0, True)
-
-
-@pytest.mark.release
-def test_a_program_ends_with_lanes_open():
-    code = """
-    import torch
-    from runtime_cases import mlp
-    case, x, eager = mlp("cpu/0", "cpu/1", "emulated:0/0")
-    executor = case.executor()
-    with torch.no_grad():
-        print(torch.equal(executor([x])[0], eager(x)))
-    """
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "True\n"

@@ -5,7 +5,6 @@ refused.
 from __future__ import annotations
 
 import itertools
-import linecache
 import re
 import time
 
@@ -78,10 +77,6 @@ def test_a_recorded_call_is_no_other_than_a_plain_one():
         assert torch.equal(executor([x])[0], eager(x))
         assert torch.equal(executor.run([x])[0][0], eager(x))
         assert executor.run([x], record=False)[1] is None
-    recorded, plain = (
-        "".join(linecache.getlines(executor._assembly.code("cpu/0", each).filename)) for each in (True, False)
-    )
-    assert "r.begin" in recorded and "begin" not in plain and "def lane" in plain
     executor.close()
 
 
@@ -106,33 +101,24 @@ def test_a_declared_clock_lasts_what_the_model_says(lanes):
     executor.close()
 
 
+@pytest.mark.parametrize(
+    ("slow_down", "seconds"), [(100.0, 1e-3), pytest.param(3000.0, 1e-5, marks=pytest.mark.slow)]
+)
 @torch.no_grad()
-def test_lanes_overlap_on_a_declared_clock():
-    case = Case(outputs=("c",), clock="declared", slow_down=100.0)
-    case.task("emulated:0/0", "a", "aten.neg.default", Ref("x")).task(
-        "emulated:1/0", "b", "aten.neg.default", Ref("x")
-    )
+def test_lanes_overlap_on_a_declared_clock_and_one_wire_carries_one_copy_at_a_time(slow_down, seconds):
+    case = Case(outputs=("c",), clock="declared", slow_down=slow_down, seconds=seconds)
+    for lane, name in (("emulated:0/0", "a"), ("emulated:1/0", "b")):
+        case.task(lane, name, "aten.neg.default", Ref("x"))
     executor = case.task("cpu/0", "c", "aten.add.Tensor", Ref("a"), Ref("b")).executor()
     executor([torch.zeros(4, 4)])
     _, timeline = executor.run([torch.zeros(4, 4)])
     a, b = (next(span for span in timeline.spans if span.cluster == name) for name in "ab")
-    assert max(a.start, b.start) < min(a.end, b.end)
-    executor.close()
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_one_wire_carries_one_copy_at_a_time():
-    case = Case(outputs=("c",), clock="declared", slow_down=3000.0, seconds=1e-5)
-    case.task("emulated:0/0", "a", "aten.neg.default", Ref("x")).task(
-        "emulated:1/0", "b", "aten.neg.default", Ref("x")
-    )
-    executor = case.task("cpu/0", "c", "aten.add.Tensor", Ref("a"), Ref("b")).executor()
-    _, timeline = executor.run([torch.zeros(4, 4)])
-    copies = sorted((span for span in timeline.spans if span.kind == "copy"), key=lambda span: span.end)
-    lasts = 1e-4 * case.slow_down
-    for earlier, later in itertools.pairwise(copies):
-        assert later.end >= earlier.end + 0.5 * lasts, "both copies used the bus at once"
+    if seconds > 1e-4:
+        assert max(a.start, b.start) < min(a.end, b.end)
+    else:
+        copies = sorted((span for span in timeline.spans if span.kind == "copy"), key=lambda span: span.end)
+        for earlier, later in itertools.pairwise(copies):
+            assert later.end >= earlier.end + 0.5 * 1e-4 * slow_down, "both copies used the bus at once"
     executor.close()
 
 

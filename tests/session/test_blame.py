@@ -111,39 +111,6 @@ def test_a_number_that_depends_on_values_is_refused_with_its_line():
     assert "test_blame.py:" in text
 
 
-def test_a_tensor_kept_in_an_attribute_is_kept_by_a_step_too():
-    net, (x, y) = Notes(False), data()
-    step = stepping(net, nn.CrossEntropyLoss(), policy="round_robin")
-    for _ in range(3):
-        expected = net.layer(x).detach()
-        step(x, y)
-        assert torch.allclose(net.last, expected, atol=1e-6) and not net.last.requires_grad
-
-
-class DynamicCache:
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-
-class Cached(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x):
-        h = self.layer(x)
-        return {"loss": h.sum(), "past_key_values": DynamicCache(h)}
-
-
-@pytest.mark.slow
-def test_a_cache_in_the_output_comes_back_as_one():
-    net, (x, _) = Cached(), data()
-    for call in (autopar.compile(net, machine()), stepping(net, lambda out: out)):
-        expected = net(x)["past_key_values"].tensor
-        found = call(x)["past_key_values"]
-        assert type(found) is DynamicCache and torch.allclose(found.tensor, expected, atol=1e-6)
-
-
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -160,12 +127,6 @@ def test_one_value_per_channel_in_a_part_is_refused_as_torch_does(rows, parts):
     expected = r" in norm at .*Expected more than 1 value per channel when training.*batch_norm=\"full\""
     with pytest.raises(PlanError, match=expected):
         step(*data(rows))
-
-
-@pytest.mark.slow
-def test_two_values_are_enough_as_is_the_whole_batch():
-    for rows, options in ((4, {"split": 2, "batch_norm": "per_part"}), (3, {"split": 3})):
-        assert stepping(Normed(), nn.CrossEntropyLoss(), **options)(*data(rows)).isfinite()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,6 +21,29 @@ from autopar.session.eager_check import Eager
 def no_grad():
     with torch.no_grad():
         yield
+
+
+@pytest.fixture
+def bend(monkeypatch):
+    """Have each placed run return what a function makes of its results."""
+    run = CompiledGraph.run
+
+    def apply(change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> None:
+        monkeypatch.setattr(CompiledGraph, "run", lambda *call: change(run(*call)))
+
+    return apply
+
+
+def scaled(factor: float) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    return lambda results: [result * factor for result in results]
+
+
+def holds(
+    allowed: bool, call: Callable[..., object], *args: torch.Tensor, match: str = "output 0 is not eager's"
+):
+    """The call passes its check, or is refused."""
+    with contextlib.nullcontext() if allowed else pytest.raises(autopar.DifferenceError, match=match):
+        return call(*args)
 
 
 def test_nan_and_infinity_equal_themselves_alone():
@@ -41,46 +65,17 @@ def test_error_is_relative_to_the_largest_reference():
     assert limit(torch.zeros(1, dtype=torch.int64)) == 0.0 < limit(reference)
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_float64_lets_rounding_through_and_nothing_else(wrong):
-    class Cancel(nn.Module):
-        def forward(self, x):
-            return (x + 1e6).sum(1) - 1e6 * x.shape[1]
+@pytest.mark.parametrize("wrong", [False, True])
+def test_float64_lets_rounding_through_and_nothing_else(bend, wrong):
+    def model(x):
+        return (x + 1e6).sum(1) - 1e6 * x.shape[1]
 
     torch.manual_seed(0)
-    model, x = Cancel(), torch.rand(64, 33)
-    graph, prepared, args = served(model, x)
-    reference = Eager(prepared.captured, graph.module, args)
+    x = torch.rand(64, 33)
     other = x.flip(1).add(1e6).sum(1) - 1e6 * x.shape[1]
     assert error(other, model(x)) > limit(other)
-    if wrong:
-        with pytest.raises(autopar.DifferenceError):
-            reference.judge([other * 10 + 100])
-    else:
-        reference.judge([other])
-
-
-@pytest.mark.parametrize("wrong", [0.0, 1e-6])
-def test_a_result_that_is_zero_but_for_rounding_is_judged_by_what_went_into_it(wrong):
-    class Centred(nn.Module):
-        def forward(self, x):
-            x = x - x.mean(1, keepdim=True)
-            return x, x.mean((1, 2))
-
-    def flipped(x):
-        return x.flip(2).mean((1, 2)) + wrong
-
-    torch.manual_seed(0)
-    model, refused = Centred(), 0
-    for _ in range(20):
-        x = torch.randn(1, 7, 4)
-        graph, prepared, args = served(model, x)
-        centred = model(x)[0]
-        try:
-            Eager(prepared.captured, graph.module, args).judge([centred, flipped(centred)])
-        except autopar.DifferenceError:
-            refused += 1
-    assert refused == (20 if wrong else 0)
+    bend(lambda _: [other * 10 + 100 if wrong else other.clone()])
+    holds(not wrong, autopar.compile(model, ["cpu"]), x)
 
 
 class Norm(nn.Module):
@@ -96,7 +91,6 @@ def test_a_reference_changes_nothing_of_the_callers():
     model, x = Norm().train(), torch.randn(8, 4)
     graph, prepared, args = served(model, x)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    torch.manual_seed(3)
     state = torch.get_rng_state()
     reference = Eager(prepared.captured, graph.module, args)
     assert torch.equal(torch.get_rng_state(), state)
@@ -105,28 +99,10 @@ def test_a_reference_changes_nothing_of_the_callers():
     assert not torch.equal(mean, before["norm.running_mean"])
 
 
-def test_a_wrong_answer_is_named_and_the_signature_forgotten(monkeypatch):
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(3, 4)
-    fast = autopar.compile(model, ["cpu"])
-    run = CompiledGraph.run
-    monkeypatch.setattr(CompiledGraph, "run", lambda *call: [found + 1 for found in run(*call)])
-    with pytest.raises(
-        autopar.DifferenceError, match=r"output 0 is not eager's: error .*placed execution is at fault"
-    ):
-        fast(x)
-    monkeypatch.undo()
-    assert torch.equal(fast(x), model(x))
-
-
 class Masked(nn.Module):
     def forward(self, x, rows):
         mask = (1.0 - rows.float())[:, None] * torch.finfo(torch.float32).min
         return torch.softmax(x @ x.transpose(1, 2) + mask, -1) @ x
-
-
-class Largest(nn.Module):
-    def forward(self, x):
-        return x * (x == x.amax(-1, keepdim=True))
 
 
 class Classes(nn.Module):
@@ -137,20 +113,26 @@ class Classes(nn.Module):
 
 INEXACT = {
     "masked": (Masked(), (torch.linspace(-1, 1, 60).view(3, 5, 4), torch.ones(3, 5, dtype=torch.long))),
-    "largest": (Largest(), (torch.linspace(-1, 1, 24).view(4, 6),)),
+    "largest": (lambda x: x * (x == x.amax(-1, keepdim=True)), (torch.linspace(-1, 1, 24).view(4, 6),)),
     "classes": (Classes(), (torch.linspace(-2, 2, 24).view(4, 6),)),
 }
 """Models whose results would be others if numbers that are exact, such as the ones of a mask, were not."""
 
 
-@pytest.mark.parametrize("factor", [1.01, 0.0, -1.0])
+@pytest.mark.parametrize("factor", [1.01, 0.0, -1.0, math.nan])
 @pytest.mark.parametrize("name", INEXACT)
-def test_numbers_that_are_exact_give_no_room_for_wrong_answers(monkeypatch, name, factor):
+def test_numbers_that_are_exact_give_no_room_for_wrong_answers(bend, name, factor):
     model, args = INEXACT[name]
-    fast, run = autopar.compile(model, ["cpu"]), CompiledGraph.run
-    monkeypatch.setattr(CompiledGraph, "run", lambda *call: [found * factor for found in run(*call)])
-    with pytest.raises(autopar.DifferenceError, match="output 0 is not eager's"):
-        fast(*args)
+    fast = autopar.compile(model, ["cpu"])
+    bend(scaled(factor))
+    holds(
+        False,
+        fast,
+        *args,
+        match=r'output 0 is not eager\'s: error .*placed execution is at fault.*check="never"',
+    )
+    bend(scaled(1.0))
+    assert torch.equal(fast(*args), model(*args)), "the signature is forgotten"
 
 
 STATED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-2}
@@ -159,80 +141,57 @@ STATED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.
 
 @pytest.mark.parametrize("dtype", STATED, ids=str)
 @pytest.mark.parametrize("share", [0.5, 2.0])
-def test_the_first_call_may_be_off_by_what_is_stated_and_no_more(monkeypatch, dtype, share):
+def test_the_first_call_may_be_off_by_what_is_stated_and_no_more(bend, dtype, share):
     """The largest entry is off by a share of what is allowed."""
+    torch.manual_seed(0)
     model, x = nn.Linear(4, 4).to(dtype), torch.randn(3, 4, dtype=dtype)
-    fast, run = autopar.compile(model, ["cpu"]), CompiledGraph.run
+    fast = autopar.compile(model, ["cpu"])
 
-    def bent(*call):
-        (output,) = run(*call)
-        largest = output.abs().argmax()
-        output.view(-1)[largest] *= 1 + share * STATED[dtype]
+    def bent(results):
+        (output,) = results
+        output.view(-1)[output.abs().argmax()] *= 1 + share * STATED[dtype]
         return [output]
 
-    monkeypatch.setattr(CompiledGraph, "run", bent)
-    if share < 1:
-        assert error(fast(x), model(x)) > 0
-    else:
-        with pytest.raises(autopar.DifferenceError, match="output 0 is not eager's"):
-            fast(x)
+    bend(bent)
+    found = holds(share < 1, fast, x)
+    assert found is None or error(found, model(x)) > 0
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])
 @pytest.mark.parametrize("off", [1e-9, 1e-3])
-def test_an_answer_that_was_converted_is_as_precise_as_what_it_was_computed_from(monkeypatch, drop, off):
+def test_an_answer_that_was_converted_is_as_precise_as_what_it_was_computed_from(bend, drop, off):
     class Converted(nn.Sequential):
         def forward(self, x):
             return super().forward(x).double()
 
     torch.manual_seed(0)
-    fast, run = autopar.compile(Converted(nn.Dropout(drop), nn.Linear(64, 4)), ["cpu"]), CompiledGraph.run
-    monkeypatch.setattr(CompiledGraph, "run", lambda *call: [found * (1 + off) for found in run(*call)])
-    if off < 1e-5:
-        fast(torch.randn(3, 64))
-    else:
-        with pytest.raises(autopar.DifferenceError, match="output 0 is not eager's"):
-            fast(torch.randn(3, 64))
+    fast = autopar.compile(Converted(nn.Dropout(drop), nn.Linear(64, 4)), ["cpu"])
+    bend(scaled(1 + off))
+    holds(off < 1e-5, fast, torch.randn(3, 64))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 2.0])
-def test_a_change_of_state_may_be_off_by_as_much(monkeypatch, share):
-    model, x = nn.BatchNorm1d(4), torch.randn(8, 4)
-    fast, run = autopar.compile(model, ["cpu"]), CompiledGraph.run
+def test_a_change_of_state_may_be_off_by_as_much(bend, share):
+    model = nn.BatchNorm1d(4)
+    fast = autopar.compile(model, ["cpu"])
 
-    def bent(*call):
-        output = run(*call)
+    def bent(results):
         model.running_var *= 1 + share * STATED[torch.float32]
-        return output
+        return results
 
-    monkeypatch.setattr(CompiledGraph, "run", bent)
-    if share < 1:
-        fast(x)
-    else:
-        with pytest.raises(autopar.DifferenceError, match="running_var is not eager's"):
-            fast(x)
+    bend(bent)
+    holds(share < 1, fast, torch.randn(8, 4), match="running_var is not eager's")
 
 
-def test_planning_ahead_does_not_use_up_the_check(monkeypatch):
+@pytest.mark.parametrize(("check", "refused"), [("first", [1]), ("always", [1, 3]), ("never", [])])
+def test_calls_are_checked_when_they_should_be(bend, check, refused):
+    """The first after planning ahead, each, or none."""
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
-    fast, run = autopar.compile(model, ["cpu"], example_inputs=(x,)), CompiledGraph.run
-    monkeypatch.setattr(CompiledGraph, "run", lambda *call: [found + 1 for found in run(*call)])
-    with pytest.raises(autopar.DifferenceError):
-        fast(x)
-    monkeypatch.undo()
-    assert torch.equal(fast(x), model(x))
-    monkeypatch.setattr(
-        Eager, "__init__", lambda *_, **__: pytest.fail("only the first call is held against it")
-    )
-    assert torch.equal(fast(x), model(x))
-
-
-def test_never_checks_when_told_so(monkeypatch):
-    monkeypatch.setattr(Eager, "__init__", lambda *_, **__: pytest.fail("eager ran"))
-    autopar.compile(nn.Linear(2, 2), ["cpu"], check="never")(torch.ones(1, 2))
-    with pytest.raises(pytest.fail.Exception):
-        autopar.compile(nn.Linear(2, 2), ["cpu"])(torch.ones(1, 2))
+    fast = autopar.compile(model, ["cpu"], example_inputs=(x,), check=check)
+    for call, factor in enumerate((2.0, 1.0, 2.0), 1):
+        bend(scaled(factor))
+        holds(call not in refused, fast, x)
 
 
 class Both(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from naive import value
-from samples import R, given, graph, op, sequential
+from samples import graph
 
 from autopar.ir.graph import Const, Ref, Task
 from autopar.session.compare import interpret
@@ -35,15 +35,3 @@ def test_every_kind_of_argument_and_result():
     assert torch.equal(held["g_"], right - x)
     for name in ("z_", "m_"):
         assert held[name].dtype is torch.float64 and held[name].device.type == "meta"
-
-
-def test_one_result_is_not_taken_apart():
-    tasks = [
-        op("a", "aten.sin.default", R("x")),
-        op("b", "aten.split.Tensor", (Ref("a_"), 2), ("u", "v"), unpack=True),
-    ]
-    values = [value("x", kind="input"), value("u", (2, 4), "a_"), value("v", (2, 4), "a_")]
-    made = graph("parts", values, tasks, ("a_", "v"))
-    held = dict(given(made))
-    assert len(list(interpret(made, {}, held, torch.device("cpu")))) == 2
-    assert all(map(torch.equal, [held[name] for name in made.outputs], sequential(made, given(made))[0]))

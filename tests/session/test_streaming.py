@@ -55,28 +55,23 @@ def test_a_model_too_large_for_its_accelerator_is_streamed_to_it(share: float) -
     assert "weights streamed" in plan.explain()
 
 
-@torch.no_grad()
-def test_what_fits_is_copied_once() -> None:
-    model, x = blocks(512), torch.empty(64, 512)
-    machine = autopar.Machine.declare("cpu-16", "h100-sxm")
-    plan = autopar.plan(model, machine, example_inputs=(x,))
-    assert not plan.costed.graph.streamed and not any("streamed" in each.note for each in plan.candidates)
-
-
-@torch.no_grad()
-def test_a_slow_link_is_not_streamed_over() -> None:
-    """Five rows are computed on the CPU sooner than their weights arrive."""
-    model, x = blocks(1024), torch.empty(5, 1024)
-    machine = autopar.Machine.declare("cpu-64", "t4", memory={"cuda:0": size(model) // 2})
-    plan = autopar.plan(model, machine, example_inputs=(x,))
+@pytest.mark.parametrize(
+    ("chips", "width", "rows", "share", "training"),
+    [
+        (("cpu-16", "h100-sxm"), 512, 64, None, False),
+        (("cpu-64", "t4"), 1024, 5, 0.5, False),
+        (("cpu-16", "h100-sxm"), 256, 64, 1.0, True),
+    ],
+    ids=["all fits", "a slow link, few rows, which the CPU computes sooner", "weights that train"],
+)
+def test_nothing_is_streamed(chips, width: int, rows: int, share: float | None, training: bool) -> None:
+    model, x = blocks(width), torch.empty(rows, width)
+    memory = {"cuda:0": int(share * size(model))} if share else None
+    machine = autopar.Machine.declare(*chips, memory=memory)
+    with torch.set_grad_enabled(training):
+        plan = autopar.plan(model.train(training), machine, example_inputs=(x,))
     assert not plan.costed.graph.streamed
-
-
-def test_weights_that_train_are_not_streamed() -> None:
-    model, x = blocks(256, 3).train(), torch.empty(64, 256)
-    machine = autopar.Machine.declare("cpu-16", "h100-sxm", memory={"cuda:0": size(model)})
-    plan = autopar.plan(model, machine, example_inputs=(x,))
-    assert not plan.costed.graph.streamed
+    assert share or not any("streamed" in each.note for each in plan.candidates)
 
 
 @pytest.mark.parametrize("loop", ["planned", pytest.param("step", marks=pytest.mark.slow), "own"])

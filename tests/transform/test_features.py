@@ -20,7 +20,6 @@ from autopar.ir.graph import JOIN, SUM, Graph
 from autopar.ir.machine import Machine
 from autopar.transform.feature_split import LABEL, products, split_features
 from autopar.transform.features import stretches
-from autopar.transform.split import split
 
 pytestmark = pytest.mark.slow
 
@@ -113,28 +112,6 @@ def test_one_row_is_cut_along_features_where_that_is_predicted_to_be_shorter() -
         assert not whole.costed.graph.split
     with pytest.raises(PlanError, match="several lanes"):
         autopar.plan(nn.GELU(), lanes(), example_inputs=(row,), split="features", measure=False)
-
-
-@torch.no_grad()
-def test_what_is_cut_runs_and_may_be_given_again() -> None:
-    model, row = mlp(64).eval(), torch.randn(1, 8)
-    fast = autopar.compile(model, lanes(), measure=False, split="features", check="always")
-    torch.testing.assert_close(fast(row), model(row))
-    plan = fast.plan
-    assert plan.costed.graph.split.startswith(LABEL)
-    # Weights that change are seen.
-    model[0].weight.mul_(2.0)
-    torch.testing.assert_close(fast(row), model(row))
-    torch.testing.assert_close(fast(torch.ones(3, 8)), model(torch.ones(3, 8)))
-    again = autopar.compile(model, lanes(), measure=False, plan=plan)
-    torch.testing.assert_close(again(row), model(row))
-    assert again.plan.costed.graph.split == plan.costed.graph.split
-
-
-def test_what_is_cut_is_not_cut_again() -> None:
-    _, cut, _ = halves(mlp(), torch.randn(2, 8))
-    with pytest.raises(PlanError, match="split already"):
-        split(cut, (1, 1))
 
 
 def rows(*shape: int) -> torch.Tensor:

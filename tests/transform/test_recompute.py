@@ -101,16 +101,6 @@ def test_what_comes_again_comes_late(name: str, budget: float) -> None:
     assert all(task.flops == 0 for task in again) or budget == 0
 
 
-def test_random_numbers_are_drawn_once() -> None:
-    """The mask stays; what it was applied to is masked again."""
-    graph = case("convs").graph
-    (drawn,) = (task for task in graph.tasks if task.random)
-    after = recomputed(graph, 0)
-    assert set(drawn.outputs) <= set(saved(graph))
-    assert drawn.outputs[1] in saved(after) and drawn.outputs[0] not in saved(after)
-    assert [task for task in after.tasks if task.random] == [drawn]
-
-
 @pytest.mark.parametrize("p", [0.0, 1.0, 0.4])
 def test_a_dropout_is_applied_again(p: float) -> None:
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from capturing import capture
 from executing import in_parts
 from hypothesis import given
 from hypothesis import strategies as st
-from split_models import MLP, MODELS, Block, D, Ends, Later, twice
+from split_models import MLP, MODELS, Block, D, Later, twice
 from torch import nn
 from turns import by_turns
 
@@ -121,13 +121,6 @@ def test_what_gains_nothing_stays_whole(model: Any, rows: int, sizes: tuple[int,
     captured = capture(model, (torch.randn(rows, 8, **D),), {})
     assert split(captured.graph, sizes) is captured.graph
     assert batch_of(captured.graph) == rows
-
-
-@pytest.mark.slow
-def test_a_size_that_equals_the_batch_by_chance_does_no_harm() -> None:
-    in_parts(Block().double(), (torch.randn(4, 4, 16, **D),), (1, 3))
-    in_parts(nn.Linear(8, 8).double(), (torch.randn(8, 8, 8, **D),), (3, 5))
-    in_parts(Ends().double(), (torch.randn(8, 8, **D), torch.randn(8, **D)), (3, 5))
 
 
 @pytest.mark.slow

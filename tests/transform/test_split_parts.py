@@ -125,16 +125,6 @@ def test_summands_are_added_from_the_first_to_the_last_where_they_are_made() -> 
     assert sum(task.flops for task in parted.tasks) == 9 * 8
 
 
-@pytest.mark.release
-@pytest.mark.slow
-def test_a_joint_graph_of_twenty_thousand_tasks_is_split() -> None:
-    whole = weights(8, 4, 6_700)
-    parted = split(whole, (3, 5)).check()
-    assert len(whole.tasks) > 20_000
-    assert sum(task.target == SUM for task in parted.tasks) == 6_700
-    assert {task.origin for task in parted.tasks if task.part} == {task.name for task in whole.tasks}
-
-
 def test_the_batch_is_that_of_the_forward_alone() -> None:
     whole = weights(6, 50, 3)
     forward = dataclasses.replace(whole, tasks=whole.tasks[:3], inputs=("y0",), outputs=("y3",))

@@ -194,13 +194,6 @@ def test_a_table_much_larger_than_the_rows_is_not_summed() -> None:
     assert any(task.target == "aten.mm.default" and task.part for task in parted.tasks)
 
 
-@pytest.mark.slow
-def test_a_weight_as_wide_as_the_batch_is_long_does_no_harm() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double()
-    in_parts(model, (torch.randn(8, 8, **D),), (3, 5), trained=True)
-    in_parts(layer().double(), (torch.randn(8, 8, 8, **D),), (3, 5), trained=True)
-
-
 def test_one_weight_used_twice_has_one_gradient() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

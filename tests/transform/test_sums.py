@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
+import networkx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,18 +96,19 @@ LOSSES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses_of_rows(name: str) -> None:
-    model, dtype = Scored(LOSSES[name]).double(), torch.float64
-    _, parted = same(model, (rows(dtype), rows(dtype, 1)[:, 0]))
-    assert any(task.target == SUM for task in parted.tasks)
+OTHERS = [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), zip(["mse", "bce_weighted", "kl_mean", "var"], cycle([torch.float32, torch.bfloat16]))
+    ("name", "dtype"),
+    [
+        *((name, torch.float64) for name in LOSSES),
+        *zip(["mse", "bce_weighted", "kl_mean", "var"], cycle(OTHERS)),
+    ],
 )
-def test_losses_of_rows_in_other_types(name: str, dtype: torch.dtype) -> None:
-    same(Scored(LOSSES[name]).to(dtype), (rows(dtype), rows(dtype, 1)[:, 0]))
+def test_losses_of_rows(name: str, dtype: torch.dtype) -> None:
+    _, parted = same(Scored(LOSSES[name]).to(dtype), (rows(dtype), rows(dtype, 1)[:, 0]))
+    assert any(task.target == SUM for task in parted.tasks)
 
 
 def classes(ignored: tuple[int, ...] = (), *more: int) -> torch.Tensor:
@@ -128,23 +130,19 @@ CLASS_LOSSES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CLASS_LOSSES)
-def test_losses_of_classes(name: str) -> None:
-    model = Scored(CLASS_LOSSES[name]).double()
-    captured = joint(model, (rows(), classes()))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float64) for name in CLASS_LOSSES), *zip(["plain", "weighted"] * 2, OTHERS)],
+)
+def test_losses_of_classes(name: str, dtype: torch.dtype) -> None:
+    captured = joint(Scored(CLASS_LOSSES[name]).to(dtype), (rows(dtype), classes()))
     rewritten = summed(captured.graph).check()
     parted = split(rewritten, (1, 4, 2)).check()
     # None ignored, a whole part, some of each, all: 0 ÷ 0, as in eager.
     for ignored in ((), (0,), (0, 3), tuple(range(ROWS))):
-        inputs = given(captured, (rows(), classes(ignored)))
+        inputs = given(captured, (rows(dtype), classes(ignored)))
         compare(captured.graph, rewritten, captured, inputs)
         compare(captured.graph, parted, captured, inputs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["plain", "weighted"])
-def test_losses_of_classes_in_other_types(name: str, dtype: torch.dtype) -> None:
-    same(Scored(CLASS_LOSSES[name]).to(dtype), (rows(dtype), classes((2,))))
 
 
 @pytest.mark.parametrize("name", ["plain", "weighted", "smooth", "sum"])
@@ -160,23 +158,12 @@ def test_the_weight_of_the_targets_waits_for_no_score() -> None:
     _, parted = same(Scored(F.cross_entropy).double(), (rows(), classes()))
     graph = parted.networkx()
     total = next(task.name for task in parted.tasks if task.name.endswith("#total"))
-    before = {parted.task[name].target for name in _ancestors(graph, total)}
+    before = {parted.task[name].target for name in networkx.ancestors(graph, total)}
     assert before == {"aten.ne.Scalar"}
     backward = parts_of(parted, "aten.nll_loss_backward")
     losses = {task.name for task in parts_of(parted, "aten.nll_loss_forward")}
     assert len(backward) == len(losses) == 3
-    assert all(losses.isdisjoint(_ancestors(graph, task.name)) for task in backward)
-
-
-def _ancestors(graph: Any, name: str) -> set[str]:
-    found: set[str] = set()
-    pending = [name]
-    while pending:
-        for earlier in graph.predecessors(pending.pop()):
-            if earlier not in found:
-                found.add(earlier)
-                pending.append(earlier)
-    return found
+    assert all(losses.isdisjoint(networkx.ancestors(graph, task.name)) for task in backward)
 
 
 def test_a_mean_of_half_precision_does_not_overflow() -> None:
@@ -214,7 +201,7 @@ def test_dropout_draws_what_it_drew(kind: type[nn.Module], dtype: torch.dtype) -
     graph = parted.networkx()
     for task in drawn:
         assert all(parted.task[name].target.startswith(("aten.ones", "aten.empty", "aten.permute", *RANDOM))
-                   for name in _ancestors(graph, task.name))  # fmt: skip
+                   for name in networkx.ancestors(graph, task.name))  # fmt: skip
     assert len(parts_of(parted, "aten.")) >= 6
     captured = joint(model, (x,))
     inputs = given(captured, (x,))
