@@ -406,3 +406,34 @@ def test_a_signal_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None
     # Inductor's cache is there, and a file of ONNX Runtime's.
     left = (each for each in temporary.rglob("*") if "torchinductor" not in str(each))
     assert sum(each.stat().st_size for each in left) < 1 << 12
+
+
+_HANDLED = """
+import ctypes, torch, autopar
+
+class Stack(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("bytes", ctypes.c_size_t)]
+
+def signal_stack():
+    stack = Stack()
+    assert not ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack))
+    return stack.address, stack.flags, stack.bytes
+
+model, x, before = torch.nn.Linear(64, 64).eval(), torch.randn(4, 64), signal_stack()
+with torch.no_grad():
+    fast = autopar.compile(model, ["cpu"], kernels="openvino")
+    fast(x)
+    assert fast.serving == "openvino" and signal_stack() == before
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="as Linux hands signals to a thread")
+def test_a_library_leaves_the_stack_for_handlers_of_signals(tmp_path: Path) -> None:
+    """Python's own do not fit on that of OpenVINO: Ctrl-C would end the process."""
+    pytest.importorskip("openvino")
+    environment = {**os.environ, "AUTOPAR_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", _HANDLED], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr

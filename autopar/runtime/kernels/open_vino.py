@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
@@ -54,7 +55,10 @@ def build(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
     graph, _, weights = data.partition(_END)
     core = openvino.Core()
     # It takes no empty file.
-    compiled = core.compile_model(core.read_model(graph, weights or _END), "CPU", settings)
+    model = core.read_model(graph, weights or _END)
+    # It gives its thread a stack for signals that is too small for Python's handlers: not this thread.
+    with ThreadPoolExecutor(1) as other:
+        compiled = other.submit(core.compile_model, model, "CPU", settings).result()
     request, count = compiled.create_infer_request(), len(compiled.outputs)
 
     def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
