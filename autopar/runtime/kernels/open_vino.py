@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -99,7 +100,14 @@ def _model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
         if max(-int(weight.min()), int(weight.max())) > EXACT:
             readers = ", ".join(str(user.target) for user in node.users)
             raise Refusal(f"a weight has integers above {EXACT}, which it rounds, in {readers}")
-    model = openvino.convert_model(exported(_distinct(exact(module)), inputs))
+    # If it fails, it sets up the root logger for its own command.
+    root = logging.getLogger()
+    level, handlers, filters = root.level, [*root.handlers], [*root.filters]
+    try:
+        model = openvino.convert_model(exported(_distinct(exact(module)), inputs))
+    finally:
+        root.setLevel(level)
+        root.handlers[:], root.filters[:] = handlers, filters
     axes = module.meta.get("axes") or [{}] * len(inputs)
     shapes = [
         [-1 if axis in own else size for axis, size in enumerate(tensor.shape)]
