@@ -178,13 +178,6 @@ def test_scratch_is_the_peak_of_what_stays_inside():
     assert cluster.makes == ("t3",)
 
 
-@pytest.mark.slow
-def test_ten_thousand_tasks_in_a_row():
-    clusters = chain(10_000, seconds=US, shortest_s=SHORTEST_S).clusters
-    assert sum(len(cluster.tasks) for cluster in clusters) == 10_000
-    assert len(clusters) < 500
-
-
 def test_errors_name_the_task():
     graph, on = chain(2).graph, machine()
     with pytest.raises(PlanError, match=r"'t1'.*has no cost"):

@@ -254,20 +254,3 @@ def test_a_slow_down_that_was_given_and_a_real_clock_stay():
     for machine in (Machine.emulate("cpu", "t4", slow_down=7), Machine.declare("cpu", "t4"), here):
         plan = planned(64, machine)
         assert with_slow_down(plan) is plan
-
-
-def test_doctor_prints_devices_chips_and_what_to_type(capsys):
-    from autopar.cli.doctor import main
-
-    assert main(["cpu"]) == 0
-    text = capsys.readouterr().out
-    for word in (
-        "measurements are kept in",
-        "h100-sxm",
-        "datasheet",
-        "pcie5",
-        'autopar.compile(model, ["cpu"])',
-    ):
-        assert word in text
-    assert main(["--again", "cpu", "emulated:0"]) == 0
-    assert "EMULATED" in capsys.readouterr().out
