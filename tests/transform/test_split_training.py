@@ -174,20 +174,6 @@ def test_a_table_much_larger_than_the_rows_is_not_summed() -> None:
     assert any(task.target == "aten.mm.default" and task.part for task in parted.tasks)
 
 
-def test_one_weight_used_twice_has_one_gradient() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(6, 6))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x @ self.weight).relu() @ self.weight.t()
-
-    captured, parted = in_parts(Tied().double(), (torch.randn(7, 6, **D),), (3, 4), trained=True)
-    assert len(captured.gradients) == 1
-    assert sum(task.target == SUM for task in parted.tasks) == 2
-
-
 @pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.data())
