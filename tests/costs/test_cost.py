@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.costs.roofline import cost, main_dtype, signature, touched
@@ -93,6 +93,11 @@ def test_the_dtype_is_that_of_what_it_makes_else_of_what_it_reads():
     assert main_dtype(graph, Task("nothing", "opaque")) == "float32"
 
 
+def test_a_cast_computes_in_what_it_makes():
+    graph = replace(one_task(), values=(value("x", kind="input"), value("y", dtype="float16")))
+    assert main_dtype(graph, graph.tasks[0]) == "float16"
+
+
 def test_home_tasks_run_only_where_the_call_comes_from():
     graph = one_task(home=True)
     # A home outside the machine is reached through the host.
@@ -106,6 +111,7 @@ def test_pins_leave_one_device_and_home_goes_before_them():
     assert [s is not None for s in seconds(one_task(home=True), pins={"t": "cuda:1"})] == [True, False, False]
 
 
+@settings(deadline=None)
 @given(st.floats(1e-3, 1e3))
 def test_measured_seconds_go_before_the_roofline_for_a_task_and_the_parts_of_it(ratio):
     known = {("t", "cuda:0"): ratio}

@@ -13,7 +13,7 @@ from autopar.costs.measure import measure, measured
 from autopar.costs.replay import made_up
 from autopar.costs.roofline import cost, signature
 from autopar.costs.scales import operations
-from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.ir.graph import Const, Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.planner import place
 
@@ -140,6 +140,13 @@ def test_indices_made_up_for_a_lookup_stay_in_range_on_any_axis():
     # Of all rows of the table: those of the first few would stay in a cache.
     assert ids.dtype == torch.int64 and int(ids.min()) >= 0 and 3 <= int(ids.max()) < 50
     assert len(measure(lookup, detect(["cpu"]), {}, **QUICK)) == 1
+
+
+def test_constants_and_keywords_reach_the_operation():
+    held = [value("x", (4,), kind="input"), value("y", (2, 2), "float64")]
+    keywords = (("dtype", Const("torch.float64")), ("device", Const("device")))
+    task = Task("t", "aten.full.default", ((2, 2), 1.5), keywords, ("y",))
+    assert len(measure(graph(task, values=held), detect(["cpu"]), {}, **QUICK)) == 1
 
 
 def test_threads_and_random_state_are_as_before():

@@ -243,6 +243,18 @@ def test_parameters_of_other_shapes_are_planned_anew(training, through):
     fast.close()
 
 
+def test_parameters_of_the_same_shapes_are_not_planned_anew():
+    model = nn.Linear(4, 4)
+    fast = autopar.compile(model, "cpu")
+    x = torch.randn(6, 4)
+    fast(x)
+    plan = fast.plan
+    model.weight = nn.Parameter(torch.randn(4, 4))
+    torch.testing.assert_close(fast(x), model(x))
+    assert fast.plan is plan
+    fast.close()
+
+
 def weighed(layer: nn.Linear, other: nn.Linear) -> torch.Tensor:
     return (layer.weight * other.weight).sum()
 

@@ -7,7 +7,6 @@ from capturing import joint
 from torch import nn
 
 from autopar.ir.graph import Graph, Ref, Task, Value
-from autopar.pipeline.compare import interpret
 from autopar.transform.divide import alive, closed, divide
 from autopar.transform.rewrites import with_own_views
 
@@ -55,15 +54,6 @@ def taken_apart(name):
 
 def saved(captured, forward):
     return forward.outputs[len(captured.graph.outputs) - len(captured.gradients) :]
-
-
-def values_of(graph, captured, given):
-    values = {name: owner[key].detach().clone() for name, (owner, key) in captured.state.items()}
-    values.update(given)
-    with torch.no_grad():
-        for _ in interpret(graph, captured.calls, values, torch.device("cpu")):
-            pass
-    return values
 
 
 def test_the_backward_cannot_begin_before_the_forward_has_answered():
