@@ -1,10 +1,9 @@
+from .api import compile as compile
+from .api import plan as plan
+from .api import train_step as train_step
+from .data_parallel import DataParallel as DataParallel
 from .distributed.distribute import distribute as distribute
 from .distributed.pipeline.job import Distributed as Distributed
-from .engine.api import compile as compile
-from .engine.api import plan as plan
-from .engine.api import train_step as train_step
-from .engine.compiled import Compiled as Compiled
-from .engine.data_parallel import DataParallel as DataParallel
 from .errors import AutoparError as AutoparError
 from .errors import CaptureError as CaptureError
 from .errors import DeviceError as DeviceError
@@ -28,6 +27,7 @@ from .ir.program import Program as Program
 from .ir.timeline import Span as Span
 from .ir.timeline import Timeline as Timeline
 from .planner import schedule as schedule
+from .session.compiled import Compiled as Compiled
 from .training.step import TrainStep as TrainStep
 
 __version__: str

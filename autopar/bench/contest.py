@@ -22,7 +22,7 @@ import torch
 from ..costs.blocks import Block, counted, disturbed, median, timed
 from ..costs.calibrate import threads
 from ..errors import AutoparError
-from ..pipeline import compare
+from ..session import compare
 from ..system.text import brief, seconds, table, ticking
 from .rivals import EAGER, Case, Entrant, Rival
 

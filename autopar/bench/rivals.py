@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,15 +19,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..engine.api import compile, train_step
-from ..engine.compiled import Compiled
+from ..api import compile, train_step
 from ..errors import AutoparError, DeviceError
-from ..training.step import TrainStep
+from ..session.compiled import Compiled
 
 RATE = 1e-2
 """Learning rate of SGD."""
 SETTLING = 5
-"""Steps after which the programs of a training step exist, and its kernels are being compiled."""
+"""Steps after which the programs of a training step exist, and their kernels."""
 
 
 @dataclass(frozen=True)
@@ -170,37 +168,15 @@ def autopar(case: Case) -> Entrant:
     return run(case, lambda model: compile(model, list(case.devices)))
 
 
-TRIALS_S = 60.0
-"""Limit in seconds on calls until trials are over."""
-
-
-def _settle(served: Compiled | TrainStep, case: Case, began: float) -> None:
-    """Wait for the kernels of a model whose compilation began at `began`. Then call it until the trials of
-    these kernels, and of the placed model, are over."""
-    spent = time.perf_counter() - began
-    served.wait(None if case.patience_s is None else max(0.0, case.patience_s - spent))
-    # Further compilation would disturb the other rivals.
-    served.close()
-    served.wait()
-    until, steady = time.monotonic() + TRIALS_S, 0
-    while steady < 3 and time.monotonic() < until:
-        served(*case.args)
-        steady = steady + 1 if served.settled else 0
-
-
 def autopar_auto(case: Case) -> Entrant:
-    """Build `autopar.compile` with compiled kernels, once they are chosen."""
-    began = time.perf_counter()
+    """Build `autopar.compile` with compiled kernels, which the first call chooses."""
     fast = compile(case.model, list(case.devices), kernels="auto")
-    fast.prepare(*case.args)
-    with torch.no_grad():
-        _settle(fast, case, began)
     return replace(inference(case, fast, fast.close), serving=lambda: fast.serving)
 
 
 def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
     """Build `autopar.train_step`. Once its kernels are chosen, it starts again from the initial weights."""
-    model, began = copy.deepcopy(case.model), time.perf_counter()
+    model = copy.deepcopy(case.model)
     devices, optimizer = list(case.devices), torch.optim.SGD(model.parameters(), lr=RATE)
     step = train_step(
         model, None, optimizer, devices, step_fn=lambda net, *batch: loss_of(net(*batch)), kernels=kernels
@@ -209,7 +185,6 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
         first = copy.deepcopy(model.state_dict())
         for _ in range(SETTLING):
             step(*case.args)
-        _settle(step, case, began)
         model.load_state_dict(first)
     entrant = _training(model, lambda: step(*case.args), step.close)
     return entrant if kernels == "eager" else replace(entrant, serving=lambda: step.serving)

@@ -315,3 +315,18 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def captures_lock() -> threading.RLock:
+    """Return the lock under which Dynamo captures, in one thread at a time. Take it before `thread_state.alone`."""
+    from torch._dynamo import convert_frame
+
+    return convert_frame.compile_lock
+
+
+def backend_named(name: str) -> Callable[..., Any] | None:
+    """Return a backend of `torch.compile`; None if there is none of this name."""
+    import torch._dynamo
+
+    known = torch._dynamo.list_backends(exclude_tags=())
+    return torch._dynamo.lookup_backend(name) if name in known else None

@@ -110,7 +110,7 @@ def _show(
 def _model(chosen: argparse.Namespace) -> int:
     import torch
 
-    from ..engine import api
+    from .. import api
     from ..ir.machine import Machine
 
     model, inputs = call_factory(chosen.factory)

@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +61,13 @@ def timed(
     rounds: int,
     limit_s: float,
     block_s: float | None = None,
-    run: Callable[[Callable[[], Block]], Block] = lambda block: block(),
+    wake_s: float = WAKE_S,
+    least: int = LEAST,
 ) -> dict[str, list[Block]]:
     """Time blocks of each contestant (a call and torch's number of threads) in an order that changes in each round.
 
-    A block has at least `block_s` seconds (`BLOCK_S`). `run` runs it, perhaps in another thread. Timing ends when
-    each contestant has `rounds` undisturbed blocks or `LEAST` × `rounds` in all, or, with `LEAST` each, after
+    A block has at least `block_s` seconds (`BLOCK_S`), and begins after `wake_s` seconds at most. Timing ends when
+    each contestant has `rounds` undisturbed blocks or `LEAST` × `rounds` in all, or, with `least` each, after
     `limit_s` seconds.
     """
     found: dict[str, list[Block]] = {name: [] for name in turns}
@@ -76,15 +76,15 @@ def timed(
     for turn in range(LEAST * rounds):
         shuffle(order)
         for name in order:
+            if turn >= min(least, rounds) and time.perf_counter() - began > limit_s:
+                return found
             if sum(not block.disturbed for block in found[name]) < rounds:
-                found[name].append(run(partial(_block, *turns[name], block_s or BLOCK_S)))
-        if turn + 1 >= min(LEAST, rounds) and time.perf_counter() - began > limit_s:
-            break
+                found[name].append(_block(*turns[name], block_s or BLOCK_S, wake_s))
     return found
 
 
-def _block(call: Callable[[], Any], count: int, block_s: float) -> Block:
-    _asleep()
+def _block(call: Callable[[], Any], count: int, block_s: float, wake_s: float) -> Block:
+    _asleep(wake_s)
     with threads(count), uncollected():
         dropped, start = 0, time.perf_counter()
         while not dropped or time.perf_counter() - start < SETTLE_S:
@@ -106,10 +106,10 @@ def _block(call: Callable[[], Any], count: int, block_s: float) -> Block:
     return Block(took / calls, calls, after - before > ELSEWHERE * took + _TICK_S)
 
 
-def _asleep() -> None:
-    """Wait until no thread of this process works."""
+def _asleep(wake_s: float) -> None:
+    """Wait until no thread of this process works, `wake_s` seconds at most."""
     step_s = 2e-3
-    for _ in range(int(WAKE_S / step_s)):
+    for _ in range(int(wake_s / step_s)):
         worked = time.process_time()
         time.sleep(step_s)
         if time.process_time() - worked < 0.2 * step_s:

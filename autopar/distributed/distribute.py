@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from ..api import compile, prepared
 from ..costs.calibrate import best
-from ..engine.api import compile, prepared
 from ..errors import DeviceError, PlanError
 from ..ir.device import Device, Link
 from ..ir.distribution import SCHEDULES, Distribution

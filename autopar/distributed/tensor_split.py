@@ -29,7 +29,7 @@ from ..capture import Captured
 from ..capture.ahead import ahead
 from ..errors import PlanError, RunError
 from ..ir.graph import Task
-from ..pipeline.compare import apart, difference, error, limit, restore, untouched
+from ..session.compare import apart, difference, error, limit, restore, untouched
 from ..system.text import brief
 from ..training.messages import agree, gather, share_weights
 from ..transform.features import EMBEDDING, Stretch, stretches

@@ -61,6 +61,10 @@ class _OpenFloat(float):
         number.place = place
         return number
 
+    def at(self, sizes: Sequence[float]) -> float:
+        """Return the number in a call with these sizes and floats."""
+        return float(sizes[self.place])
+
     @property
     def code(self) -> str:
         """Its Python expression, with the sizes of the call as `n`."""

@@ -242,7 +242,7 @@ class _Writer:
         arguments = [self.read(step.reads[position]) for position in kernel.takes]
         targets = [self.make(name) for name in step.writes]
         text = f"{self.bind(('kernel', id(kernel)), 't', kernel.call)}({', '.join(arguments)})"
-        text = f"{_tuple(targets)} = {text}  # {kernel.stack}: {len(step.tasks)} tasks"
+        text = f"{_tuple(targets)} = {text}  # {kernel.library}: {len(step.tasks)} tasks"
         return self.work(step, index, text, targets)
 
     def owned(self, step: Compute, made: Mapping[str, str]) -> Iterator[str]:

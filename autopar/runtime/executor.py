@@ -50,8 +50,8 @@ class Executor:
     caller's has changed, and the next call works.
     """
 
-    open = False
-    """It has no kernels that serve calls of all sizes; see `TunedExecutor.open`."""
+    any_size, due, raced = False, False, True
+    """It has no kernels, and is to have none (`KernelExecutor`)."""
 
     def __init__(
         self,

@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..capture.captured import reading
-from ..system.cpython import unchanged
-from ..system.memory import constant, seldom
 from .flat_transfer import bring
-from .traces import sample, traced
+from .weights import Weights
 
 log = logging.getLogger("autopar")
 
@@ -46,61 +43,31 @@ def _in_pinned_memory(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.detach()
 
 
-def _sampled(tensors: Sequence[Any]) -> Callable[[], bool] | None:
-    """Return the check of a few elements of tensors, which it keeps; None if there are none on the host."""
-    elements = sample(tensors)
-    return constant(elements, owners=tensors) if elements else None
-
-
 class _Master:
-    """A state value at its home, `owner[key]`, and what was last seen of it. `stamp` grows with each change.
+    """A state value at its home, `owner[key]`, and its `weights`, the fingerprint. `stamp` grows with each change that
+    `look` sees."""
 
-    sampled: writes that leave no other trace (through `.data` or a numpy view) are detected by comparing a
-    few elements, in 0.3 to 0.6 µs. A write that changes none of these goes unnoticed.
-    """
-
-    __slots__ = (
-        "__weakref__", "_sample", "key", "known", "name", "owner", "reading", "sampled", "stamp", "tensor", "version",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "key", "known", "name", "owner", "stamp", "weights")
 
     def __init__(self, name: str, owner: Mapping[str, Any], key: str) -> None:
         self.name, self.owner, self.key = name, owner, key
-        self.tensor: Any = None
-        self.stamp, self.known, self.version = 0, 0, -1
-        self.reading: tuple[Any, ...] = ()
-        self.sampled = False
-        self._sample: Callable[[], bool] | None = None
+        self.weights: Weights | None = None
+        self.stamp, self.known = 0, 0
+
+    @property
+    def tensor(self) -> Any:
+        """The tensor that `look` saw last."""
+        return self.weights.tensors[0] if self.weights is not None else None
 
     def look(self) -> int:
         """Return the current stamp of the tensor."""
-        tensor = self.owner[self.key]
-        # A tensor made in inference mode has no version, and counts as changed.
-        if tensor is self.tensor and 0 <= self.version == tensor._version and self.reading == reading(tensor):
-            # Only now is it certain that the sampled memory still belongs to the tensor.
-            same = self._sample
-            if same is None or same():
-                return self.stamp
-        self.change()
-        # Cleared before the tensor: another thread must not read the sample of a tensor that is gone.
-        self._sample = None
-        self.tensor = tensor
-        self.reading = reading(tensor)
-        self.version = -1 if tensor.is_inference() else tensor._version
-        self._sample = _sampled([tensor]) if self.sampled else None
+        if self.weights is None:
+            self.weights = Weights([(self.owner, self.key)])
+            self.stamp += 1
+        elif not self.weights.unchanged():
+            self.weights.record()
+            self.stamp += 1
         return self.stamp
-
-    def change(self) -> None:
-        """Count as changed."""
-        self.stamp += 1
-        _Changes.count += 1
-
-    def start_sampling(self) -> None:
-        """From now on, also detect writes that leave no other trace."""
-        if not self.sampled:
-            self.sampled = True
-            # If the tensor has moved since the last look, the next look samples it.
-            if self.reading and self.reading == reading(self.tensor):
-                self._sample = _sampled([self.tensor])
 
 
 class _Replica:
@@ -117,77 +84,12 @@ class _Replica:
         self.stamp = -1
 
 
-class _Changes:
-    """The number of changes of the stamp of any master."""
-
-    count = 0
-
-
-MANY = 16
-"""Number of tensors from which their versions and readings are read from memory, all at once."""
-
-
-class Watch:
-    """The state of `masters` when last recorded.
-
-    A change is detected by identity, `_version`, `reading`, an optimizer step or `Replicas.forget`. Writes
-    without these traces (through `.data` or a numpy view) are detected by a few elements of each tensor. A
-    check takes 0.03 to 0.5 µs per tensor. State made in inference mode has no version, and counts as changed.
-    """
-
-    def __init__(self, masters: Sequence[_Master]) -> None:
-        self._masters = masters
-        self.take()
-
-    def take(self) -> None:
-        """Record the current state."""
-        self._stamps = [master.look() for master in self._masters]
-        self._tensors = [master.tensor for master in self._masters]
-        groups = traced(self._tensors) if len(self._tensors) >= MANY else None
-        traces = (
-            [] if groups else [(master.tensor, master.version, master.reading) for master in self._masters]
-        )
-        elements = sample(self._tensors)
-        groups = [*(groups or ()), *([elements] if elements else ())]
-        memory = constant(*groups, owners=self._tensors) if groups else None
-        # As a pair: another thread must not read memory of elements whose traces it has not checked.
-        self._recorded = traces, memory
-        """Versions and readings of tensors, and the check of their elements in memory, or of all of these."""
-        self._owners: Callable[[], bool] | None = None
-        """The dicts that hold the tensors; they were found to hold these after `_changes` of masters."""
-        self._changes, self._renewals = -1, seldom()
-
-    def unchanged(self) -> bool:
-        """Return True if nothing has changed."""
-        owners = self._owners
-        same = owners is not None and self._changes == _Changes.count and owners()
-        if not same and not self._same():
-            return False
-        traces, memory = self._recorded
-        for tensor, version, read in traces:
-            if tensor._version != version or reading(tensor) != read:
-                return False
-        return memory is None or memory()
-
-    def _same(self) -> bool:
-        """Return True if the owners hold the same tensors, which have versions, and no master has changed."""
-        changes, owners = _Changes.count, self._owners
-        if owners is None or not owners():
-            owners = self._renewals(lambda: unchanged(master.owner for master in self._masters))
-        for master, tensor, stamp in zip(self._masters, self._tensors, self._stamps):
-            if master.owner[master.key] is not tensor or master.stamp != stamp or master.version < 0:
-                return False
-        self._changes, self._owners = changes, owners
-        return True
-
-
 class Replicas:
     """Replicas of state on all devices, shared by the programs of a session. Safe for concurrent callers.
 
     A replica exists as long as any program uses it. It is never written to, since a running call, or a later
-    backward, may read it. A change of the master is detected by identity, `_version`, `reading`, or an
-    optimizer step. Other writes (through `.data` or a numpy view) are detected by a few elements of each
-    tensor (`_Master`); after writes to other elements, call `forget`. `transfers`: how many `fill` made.
+    backward, may read it. A change of the master is detected as `Weights` says; after writes that leave no trace, call
+    `forget`. `transfers`: how many `fill` made.
     """
 
     def __init__(self) -> None:
@@ -199,8 +101,9 @@ class Replicas:
         # For each accelerator, the callers' streams, each with its event after the last replicas it kept.
         self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
         self.transfers = 0
+        self._watched: weakref.WeakSet[Weights] = weakref.WeakSet()
         self.kernels: weakref.WeakKeyDictionary[Any, Mapping[str, int]] = weakref.WeakKeyDictionary()
-        """Bytes on each device that the kernels of each `TunedExecutor` may take, most of them copies of the state."""
+        """Bytes on each device that the kernels of each program may take, most of them copies of the state."""
         _pools.add(self)
 
     def master(self, name: str, owner: Mapping[str, Any], key: str) -> _Master:
@@ -218,7 +121,6 @@ class Replicas:
             found = self._copies.get(key)
             if found is None:
                 found = self._copies[key] = _Replica(master, device, place, pinned)
-                master.start_sampling()
             return found
 
     def fill(
@@ -258,18 +160,24 @@ class Replicas:
                         queue.wait_event(event)
                 streams.setdefault(queue, None)
 
+    def watch(self, places: Sequence[tuple[Mapping[str, Any], str]]) -> Weights:
+        """Return the fingerprint of state, which also expires by `forget` and `written`."""
+        weights = Weights(places)
+        with self._lock:
+            self._watched.add(weights)
+        return weights
+
     def forget(self) -> None:
         """Copy everything again before it is next read."""
-        with self._lock:
-            for master in self._masters.values():
-                master.change()
+        self.written(None)
 
-    def written(self, tensors: Collection[int]) -> None:
-        """Copy tensors with these ids again before they are next read."""
+    def written(self, tensors: Collection[int] | None) -> None:
+        """Copy tensors with these ids again before they are next read; all if None."""
         with self._lock:
-            for master in self._masters.values():
-                if id(master.tensor) in tensors or id(getattr(master.tensor, "_base", None)) in tensors:
-                    master.change()
+            masters = [master.weights for master in self._masters.values()]
+            for weights in (*masters, *self._watched):
+                if weights is not None:
+                    weights.expire(tensors)
 
     def there(self) -> list[tuple[str, torch.Tensor]]:
         """Return the existing replicas, read or not, each with its device. Those in pinned memory are left

@@ -39,7 +39,7 @@ def alone(seconds: float = -1.0) -> Iterator[bool]:
     Lanes of a call made inside count as inside. Enter it before the lock of any model (`alone_with`), or for some
     seconds: code inside may call compiled models.
     """
-    if _ALONE in entered.stack:
+    if is_alone():
         yield True
         return
     lock = _LOCKED
@@ -53,6 +53,11 @@ def alone(seconds: float = -1.0) -> Iterator[bool]:
     finally:
         entered.stack = before
         lock.release()
+
+
+def is_alone() -> bool:
+    """Return True if this thread, or the call that it is part of, holds the lock of `alone`."""
+    return _ALONE in entered.stack
 
 
 WAIT_S, PAUSE_S = 0.1, 0.001

@@ -7,7 +7,7 @@ import functools
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 def cores() -> int:
@@ -61,6 +61,13 @@ def reserve(largest: int) -> None:
         library.free(library.malloc(KEPT_BYTES // 2))
     finally:
         library.mallopt(_MMAP_MAX, _MAPPINGS)
+
+
+def return_freed_memory() -> None:
+    """Collect cycles, and return freed memory to the system, where that is glibc's."""
+    gc.collect()
+    with suppress(OSError, TypeError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

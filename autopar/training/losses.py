@@ -17,7 +17,7 @@ from ..capture import autocast as casting
 from ..capture.region import positional
 from ..errors import CaptureError
 from ..ir.display_names import CRITERION
-from ..pipeline.compare import untouched
+from ..session.compare import untouched
 from ..transform.divide import needed
 
 LOSS = "loss.tangent"

@@ -21,13 +21,13 @@ from ..capture.region import Region
 from ..capture.torch_private import FakeTensorMode
 from ..errors import CaptureError, PlanError
 from ..ir.plan import Plan
-from ..pipeline.calls import ProgramCache
-from ..pipeline.options import Options
-from ..pipeline.stages import timed
 from ..runtime.thread_state import alone
-from ..runtime.tuned import TunedExecutor
+from ..session.kernel_selection import KernelExecutor
+from ..session.options import Options
+from ..session.own_loop import whole
+from ..session.program_cache import ProgramCache
+from ..session.stages import timed
 from . import optimizers
-from .dropin import whole
 from .formulas import FORMULAS, entries
 from .losses import Loss, only_gradients_of, refused, resident_tangent, the_loss
 from .updates import Signature, StepSession
@@ -174,14 +174,14 @@ class Signatures:
         for kept in self.kept:
             kept.drop(signature)
 
-    def tuned(self, latest: bool = False) -> list[TunedExecutor]:
-        """Return the executors that compile kernels, with `latest` only those of the last call of each signature."""
+    def with_kernels(self, latest: bool = False) -> list[KernelExecutor]:
+        """Return the executors that have kernels, or are to have some; with `latest`, of the last calls alone."""
         signatures = [signature for kept in self.kept for signature in kept.values()]
         if latest:
             executors = [each.latest.executor for each in signatures if each.latest is not None]
         else:
             executors = [executor for each in signatures for executor in each.executors]
-        return [executor for executor in executors if isinstance(executor, TunedExecutor)]
+        return [executor for executor in executors if isinstance(executor, KernelExecutor)]
 
     @property
     def kept(self) -> list[ProgramCache[Signature]]:

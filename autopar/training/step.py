@@ -21,11 +21,11 @@ from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
-from ..pipeline.calls import Done
-from ..pipeline.options import Options
-from ..pipeline.stages import Prepared
 from ..runtime.record import Recorded
-from ..runtime.tuned import wait_for
+from ..session.kernel_selection import build_kernels
+from ..session.options import Options
+from ..session.program_cache import Done
+from ..session.stages import Prepared
 from .facts import step_facts
 from .group import AveragingGroup
 from .losses import Loss, in_rule, refused
@@ -113,6 +113,11 @@ class TrainStep(Recorded):
                 if isinstance(error.__cause__, TorchDynamoException):
                     self.loss.raise_own(self._arguments(batch), self.autocast)
                 raise
+
+    def executed(self, prepared: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of one call, measured during a recording; before the first, kernels are built."""
+        build_kernels(prepared.executor, inputs)
+        return super().executed(prepared, inputs)
 
     def _called(self, batch: tuple[Any, ...], take: Take, resizes: bool) -> Any:
         """Return the result of the loss function, whose graph is served by `take`; with `resizes`, perhaps by a program
@@ -286,7 +291,9 @@ class TrainStep(Recorded):
             return str(reason)
         measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
         notes = [*unused([self.ready().captured.graph], self.options.pins), self._updated()]
-        notes += [executor.note for executor in self._signatures.tuned() if executor.note]
+        notes += [
+            executor.selection.note for executor in self._signatures.with_kernels() if executor.selection.note
+        ]
         return explain(plan, measured, None, notes)
 
     def _updated(self) -> str:
@@ -316,31 +323,15 @@ class TrainStep(Recorded):
         or a numpy view, which leave no trace in a tensor."""
         self._session.pool.forget()
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the kernels of the programs that steps run now are compiled and chosen; return False if that takes
-        more than `seconds`. Until then, steps use the fastest of the kernels ready so far.
-
-        Take two steps before: the first step, which is compared with eager, has a program of its own.
-        """
-        return wait_for(self._signatures.tuned(latest=True), seconds)
-
-    @property
-    def settled(self) -> bool:
-        """True if the kernels of the programs that steps run now are chosen and none is on trial against
-        eager."""
-        return all(executor.settled for executor in self._signatures.tuned(latest=True))
-
     @property
     def serving(self) -> str:
-        """Kernel libraries that serve the programs of a step, each once, with threads and lanes, separated by ";";
-        "eager" for PyTorch's kernels."""
-        return (
-            "; ".join({executor.serving: None for executor in self._signatures.tuned(latest=True)}) or "eager"
-        )
+        """Kernel libraries that serve the programs of a step, each once, separated by ";"; "eager" for PyTorch's
+        kernels."""
+        serving = {executor.serving: None for executor in self._signatures.with_kernels(latest=True)}
+        return "; ".join(serving) or "eager"
 
     def close(self) -> None:
-        """Stop the worker threads of every plan and the compilation of kernels. The next call starts the threads
-        again."""
+        """Stop the worker threads of every plan. The next call starts them again."""
         self._signatures.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -17,18 +17,18 @@ from ..capture.results import with_sizes
 from ..errors import DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..pipeline.calls import CHECKED, again
-from ..pipeline.check_wanted import wanted
-from ..pipeline.compare import Snapshot
-from ..pipeline.eager_check import Eager
-from ..pipeline.options import Options
-from ..pipeline.stages import Prepared, bind, plan_captured, proved, timed
-from ..pipeline.would_fit import advised
 from ..planner import replan
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
-from ..runtime.tuned import TunedExecutor
+from ..session.check_wanted import wanted
+from ..session.compare import Snapshot
+from ..session.eager_check import Eager
+from ..session.kernel_selection import KernelExecutor
+from ..session.options import Options
+from ..session.program_cache import CHECKED, again
+from ..session.stages import Prepared, bind, plan_captured, proved, timed
+from ..session.would_fit import advised
 from . import optimizers
 from .losses import only_gradients_of, resident_tangent
 
@@ -151,9 +151,9 @@ class Signature:
         return (self._whole or self.gradients).plan
 
     @property
-    def open(self) -> bool:
-        """True if its kernels serve calls of all sizes, or may do so once they are compiled."""
-        return any(executor.open for executor in self.executors)
+    def any_size(self) -> bool:
+        """True if its kernels serve calls of all sizes, or may do so once they are built."""
+        return any(executor.any_size for executor in self.executors)
 
     def resized(self, source: Captured) -> Signature:
         """Return a signature for the sizes of `source` with the programs of this one. The first `CHECKED` of
@@ -212,7 +212,9 @@ class Signature:
         """
         eager = None if self.checked else self._eager(args)
         self.latest = self.gradients
-        found = run(self.gradients, self.captured.flatten(args))
+        # While alone, no kernels are built: later steps have other programs than the one that is checked.
+        with alone() if eager is not None else nullcontext():
+            found = run(self.gradients, self.captured.flatten(args))
         if eager is not None:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
@@ -272,7 +274,7 @@ class Signature:
         return found
 
     @property
-    def executors(self) -> list[Executor | TunedExecutor]:
+    def executors(self) -> list[Executor | KernelExecutor]:
         """Executors of the programs that were called."""
         made = (vars(self).get("gradients"), self._whole)
         return [prepared.executor for prepared in made if prepared is not None]

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import autopar
-from autopar.pipeline import compare as equal
 from autopar.runtime.lanes import accelerator
+from autopar.session import compare as equal
 
 pytestmark = pytest.mark.gpu
 
@@ -293,7 +293,7 @@ def test_one_lane_is_called_in_the_callers_thread_on_its_streams() -> None:
     fast = autopar.compile(model, [FIRST], split=None)
     inputs = [torch.randn(32, 64).to(FIRST) for _ in range(4)]
     found = [fast(x) for x in inputs]
-    (prepared,) = fast._placement.backend.served[0].programs.values()
+    (prepared,) = fast._placement.session.graphs[0].programs.values()
     assert prepared.executor.inline is not None
     for own, x in zip(found, inputs):
         assert alike(own, model(x))

@@ -51,14 +51,6 @@ def test_a_model_four_times_as_large_as_the_cap() -> None:
         assert data[name]["peak_bytes"] > 0, f"{name} leaves the accelerator idle"
 
 
-def test_a_model_twice_as_large_as_the_cap_without_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.timed.offload.find_spec", lambda _: None)
-    data = figures("larger, 2 times")
-    assert data["names"] == OTHERS
-    assert all("accelerate is not installed" in data[name]["failed"] for name in ACCELERATE)
-    assert all(data[name]["peak_bytes"] <= data["cap_bytes"] for name in ("autopar", 'autopar, home="cpu"'))
-
-
 def test_copies_behind_compute() -> None:
     data = figures("copies")
     assert data["names"] == {"compute alone", "copies alone", "in turn, one stream", "autopar, streamed"}

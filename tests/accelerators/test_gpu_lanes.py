@@ -12,7 +12,7 @@ from rig import FIRST, KIND
 from torch import nn
 
 import autopar
-from autopar.engine.compiled import Compiled
+from autopar.session.compiled import Compiled
 
 pytestmark = pytest.mark.gpu
 

@@ -157,7 +157,7 @@ def test_streamed_weights_are_sent_from_pinned_memory_and_changes_are_seen() -> 
         for _ in range(2):
             x = torch.randn(16, 32)
             assert error(fast(x), model(x)) < 1e-5
-    (prepared,) = fast._placement.backend.served[0].programs.values()
+    (prepared,) = fast._placement.session.graphs[0].programs.values()
     fed = prepared.executor._residents._fed
     assert all(each.pinned and each.tensor.is_pinned() for each in fed)
     fast.close()

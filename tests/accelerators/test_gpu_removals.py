@@ -98,8 +98,6 @@ NEEDED: dict[str, tuple[Callable[[], list[Removal]], Callable[[], float]]] = {
         lambda: [(memory, "bring", rewritten(flat.bring, SYNCHRONISE, "pass"))], removals.copies_of_another_caller),
     "old copies of weights are recorded on all callers' streams": (
         lambda: [(memory.Replicas, "_put", only_put)], removals.copies_that_are_read_still),
-    "callers wait for copies that another's call has made": (
-        lambda: [(memory.Replicas, "enter", lambda self, devices: None)], removals.copies_of_a_forward),
 }  # fmt: skip
 """Each synchronisation: how to take it out, and the calls that notice."""
 
@@ -114,7 +112,7 @@ SPARED: dict[str, Callable[[], list[Removal]]] = {
 }  # fmt: skip
 """Synchronisations that are about speed or memory alone."""
 CASES = [removals.in_a_row, removals.on_the_device, removals.pinned, removals.copies_of_another_caller,
-         removals.copies_that_are_read_still, removals.copies_of_a_forward, removals.trained]  # fmt: skip
+         removals.copies_that_are_read_still, removals.trained]  # fmt: skip
 
 
 def goes_wrong(case: Callable[[], float], seed: int) -> bool:

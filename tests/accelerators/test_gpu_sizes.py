@@ -52,7 +52,7 @@ def test_one_program_serves_all_sizes(where: str, grad: bool) -> None:
                     made.square().sum().backward()
                 for one, other in zip(fast.parameters(), plain.parameters()):
                     torch.testing.assert_close(one.grad, other.grad)
-    served = fast._placement.backend.served[-1]
+    served = fast._placement.session.graphs[-1]
     assert len(served.programs) == 1 and not served.written
     (program,) = served.programs.values()
     assert {placed.device for placed in program.plan.placed} == {"cpu", FIRST}

@@ -10,7 +10,7 @@ import torch
 
 from autopar.__main__ import main
 from autopar.costs import blocks
-from autopar.pipeline import compare
+from autopar.session import compare
 from tests.benchmarks.timed import stacks
 
 MODEL = """

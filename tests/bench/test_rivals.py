@@ -48,7 +48,7 @@ def built(case, name):
     ],
 )
 def test_each_gives_eagers_answer(case, name, monkeypatch, tmp_path):
-    # What the libraries compile is held against eager in tests/engine/test_kernel_libraries.py.
+    # What the libraries compile is held against eager in tests/session/test_kernel_libraries.py.
     with alone(tmp_path, monkeypatch), torch.no_grad():
         using(monkeypatch, Folding(), fastest="folding")
         eager = RIVALS[0].build(case).answers()

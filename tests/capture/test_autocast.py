@@ -9,7 +9,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import DifferenceError
-from autopar.pipeline import compare as equal
+from autopar.session import compare as equal
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from torch import nn
 from training_models import machine, mlp
 
 import autopar
-from autopar.pipeline.compare import error
+from autopar.session.compare import error
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from autopar.capture.captured import GAPS, alike, laid
 from autopar.costs.clustering import unfused
 from autopar.ir.graph import JOIN
 from autopar.ops import resolve as bind
-from autopar.pipeline import stages
+from autopar.session import stages
 
 pytestmark = pytest.mark.slow
 

@@ -96,7 +96,6 @@ def test_kernels_answer_by_the_new_weights() -> None:
     fast = autopar.compile(model, ["cpu"], kernels="onnxruntime")
     with torch.no_grad():
         fast(x)
-        fast.wait()
         for change in WAYS[:-1]:  # a parametrization stays, and changes what the next ways can do
             for net in (plain, model):
                 change(net)

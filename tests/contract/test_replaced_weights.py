@@ -142,7 +142,6 @@ def test_kernels_with_weights(layers: int, change: str) -> None:
         fast = autopar.compile(model, ["cpu"], kernels="onnxruntime")
         for _ in range(4):
             fast(x)
-        assert fast.wait(300)
         for _ in range(4):
             fast(x)
         assert fast.serving == "onnxruntime"

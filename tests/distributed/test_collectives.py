@@ -36,7 +36,7 @@ def _synced(rank: int) -> Any:
     fast = autopar.compile(network, **SETS[UNLIKE[rank]])
     ddp = DistributedDataParallel(fast)
     losses = trained(ddp, (own(batch, rank, 2) for batch in batches("normed", STEPS)), "normed")
-    notes, calls = fast._placement.backend.notes(), fast._placement.backend.calls
+    notes, calls = fast._placement.session.notes(), fast._placement.session.calls
     fast.close()
     del kernels
     return losses, values(network), notes, calls
@@ -100,7 +100,7 @@ def _centred(rank: int, how: str, steps: int) -> Any:
     with torch.no_grad():
         x, _ = own(next(iter(batches("mlp", 1))), rank, 2)
         alike = torch.equal(fast(x), network(x))
-    found = losses, values(network), fast._placement.backend.notes(), alike
+    found = losses, values(network), fast._placement.session.notes(), alike
     fast.close()
     return found
 

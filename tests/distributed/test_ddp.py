@@ -48,7 +48,7 @@ def _trained(rank: int, count: int, kind: str, devices: str, dtype: str, steps: 
     data = (own(batch, rank, count) for batch in batches(kind, steps, dtype=precision))
     losses = trained(ddp, data, kind)
     used = {placed.device for placed in fast.plan.placed}
-    notes = fast._placement.backend.notes()
+    notes = fast._placement.session.notes()
     fast.close()
     return losses, values(ddp.module), used, notes
 
@@ -99,7 +99,7 @@ def _options(rank: int) -> Any:
         fast, ddp = _placed(model("mlp"), "mixed", **options)
         trained(ddp, (own(batch, rank, 2) for batch in batches("mlp", 5)), "mlp")
         plain = DistributedDataParallel(model("mlp"))
-        graphs = len(fast._placement.backend.served)
+        graphs = len(fast._placement.session.graphs)
         found.append((values(ddp.module), graphs, [*ddp.state_dict()] == [*plain.state_dict()]))
         fast.close()
     return found

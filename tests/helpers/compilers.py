@@ -1,59 +1,57 @@
-"""Compilers of kernels for tests, and how to let a test use them."""
+"""Libraries of kernels for tests, and how to let a test use them."""
 
 from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
-import autopar
 from autopar.costs.blocks import Block
 from autopar.costs.detect import detect
-from autopar.engine.compiled import Compiled
-from autopar.pipeline import kernel_choice, options
-from autopar.runtime import trial
-from autopar.runtime.kernels import STACKS, Compilation, Stack
+from autopar.runtime.kernels import LIBRARIES, Library
+from autopar.session import kernel_selection, plain_model
+from autopar.session.compiled import Compiled
 from autopar.system import cache
 
 
+@dataclass(eq=False)
 class Folding:
-    """A compiler for tests: it folds the weights as they are now, and calls PyTorch's own kernels."""
+    """A library for tests: it folds the weights as they are now, if it `folds`, and calls PyTorch's own kernels.
 
-    frozen, traces, open = True, False, False
+    built: the modules that it has compiled, each with the inputs.
+    """
+
+    name: str = "folding"
+    off: Any = 0.0
+    error: str = ""
+    absent: str = ""
+    able: bool = True
+    folds: bool = True
+    any_size: bool = False
     devices: frozenset[str] | None = None
 
-    def __init__(
-        self, name: str = "folding", off: float = 0.0, error: str = "", absent: str = "", able: bool = True
-    ) -> None:
-        self.name, self.off, self.error, self.absent, self.able = name, off, error, absent, able
-        self.built = 0
+    def __post_init__(self) -> None:
+        self.built: list[tuple[fx.GraphModule, Sequence[torch.Tensor]]] = []
 
-    def missing(self) -> str:
-        return self.absent
-
-    def keeps(self, task: Any, graph: Any) -> bool:
-        return self.able
-
-    def compile(self, work: Compilation) -> None:
+    def build(self, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        self.built.append((module, inputs))
         if self.error:
             raise RuntimeError(self.error)
-
-    def load(self, work: Compilation) -> Callable[..., Any]:
-        self.built += 1
-        self.compile(work)
-        for name, tensor in work.module.named_buffers():
-            setattr(work.module, name, tensor.clone())
+        if self.folds:
+            for name, tensor in module.named_buffers():
+                setattr(module, name, tensor.clone())
 
         def call(*tensors: torch.Tensor) -> Any:
             with torch.no_grad():
-                return tuple(made + self.off if self.off else made for made in work.module(*tensors))
+                return tuple(made + self.off if self.off else made for made in module(*tensors))
 
         return call
 
@@ -61,40 +59,14 @@ class Folding:
 class Late(Folding):
     """Kernels that take their time, until they may come."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.begun, self.may = threading.Event(), threading.Event()
 
-    def load(self, work: Compilation) -> Callable[..., Any]:
+    def build(self, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
         self.begun.set()
         assert self.may.wait(60)
-        return super().load(work)
-
-
-class Idle:
-    """No process: the compilers of tests compile as they load."""
-
-    spent_s = 0.0
-
-    def compile(self, *_: Any) -> None:
-        """Nothing."""
-
-    def stop(self) -> None:
-        """Nothing."""
-
-
-class Here:
-    """Compiles in this process, which saves the start of another."""
-
-    spent_s = 0.0
-
-    def compile(self, stack: str, *job: Any) -> None:
-        """Compile a piece."""
-        (found,) = (each for each in STACKS if each.name == stack)
-        found.compile(job[-1])
-
-    def stop(self) -> None:
-        """Nothing: nobody waits for it."""
+        return super().build(module, inputs)
 
 
 def apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +81,7 @@ def apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without verdicts of other tests, without gradients, and with one thread: with more there are more contestants."""
+    """Without verdicts of other tests, without gradients, and with one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     apart(folder, monkeypatch)
@@ -118,19 +90,27 @@ def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def using(monkeypatch: pytest.MonkeyPatch, *stacks: Stack, fastest: str = "") -> None:
-    """Let these be the compilers that are known, and time none of them."""
-    monkeypatch.setattr(trial, "CALLS", 0)
-    monkeypatch.setattr(kernel_choice, "STACKS", stacks)
-    monkeypatch.setattr(options, "STACKS", stacks)
+def using(
+    monkeypatch: pytest.MonkeyPatch, *libraries: Folding, fastest: str = "", disturbed: bool = False
+) -> None:
+    """Let these be the libraries that are known, and time none of them."""
+    for name in [*LIBRARIES]:
+        monkeypatch.delitem(LIBRARIES, name)
+    for each in libraries:
+        known = Library(
+            each.build, lambda each=each: each.absent, lambda *_, each=each: each.able,
+            each.folds, each.any_size, each.devices,
+        )  # fmt: skip
+        monkeypatch.setitem(LIBRARIES, each.name, known)
 
     def timed(turns: Any, *_: Any) -> dict[str, list[Block]]:
         for call, _ in turns.values():
             call()
-        return {name: [Block(1.0 if name == fastest else 2.0, 1, False)] for name in turns}
+        first = fastest if fastest in turns else "placed"
+        return {name: [Block(1.0 if name == first else 2.0, 1, disturbed)] for name in turns}
 
-    monkeypatch.setattr(kernel_choice, "timed", timed)
-    monkeypatch.setattr(kernel_choice, "CompilerProcess", Idle)
+    for module in (kernel_selection, plain_model):
+        monkeypatch.setattr(module, "timed", timed)
 
 
 def mlp() -> nn.Module:
@@ -138,13 +118,11 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).eval()
 
 
-def chosen(fast: Compiled) -> str:
-    """The name of what serves."""
-    (executor,) = fast._placement.backend.tuned()
-    return executor.chosen.name if executor.chosen else "eager"
+def pieces(fast: Compiled) -> list[Any]:
+    """The steps of the programs with kernels, apart from those that free memory."""
+    from autopar.ir.program import Free
 
-
-def compiled(model: nn.Module, x: torch.Tensor, kernels: str = "auto") -> Compiled:
-    fast = autopar.compile(model, ["cpu"], kernels=kernels, example_inputs=(x,))
-    fast.wait()
-    return fast
+    programs = [each.selection.candidate.executor._program for each in fast._placement.session.with_kernels()]
+    return [
+        step for each in programs for lane in each.lanes for step in lane.steps if not isinstance(step, Free)
+    ]

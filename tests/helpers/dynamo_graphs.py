@@ -6,22 +6,22 @@ from typing import Any
 from unittest import mock
 
 import autopar
-from autopar.engine.served import Planned, Served
+from autopar.session.compiled_graph import CompiledGraph, Planned
 
 
 def served(
     model: Any, *args: Any, devices: Any = ("cpu",), **options: Any
-) -> tuple[Served, Planned, tuple[Any, ...]]:
+) -> tuple[CompiledGraph, Planned, tuple[Any, ...]]:
     """The first graph of a call, its program, and the arguments that Dynamo gives them. Nothing is run."""
     given: list[tuple[Any, ...]] = []
-    call = Served.__call__
+    call = CompiledGraph.__call__
 
-    def kept(own: Served, *tensors: Any) -> Any:
+    def kept(own: CompiledGraph, *tensors: Any) -> Any:
         given.append(tensors)
         return call(own, *tensors)
 
     fast = autopar.compile(model, list(devices), **options)
-    with mock.patch.object(Served, "__call__", kept):
+    with mock.patch.object(CompiledGraph, "__call__", kept):
         fast.prepare(*args)
-    found, prepared = fast._placement.backend.ready()
+    found, prepared = fast._placement.session.ready()
     return found, prepared, given[0]

@@ -10,7 +10,7 @@ from capturing import joint
 
 from autopar.capture import Captured
 from autopar.ir.graph import PART, Graph
-from autopar.pipeline.compare import interpret
+from autopar.session.compare import interpret
 from autopar.transform.split import split
 
 

@@ -16,7 +16,7 @@ from autopar.ir.machine import Machine
 from autopar.ir.program import Compute, Copy, Free, Program
 from autopar.lowering.vector_clocks import History
 from autopar.ops import resolve as bind
-from autopar.pipeline.propagate import in_order, meaning
+from autopar.session.propagate import in_order, meaning
 
 
 def gpus(kind: str = "cuda") -> Machine:

@@ -10,7 +10,7 @@ from capturing import joint
 from torch.utils import _pytree as pytree
 
 from autopar.capture import Captured
-from autopar.pipeline.compare import interpret
+from autopar.session.compare import interpret
 
 LIMIT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Error of a tensor that is allowed, max|Δ| ÷ max|reference|: a sum of parts may be in another order."""

@@ -182,31 +182,6 @@ def copies_that_are_read_still() -> float:
     return error(found, expected)
 
 
-def copies_of_a_forward() -> float:
-    """In training the forward of a late caller copies the weights to the other accelerator and keeps the copies; that
-    of another caller, one lane on his own stream, uses them.
-    """
-    reference, fast, model = alone(f"{KIND}:0")
-    late, early = Streams(), Streams()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    found, expected = [], []
-    # From the first step on the weights count as changing.
-    fast().sum().backward()
-    optimizer.step()
-    reference.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
-    for _ in range(3):
-        for caller, busy in ((late, True), (early, False)):
-            expected.append(reference())
-            with caller.current(busy):
-                found.append(fast())
-        synchronize()
-        scaled(model, reference)
-    synchronize()
-    worst = error(found, expected)
-    fast.close()
-    return worst
-
-
 def trained() -> float:
     """Steps of training in a row: losses and weights."""
     model = Towers().train()

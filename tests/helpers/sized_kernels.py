@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from compilers import Folding
 from torch import nn
 
-import autopar
-from autopar.engine.compiled import Compiled
-
 SIZES = [(3, 4), (4, 6), (5, 5), (3, 9), (7, 4), (2, 20), (6, 6), (4, 8), (8, 30)]
 
 
+@dataclass(eq=False)
 class Open(Folding):
     """Compiles for all sizes."""
 
-    open = True
+    any_size: bool = True
 
 
 class Attention(nn.Module):
@@ -46,23 +45,8 @@ def ids(sizes: tuple[int, ...]) -> torch.Tensor:
     return torch.randint(50, sizes)
 
 
-def ready(model: nn.Module, kernels: str = "auto") -> Compiled:
-    """The model after calls of two sizes, the second of which is captured for all, with kernels."""
-    fast = autopar.compile(model, ["cpu"], kernels=kernels)
-    for sizes in SIZES[:2]:
-        fast(ids(sizes))
-        fast.wait()
-    return fast
-
-
 def alike(fast: Any, model: nn.Module, sizes: tuple[int, ...]) -> None:
     x = ids(sizes)
     for ours, right in zip(fast(x), model(x), strict=True):
         torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-5)
         assert ours.stride() == right.stride()
-
-
-def executors(fast: Compiled) -> list[Any]:
-    """The executors of the graph for all sizes, by sizes."""
-    served = fast._placement.backend.served[-1]
-    return [made.executor for made in (*served.programs.values(), *served.programs._resized.values())]

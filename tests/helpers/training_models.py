@@ -5,7 +5,7 @@ from torch import nn
 
 from autopar.ir.device import Device, Link
 from autopar.ir.machine import Machine
-from autopar.pipeline.compare import error
+from autopar.session.compare import error
 
 
 def machine(devices=2, **caps):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autopar.capture import Captured
-from autopar.pipeline.compare import interpret
+from autopar.session.compare import interpret
 from autopar.training.optimizers import committed, obstacle, trained_parameters, updated
 from autopar.transform.buckets import grouped
 

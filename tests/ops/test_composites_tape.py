@@ -19,8 +19,8 @@ from autopar.lowering.lower import lower
 from autopar.ops import composites
 from autopar.ops import resolve as bind
 from autopar.ops.composites import define
-from autopar.pipeline.options import Options
-from autopar.pipeline.stages import plan_captured
+from autopar.session.options import Options
+from autopar.session.stages import plan_captured
 
 pytestmark = pytest.mark.slow
 

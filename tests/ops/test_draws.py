@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from turns import by_turns
 
 import autopar
-from autopar.pipeline.batch_split import split_graph
-from autopar.pipeline.compare import interpret
+from autopar.session.batch_split import split_graph
+from autopar.session.compare import interpret
 
 pytestmark = pytest.mark.slow
 

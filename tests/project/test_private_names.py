@@ -13,6 +13,7 @@ import autopar
 pytestmark = pytest.mark.slow
 
 PACKAGE = Path(autopar.__file__).parent
+
 NAMED = {
     "capture/torch_private.py": "the state of torch that captures read and restore",
     "capture/dynamo_private.py": "Dynamo's entry, settings and guards, and the graphs of AOTAutograd",
@@ -23,10 +24,8 @@ REASONS = {
     "ops/composites/define.py": "defines operators, below capture: keys of autocast, and memory that tensors share",
     "ops/composites/rules.py": "lets operators stay whole during a trace: their kernels in Python",
     "ops/resolve.py": "torch's own bindings of operators, of which a call takes up to 1 µs less",
-    "runtime/kernels/__init__.py": "looks up torch's backends by name",
     "runtime/kernels/cuda_graphs.py": "memory of a recorded graph",
     "runtime/kernels/inductor.py": "a kernel library",
-    "runtime/traces.py": "words of memory that tell of changed weights",
 }
 """Other files that use some, and what for. Shorten it where that is cheap, and do not make it longer."""
 KNOWN = ("torch._ops", "torch._foreach_", "torch.ops.", "torch.utils._pytree")

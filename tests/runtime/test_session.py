@@ -16,8 +16,8 @@ from torch import nn
 
 import autopar
 from autopar.capture import region
-from autopar.pipeline.eager_check import Eager
 from autopar.runtime.lane_threads import Crew
+from autopar.session.eager_check import Eager
 
 pytestmark = pytest.mark.slow
 
@@ -172,7 +172,7 @@ def test_a_fork_while_another_thread_is_in_a_call_leaves_the_child_free_to_call(
     taken, done = threading.Event(), threading.Event()
 
     def holder() -> None:
-        with fast._placement.backend.lock:
+        with fast._placement.session.lock:
             taken.set()
             done.wait(30)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from feature_machines import away, capped
+from machines import away, capped
 from tensor_models import Attention
 from torch import Tensor, nn
 

@@ -225,7 +225,7 @@ def test_the_face(tmp_path):
 
 
 def test_programs_of_sizes_are_dropped_with_one_warning_and_made_again(monkeypatch, caplog):
-    from autopar.pipeline import calls
+    from autopar.session import program_cache as calls
 
     monkeypatch.setattr(calls, "SIZES", 4)
     # Each number of rows is cut in its own way.

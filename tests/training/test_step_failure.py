@@ -216,7 +216,7 @@ class Chaotic(nn.Module):
 
 
 def test_rounding_that_the_model_makes_large_is_no_difference(monkeypatch):
-    from autopar.pipeline import eager_check
+    from autopar.session import eager_check
 
     # What rounding does depends on how many threads share a sum.
     threads = torch.get_num_threads()

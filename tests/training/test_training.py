@@ -10,8 +10,8 @@ from torch import nn
 from training_models import Convolved, Dropped, Heads, Tied, alike, machine, mlp
 
 import autopar
-from autopar.pipeline.compare import error
-from autopar.pipeline.eager_check import Eager
+from autopar.session.compare import error
+from autopar.session.eager_check import Eager
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from torch import nn
 from training_models import Convolved, Tied, mlp
 
 from autopar.lowering.lower import lower
-from autopar.pipeline.options import Options
-from autopar.pipeline.propagate import _Form, axes
-from autopar.pipeline.stages import plan_captured
+from autopar.session.options import Options
+from autopar.session.propagate import _Form, axes
+from autopar.session.stages import plan_captured
 
 pytestmark = pytest.mark.slow
 

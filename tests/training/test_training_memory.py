@@ -16,10 +16,10 @@ from autopar.costs.detect import detect
 from autopar.errors import MemoryCapError
 from autopar.ir.graph import ALIGNED, PART
 from autopar.lowering.memory_bound import footprint
-from autopar.pipeline.options import Options
-from autopar.pipeline.stages import homes_of, plan_captured
-from autopar.training.dropin import capped, plan_training, whole
-from autopar.training.halves import Halves
+from autopar.session.halves import Halves
+from autopar.session.options import Options
+from autopar.session.own_loop import capped, plan_training, whole
+from autopar.session.stages import homes_of, plan_captured
 from autopar.transform.buckets import FEW
 from autopar.transform.divide import LOSS
 
@@ -220,7 +220,7 @@ def test_tasks_are_placed_one_by_one_where_runs_of_them_do_not_fit(under, monkey
     free = under(None)
     graph, (need,) = free.plan.costed.graph, free.plan.peaks.values()
     cap = int(0.7 * need)
-    monkeypatch.setattr("autopar.pipeline.batch_split.FINEST", len(graph.tasks) - 1)
+    monkeypatch.setattr("autopar.session.batch_split.FINEST", len(graph.tasks) - 1)
     with pytest.raises(MemoryCapError):
         under(cap)
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from training_models import Convolved, alike, machine, mlp
 from turns import by_turns
 
 import autopar
-from autopar.pipeline.compare import error
+from autopar.session.compare import error
 
 pytestmark = pytest.mark.slow
 
@@ -210,7 +210,7 @@ def test_what_was_planned_ahead_is_what_compile_uses():
 def test_a_compiled_model_goes_when_nobody_has_it():
     fast = compiled(mlp())
     fast(data()).sum().backward()
-    session = weakref.ref(fast._placement.backend)
+    session = weakref.ref(fast._placement.session)
     gc.disable()
     try:
         del fast

@@ -16,7 +16,7 @@ from autopar.ir.machine import Machine
 from autopar.ir.program import Compute, Wait
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.pipeline.compare import interpret
+from autopar.session.compare import interpret
 
 pytestmark = pytest.mark.slow
 

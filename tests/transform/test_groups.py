@@ -28,8 +28,8 @@ from autopar.ir.plan import Plan
 from autopar.ir.program import Copy
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
-from autopar.pipeline.batch_split import split_graph
 from autopar.planner import place
+from autopar.session.batch_split import split_graph
 from autopar.training import formulas
 from autopar.training.optimizers import updated
 from autopar.transform.buckets import FEW, grouped

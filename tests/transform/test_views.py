@@ -6,7 +6,7 @@ from capturing import joint
 from test_phases import CASES
 from torch import nn
 
-from autopar.pipeline.compare import interpret
+from autopar.session.compare import interpret
 from autopar.transform.rewrites import T, folded, with_own_views
 from autopar.transform.split import split
 

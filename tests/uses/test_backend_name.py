@@ -16,7 +16,7 @@ from pairs import alike, gradients
 from torch import nn
 
 from autopar import DeviceError, PlanError
-from autopar.engine import backend_name as entry
+from autopar import torch_backend as entry
 
 DEVICES = ["cpu", "emulated:0"]
 OPTIONS: dict[str, Any] = {"devices": DEVICES, "policy": "round_robin", "split": None}
@@ -41,8 +41,7 @@ def named() -> Iterator[None]:
 def test_the_package_declares_the_name():
     declared = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert (
-        '[project.entry-points.torch_dynamo_backends]\nautopar = "autopar.engine.backend_name:autopar"'
-        in declared
+        '[project.entry-points.torch_dynamo_backends]\nautopar = "autopar.torch_backend:autopar"' in declared
     )
     for point in entry_points(group="torch_dynamo_backends", name="autopar"):
         assert point.load() is entry.autopar
@@ -59,7 +58,7 @@ def test_torch_compile_by_name_runs_placed_and_trains():
         expected = gradients(plain, lambda s=size: plain(x[:s]).sum())
         found = gradients(fast._orig_mod, lambda s=size: fast(x[:s]).sum())
         assert alike(found, expected)
-    served = entry.backend(OPTIONS).served
+    served = entry.backend(OPTIONS).graphs
     assert len(served) >= 2 and all(graph.placed and not graph.written for graph in served)
 
 

@@ -117,7 +117,7 @@ def test_a_forward_that_is_wrapped_in_place(layers):
             within = model.forward
             model.forward = lambda x, within=within: within(x + 1) * 2
     x = torch.randn(4, 6)
-    backend = fast._placement.backend
+    backend = fast._placement.session
     with torch.no_grad():
         wanted = plain.eval()(x)
         assert alike(fast.eval()(x), wanted)
@@ -152,7 +152,7 @@ def test_what_accelerate_wraps_is_placed_and_unwrapped():
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     plain, fast = twins(network)
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-    backend = fast._placement.backend
+    backend = fast._placement.session
     x = torch.randn(4, 6)
     with torch.no_grad():
         wrapped, expected = accelerator.prepare(fast.eval()), accelerator.prepare(plain.eval())

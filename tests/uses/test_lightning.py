@@ -70,7 +70,7 @@ def test_a_compiled_part_trains_as_the_plain_one(lightning, tmp_path):
     assert close(fast, plain)
     ours, theirs = (float(run.callback_metrics["val"]) for run in (found, expected))
     assert ours == pytest.approx(theirs, abs=1e-4)
-    assert fast.net.plan.transfers and not fast.net._placement.backend.unplaced
+    assert fast.net.plan.transfers and not fast.net._placement.session.unplaced
 
 
 def test_a_run_goes_on_from_its_checkpoint(lightning, tmp_path):

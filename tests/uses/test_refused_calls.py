@@ -56,11 +56,11 @@ def test_calls_after_it_are_placed(given: Any, kind: type[Exception] | None) -> 
                     fast(given)
         for _ in range(8):
             good()
-        known = sum(fast._placement.backend.unplaced.values())
+        known = sum(fast._placement.session.unplaced.values())
         good()
-        assert sum(fast._placement.backend.unplaced.values()) == known
+        assert sum(fast._placement.session.unplaced.values()) == known
         assert alike(fast([torch.ones(2, 4)]), model([torch.ones(2, 4)]))
-        assert sum(fast._placement.backend.unplaced.values()) == known
+        assert sum(fast._placement.session.unplaced.values()) == known
     fast.close()
 
 
@@ -74,7 +74,7 @@ def test_a_call_with_another_type_keeps_no_later_one_from_being_placed() -> None
             fast("text")
         for _ in range(2):
             assert alike(fast(x), model(x))
-        assert sum(fast._placement.backend.unplaced.values()) <= 1
+        assert sum(fast._placement.session.unplaced.values()) <= 1
     fast.close()
 
 
@@ -88,7 +88,7 @@ def test_a_call_that_raises_is_not_blamed_on_the_next() -> None:
             fast(*wrong)
     # With gradients, it is captured again.
     assert alike(fast(x), model(x))
-    assert not fast._placement.backend.unplaced and not fast._placement.backend.breaks
+    assert not fast._placement.session.unplaced and not fast._placement.session.breaks
     # Calls that go on to raise are captured ever more seldom.
     before = counters["frames"]["total"]
     for _ in range(100):
@@ -106,7 +106,7 @@ def test_a_model_without_a_graph_is_captured_ever_more_seldom() -> None:
     before = counters["frames"]["total"]
     for _ in range(100):
         assert fast(x) is x
-    assert fast._placement.backend.unplaced == {"torch.compile captured no graph": 100}
+    assert fast._placement.session.unplaced == {"torch.compile captured no graph": 100}
     assert 3 <= counters["frames"]["total"] - before <= 9
 
 
@@ -120,5 +120,5 @@ class Sparse(nn.Module):
 def test_the_line_is_named_at_which_a_capture_ended() -> None:
     fast = compiled(Sparse())
     fast(torch.randn(4))
-    breaks = list(fast._placement.backend.breaks)
+    breaks = list(fast._placement.session.breaks)
     assert breaks and all("test_refused_calls.py" in each and "x.nonzero()" in each for each in breaks)

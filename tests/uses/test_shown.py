@@ -38,7 +38,7 @@ def test_notebooks_draw_models_plans_timelines_and_machines(monkeypatch):
         with fast.record() as timeline:
             fast(torch.ones(8, 16))
     del timeline
-    recorded = fast._placement.backend.timeline
+    recorded = fast._placement.session.timeline
     for drawn in (fast, fast.plan, recorded):
         assert "<svg" in drawn._repr_html_() and len(drawn._repr_html_()) < 200_000
     assert "emulated:0" in fast.machine._repr_html_() and "<pre>" in fast.machine._repr_html_()

@@ -86,7 +86,7 @@ def test_the_plain_model_is_called_while_another_thread_captures():
             done.set()
 
     at_once(eager, capture)
-    assert fast.plan.transfers and not fast._placement.backend.unplaced
+    assert fast.plan.transfers and not fast._placement.session.unplaced
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -144,7 +144,7 @@ def test_a_task_that_calls_another_model_while_a_thread_plans() -> None:
         """The lock of the model, which says that a thread which is alone waits for it."""
 
         def __init__(self) -> None:
-            self.lock = fast._placement.backend.lock
+            self.lock = fast._placement.session.lock
 
         def acquire(self, *args: Any, **kwargs: Any) -> bool:
             if threading.current_thread() is not first and entered.stack:
@@ -164,9 +164,9 @@ def test_a_task_that_calls_another_model_while_a_thread_plans() -> None:
     for rows in (4, 5):
         for _ in range(3):
             called(rows)
-    for served in inner._placement.backend.served:
+    for served in inner._placement.session.graphs:
         served.forget(*served.programs)
-    fast._placement.backend.lock = Watched()
+    fast._placement.session.lock = Watched()
     first.start()
     assert calls.wait(30)
     second = threading.Thread(target=called, args=(6,), daemon=True)

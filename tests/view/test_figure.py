@@ -115,9 +115,9 @@ def test_the_next_forward_of_fc2_reads_what_was_copied_back(figure):
 
 
 def test_a_missing_copy_back_is_found(figure):
-    """The test above can fail: a weight written behind autopar's back is seen as a difference."""
+    """The test above can fail: an element written behind autopar's back, which is none of those it samples, differs."""
     step, model, _ = figure
     saved = model.fc2.weight.detach().clone()
-    model.fc2.weight.data.add_(1)
+    model.fc2.weight.data[3, 7] += 1
     assert "fc2.weight" in stale(step._session.pool)
     model.fc2.weight.data.copy_(saved)

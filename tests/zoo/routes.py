@@ -16,17 +16,17 @@ from torch.utils import _pytree as pytree
 
 import autopar
 from autopar.capture import Captured
-from autopar.engine.backend import Backend
-from autopar.engine.compiled import Compiled
 from autopar.ir.device import Device, Link
 from autopar.ir.graph import LOCAL
 from autopar.ir.machine import Machine
 from autopar.ir.open_size import OPENED
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
-from autopar.pipeline import stages
-from autopar.pipeline.compare import interpret
-from autopar.training import dropin
+from autopar.session import own_loop as dropin
+from autopar.session import stages
+from autopar.session.compare import interpret
+from autopar.session.compiled import Compiled
+from autopar.session.session import Session
 
 from .compare import snapshot
 from .entry import Entry
@@ -155,13 +155,13 @@ class Found:
     drawn: bool = False
 
     @staticmethod
-    def of(backend: Backend) -> Found:
-        placed = [served for served in backend.served if not served.written]
+    def of(session: Session) -> Found:
+        placed = [served for served in session.graphs if not served.written]
         counts = [len(next(iter(s.programs.values())).captured.graph.tasks) for s in placed if s.programs]
-        written = [served.written for served in backend.served if served.written]
-        reasons = (*written, *backend.unplaced)
-        drawn = any(task.random == LOCAL for plan in backend.plans() for task in plan.costed.graph.tasks)
-        return Found(len(backend.served), sum(counts), len(written), reasons, drawn)
+        written = [served.written for served in session.graphs if served.written]
+        reasons = (*written, *session.unplaced)
+        drawn = any(task.random == LOCAL for plan in session.plans() for task in plan.costed.graph.tasks)
+        return Found(len(session.graphs), sum(counts), len(written), reasons, drawn)
 
     def __str__(self) -> str:
         if not self.graphs:
@@ -181,7 +181,7 @@ def placed(entry: Entry, route: Route) -> tuple[list[Any], Found]:
     model, args, kwargs = entry.build()
     with route.compiled(model) as fast:
         answers = calls(fast, model, args, kwargs)
-        return answers, Found.of(fast._placement.backend)
+        return answers, Found.of(fast._placement.session)
 
 
 def calls(call: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

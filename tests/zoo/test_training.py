@@ -13,9 +13,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import autopar
-from autopar.engine.backend import Backend
 from autopar.errors import AutoparError
-from autopar.pipeline.compare import widen
+from autopar.session.compare import widen
+from autopar.session.session import Session
 
 from . import routes
 from .compare import opened
@@ -103,9 +103,9 @@ def _wide(given: Any) -> Any:
     return pytree.tree_map(inside, given)
 
 
-def foreign(backend: Backend) -> list[str]:
+def foreign(session: Session) -> list[str]:
     """Tasks whose kernel one kind of device alone has."""
-    programs = [prepared for served in backend.served for prepared in served.programs.values()]
+    programs = [prepared for served in session.graphs for prepared in served.programs.values()]
     tasks = [task for prepared in programs for task in prepared.captured.graph.tasks]
     return [task.where for task in tasks if FOREIGN.search(task.target)]
 
@@ -117,8 +117,8 @@ def judge(entry: Entry) -> None:
         try:
             with route.compiled(subject.model) as fast:
                 verdict = subject.differs(subject.run(fast), CUT if name == "batch in two" else LIMIT)
-                found = routes.Found.of(fast._placement.backend)
-                specific = foreign(fast._placement.backend)
+                found = routes.Found.of(fast._placement.session)
+                specific = foreign(fast._placement.session)
         except autopar.PlanError as error:
             if name == "batch in two" and "cannot be cut" in str(error):
                 continue

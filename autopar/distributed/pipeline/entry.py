@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ...ir.distribution import Distribution
 from ...ir.timeline import Span
-from ...pipeline.compare import untouched
+from ...session.compare import untouched
 
 INPUT = "input "
 """Prefix of the names of inputs, which are passed through torch's own keywords such as `target`."""

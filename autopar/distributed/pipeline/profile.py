@@ -16,12 +16,12 @@ from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
+from ...api import plan
 from ...costs.calibrate import durations, seconds
-from ...engine.api import plan
 from ...errors import AutoparError
 from ...ir.hosts import compute_devices
 from ...ir.machine import Machine
-from ...pipeline.compare import untouched
+from ...session.compare import untouched
 from .stages import StageModule, located
 from .units import Units, writes
 

@@ -8,17 +8,15 @@ from contextlib import suppress
 from functools import partial
 
 import torch
+from torch import fx
 
 from ...costs.calibrate import best
-from ...ir.graph import Graph, Task
-from .stack import Compilation, Stack
+from .library import Call
 
 WARM = 3
 """Calls before the recording: libraries choose their algorithms in the first ones."""
 TIMES = 10
 """Timed calls of a kernel and of its recording."""
-
-Call = Callable[..., Sequence[torch.Tensor]]
 
 
 def missing() -> str:
@@ -26,31 +24,27 @@ def missing() -> str:
     return "" if torch.cuda.is_available() else "torch.cuda is not available"
 
 
-def keeps(task: Task, graph: Graph) -> bool:  # noqa: ARG001 - the interface of a stack
-    """Return True: if an operator waits for the host, the recording fails and the piece stays eager."""
-    return True
+def build(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
+    """Record a piece; return the function that replays it. Raises CUDA's errors: an operator that waits for the host
+    cannot be recorded."""
+    return recorded(module, module, inputs)
 
 
-def load(work: Compilation) -> Call:
-    """Record a piece; return the function that replays it. Raises CUDA's errors."""
-    return recorded(work.module, work)
-
-
-def recorded(kernel: Call, work: Compilation) -> Call:
+def recorded(kernel: Call, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
     """Record a call of the `kernel` of a piece; return the function that replays it. Raises CUDA's errors.
 
     A replay reads weights where they are; with weights elsewhere, the kernel itself runs. Other arguments are
     copied into the memory of the recording, and results out of it, since the next replay overwrites them.
     """
-    device, weights = work.device, work.weights or (False,) * len(work.examples)
-    static = [item if stays else item.clone() for item, stays in zip(work.examples, weights)]
+    device, weights = module.meta["device"], module.meta["stays"]
+    static = [item if stays else item.clone() for item, stays in zip(inputs, weights)]
     fixed = [place for place, stays in enumerate(weights) if stays]
-    given = [(place, static[place]) for place, stays in enumerate(weights) if not stays]
+    fed = [(place, static[place]) for place, stays in enumerate(weights) if not stays]
     addresses = [static[place].data_ptr() for place in fixed]
     graph, warm, ready = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.Event()
     # PyTorch keeps a workspace of cuBLAS for each stream. If this stream had one, the recording would use it, and
     # whoever clears these workspaces, as `torch.compile` does for its own recordings, would free memory that replays
-    # write to. Few use streams of high priority, so the workspace is made, and stays, in the recording's own memory.
+    # write to. Few use streams of high priority, so the workspace is results, and stays, in the recording's own memory.
     side = torch.cuda.Stream(device, priority=-1)
     with torch.no_grad(), torch.cuda.device(device):
         warm.wait_stream(torch.cuda.current_stream())
@@ -58,7 +52,7 @@ def recorded(kernel: Call, work: Compilation) -> Call:
             for _ in range(WARM):
                 kernel(*static)
         torch.cuda.current_stream().wait_stream(warm)
-        made = _captured(graph, side, lambda: kernel(*static))
+        results = _captured(graph, side, lambda: kernel(*static))
     latest = [side]
 
     def call(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -71,12 +65,12 @@ def recorded(kernel: Call, work: Compilation) -> Call:
                 ready.record(latest[0])
                 stream.wait_event(ready)
                 latest[0] = stream
-                for _, own in given:
+                for _, own in fed:
                     own.record_stream(stream)
-            for place, own in given:
+            for place, own in fed:
                 own.copy_(tensors[place], non_blocking=True)
             graph.replay()
-            return [tensor.clone() for tensor in made]
+            return [tensor.clone() for tensor in results]
 
     return call
 
@@ -98,16 +92,12 @@ def _captured(
         raise
 
 
-def faster(kernel: Call, work: Compilation) -> Call:
+def faster(kernel: Call, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
     """Return the `kernel` of a piece or a recording of it, whichever takes less time; the kernel if it cannot
     be recorded."""
     try:
-        replay = recorded(kernel, work)
+        replay = recorded(kernel, module, inputs)
     except RuntimeError:
         return kernel
-    took = [best(partial(each, *work.examples), work.device, TIMES) for each in (kernel, replay)]
+    took = [best(partial(each, *inputs), module.meta["device"], TIMES) for each in (kernel, replay)]
     return replay if took[1] < took[0] else kernel
-
-
-STACK = Stack("cudagraphs", False, missing, keeps, load, devices=frozenset({"cuda"}))
-"""A recording of PyTorch's own kernels."""

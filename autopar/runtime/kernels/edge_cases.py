@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from ...ops.composites import LOOKUPS
 from .differences import EXACT
-from .stack import Compilation
+from .library import Call
+from .piece_module import copied
 
 _aten = torch.ops.aten
 _EMBEDDINGS = (_aten.embedding.default, *LOOKUPS)
@@ -23,8 +24,9 @@ _BY_IDS = (_aten.index.Tensor, _aten.index_put.default)
 
 
 def exact(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the module after replacing the operators for which a library gives other results than PyTorch,
-    or has no form."""
+    """Return a copy of the module without the operators for which a library gives other results than PyTorch, or has
+    no form."""
+    module = copied(module)
     for operation, function in _EXACT.items():
         for node in module.graph.find_nodes(op="call_function", target=operation):
             node.target = function
@@ -37,16 +39,16 @@ def _attention(
 ) -> Tensor:
     """Compute attention, 0 where a mask excludes every key; libraries give NaN or the mean of `value`."""
     mask = kwargs.pop("attn_mask", mask)
-    made = functional.scaled_dot_product_attention(query, key, value, mask, *args, **kwargs)
+    attended = functional.scaled_dot_product_attention(query, key, value, mask, *args, **kwargs)
     if mask is None:
-        return made
+        return attended
     seen = mask if mask.dtype is torch.bool else mask != -torch.inf
-    return made.where(seen.any(-1, keepdim=True), 0.0)
+    return attended.where(seen.any(-1, keepdim=True), 0.0)
 
 
-def _log_sigmoid(given: Tensor) -> Tensor:
+def _log_sigmoid(tensor: Tensor) -> Tensor:
     """Compute it as softplus: libraries take the logarithm of the sigmoid, which is zero below -88."""
-    return -functional.softplus(-given)
+    return -functional.softplus(-tensor)
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -55,77 +57,18 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors), dim)
 
 
-def _self_attention(
-    query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *rest: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
-    """Compute `nn.MultiheadAttention` without gradients by plain operators, since ONNX lacks it."""
-    own = torch.ops.aten._native_multi_head_attention.default
-    names = [argument.name for argument in own._schema.arguments]
-    given = {**dict(zip(names[5:], rest)), **kwargs}
-    if given.get("need_weights", True):
-        return own(query, key, value, width, heads, *rest, **kwargs)  # type: ignore[no-any-return]
-    weights, biases = (given[f"qkv_{each}"].chunk(3) for each in ("weight", "bias"))
-    parts = [
-        functional.linear(one, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
-        for one, weight, bias in zip((query, key, value), weights, biases)
-    ]
-    mask = given.get("mask")
-    if mask is not None:
-        mask = torch.logical_not(mask)
-        if given.get("mask_type") == _PADDING:
-            mask = mask[:, None, None, :]
-    made = _attention(*parts, mask)
-    if mask is not None:
-        # PyTorch's operator is NaN where a mask excludes every key.
-        made = made.where(mask.any(-1, keepdim=True), torch.nan)
-    made = made.transpose(1, 2).flatten(-2)
-    return functional.linear(made, given["proj_weight"], given["proj_bias"]), made
-
-
-_PADDING = 1
-"""The `mask_type` of a mask that excludes keys for each row of the batch."""
-
-
-def _encoder_layer(source: Tensor, width: int, heads: int, *rest: Any, **kwargs: Any) -> Tensor:
-    """Compute `nn.TransformerEncoderLayer` without gradients by plain operators, since ONNX lacks it."""
-    names = [each.name for each in torch.ops.aten._transformer_encoder_layer_fwd.default._schema.arguments]
-    given = {**dict(zip(names[3:], rest)), **kwargs}
-
-    def norm(tensor: Tensor, number: int) -> Tensor:
-        weight, bias = given[f"norm_weight_{number}"], given[f"norm_bias_{number}"]
-        return functional.layer_norm(tensor, (width,), weight, bias, given["eps"])
-
-    def attended(tensor: Tensor) -> Tensor:
-        own = [given[f"{part}_{kind}"] for part in ("qkv", "proj") for kind in ("weight", "bias")]
-        mask = {"mask": given.get("mask"), "mask_type": given.get("mask_type")}
-        return _self_attention(tensor, tensor, tensor, width, heads, *own, need_weights=False, **mask)[0]
-
-    def fed(tensor: Tensor) -> Tensor:
-        inner = functional.linear(tensor, given["ffn_weight_1"], given["ffn_bias_1"])
-        inner = functional.gelu(inner) if given["use_gelu"] else inner.relu()
-        return functional.linear(inner, given["ffn_weight_2"], given["ffn_bias_2"])
-
-    if given["norm_first"]:
-        source = source + attended(norm(source, 1))
-        return source + fed(norm(source, 2))
-    source = norm(source + attended(source), 1)
-    return norm(source + fed(source), 2)
-
-
 def _diff(
-    given: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+    tensor: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> Tensor:
     """Subtract neighbours by plain operators, since ONNX lacks `diff`."""
-    given = torch.cat([part for part in (prepend, given, append) if part is not None], dim)
+    tensor = torch.cat([part for part in (prepend, tensor, append) if part is not None], dim)
     for _ in range(n):
-        later, earlier = (given.narrow(dim, start, given.shape[dim] - 1) for start in (1, 0))
-        given = torch.bitwise_xor(later, earlier) if given.dtype is torch.bool else later - earlier
-    return given
+        later, earlier = (tensor.narrow(dim, start, tensor.shape[dim] - 1) for start in (1, 0))
+        tensor = torch.bitwise_xor(later, earlier) if tensor.dtype is torch.bool else later - earlier
+    return tensor
 
 
 _EXACT: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten._native_multi_head_attention.default: _self_attention,
-    torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
     torch.ops.aten.cat.default: _cat,
@@ -137,7 +80,7 @@ _EXACT: dict[Any, Callable[..., Any]] = {
 }
 
 
-def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) -> Callable[..., Any]:
+def in_range(call: Call, module: fx.GraphModule, inputs: Sequence[Tensor], narrow: bool = False) -> Call:
     """Return a kernel that runs calls with integers out of range by PyTorch's operators, for eager's result
     or error.
 
@@ -145,12 +88,11 @@ def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) 
     libraries may then read the last row or zeros. A `narrow` library computes with integers as int32 or float32, so
     those above `EXACT` are out of range.
     """
-    module = work.module
-    given = list(zip(module.graph.find_nodes(op="placeholder"), work.examples))
-    places = {node: at for at, (node, _) in enumerate(given)}
+    arguments = list(zip(module.graph.find_nodes(op="placeholder"), inputs))
+    places = {node: at for at, (node, _) in enumerate(arguments)}
     integers = {
         node: places[node]
-        for node, tensor in given
+        for node, tensor in arguments
         if tensor.dtype in (torch.int32, torch.int64) and tensor.numel()
     }
     limits = dict.fromkeys(integers.values(), (-EXACT, EXACT)) if narrow else {}
@@ -159,7 +101,7 @@ def in_range(call: Callable[..., Any], work: Compilation, narrow: bool = False) 
         (integers[source], places[table], axis, signed)
         for table, axis, ids, signed in _lookups(module)
         for source, partly in (_viewed(ids),)
-        if source in integers and not partly and table in places and work.examples[places[table]].dim()
+        if source in integers and not partly and table in places and inputs[places[table]].dim()
     ]
     if not limits and not tables:
         return call
@@ -184,7 +126,7 @@ def _lookups(module: fx.GraphModule) -> Iterator[tuple[fx.Node, int, fx.Node, bo
     """Yield each look-up in a piece: the table, the axis along which ids count, the ids, and whether negative ones
     count from the end."""
     for node in (
-        found for target in _BY_IDS for found in module.graph.find_nodes(op="call_function", target=target)
+        node for target in _BY_IDS for node in module.graph.find_nodes(op="call_function", target=target)
     ):
         for axis, ids in enumerate(node.args[1]):
             if isinstance(ids, fx.Node):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +13,13 @@ from torch import fx
 from ...ir.graph import Graph, Task
 from .differences import EXACT
 from .edge_cases import exact, in_range
-from .stack import Compilation, Refusal, Stack, exported, keeps_numpy
+from .kept_models import folder, kept
+from .library import Call, Refusal, keeps_numpy
+from .onnx_runtime import LAYERS
+from .piece_module import exported
+
+_END = b"\0"
+"""What no graph in XML has."""
 
 
 def missing() -> str:
@@ -21,37 +28,88 @@ def missing() -> str:
 
 
 def keeps(task: Task, graph: Graph) -> bool:
-    """Return True for ATen operators, and composites of these, on NumPy's dtypes, except recurrent ones, which its
-    converter unrolls step by step."""
-    return not task.target.startswith(("aten.lstm", "aten.gru", "aten.rnn")) and keeps_numpy(task, graph)
+    """Return True for ATen operators, and composites of these, on NumPy's dtypes, except layers that it lacks, or that
+    its converter unrolls step by step."""
+    return not task.target.startswith(("aten.lstm", "aten.gru", "aten.rnn", *LAYERS)) and keeps_numpy(
+        task, graph
+    )
 
 
-def compile(work: Compilation) -> None:
-    """Convert a piece. Raises Refusal with the operators that read larger integers than it computes with, and the
-    library's errors."""
+def build(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
+    """Convert and compile a piece, unless it is kept on disk. Raises Refusal with the operators that read larger
+    integers than it computes with, and the library's errors."""
     import openvino
 
-    for node in work.module.graph.find_nodes(op="get_attr"):
-        weight = getattr(work.module, str(node.target))
+    settings = {
+        # By default it computes in bfloat16 on CPUs that have units for it.
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        # With pinning, the models of all lanes would run on the first core.
+        "ENABLE_CPU_PINNING": False,
+    }
+
+    data = kept("openvino", openvino.__version__, module, inputs, lambda: _saved(_model(module, inputs)))
+    graph, _, weights = data.partition(_END)
+    core = openvino.Core()
+    # It takes no empty file.
+    compiled = core.compile_model(core.read_model(graph, weights or _END), "CPU", settings)
+    request, count = compiled.create_infer_request(), len(compiled.outputs)
+
+    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        feeds = {at: tensor.numpy(force=True) for at, tensor in enumerate(tensors)}
+        results = request.infer(feeds, share_inputs=True, share_outputs=False)
+        return [torch.from_numpy(results[at]) for at in range(count)]
+
+    # OpenVINO computes integers as int32 or float32, and gives zeros for an id that its table lacks.
+    return in_range(call, module, inputs, narrow=True)
+
+
+def _saved(model: Any) -> bytes:
+    """Return the two files of a model: its graph, `_END`, its weights. Raises OSError if the cache cannot be written.
+
+    A model as it is converted is compiled wrongly if it has embedding bags.
+    """
+    import openvino
+
+    path = folder() / f"openvino.{os.getpid()}.xml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = path, path.with_suffix(".bin")
+    try:
+        openvino.save_model(model, path, compress_to_fp16=False)
+        return _END.join(file.read_bytes() for file in files)
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def _model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+    """Return a piece as a model of OpenVINO."""
+    import openvino
+
+    for node in module.graph.find_nodes(op="get_attr"):
+        weight = getattr(module, str(node.target))
         if weight.dtype not in (torch.int32, torch.int64) or not weight.numel():
             continue
         if max(-int(weight.min()), int(weight.max())) > EXACT:
             readers = ", ".join(str(user.target) for user in node.users)
             raise Refusal(f"a weight has integers above {EXACT}, which it rounds, in {readers}")
-    model = openvino.convert_model(exported(work, _apart(exact(work.module))))
-    shapes = [list(tensor.shape) for tensor in work.examples]
-    for shape, axes in zip(shapes, work.axes):
-        for axis in axes:
-            shape[axis] = -1
+    model = openvino.convert_model(exported(_distinct(exact(module)), inputs))
+    axes = module.meta.get("axes") or [{}] * len(inputs)
+    shapes = [
+        [-1 if axis in own else size for axis, size in enumerate(tensor.shape)]
+        for tensor, own in zip(inputs, axes)
+    ]
     model.reshape({each: openvino.PartialShape(shape) for each, shape in zip(model.inputs, shapes)})
-    openvino.save_model(model, work.folder / "piece.xml", compress_to_fp16=False)
+    return model
 
 
-def _apart(module: fx.GraphModule) -> fx.GraphModule:
+def _distinct(module: fx.GraphModule) -> fx.GraphModule:
     """Return the module after letting no two of its results be the same value to the converter, which fails if
     they are: it leaves out copies, and dropout, which does nothing here."""
     (end,) = module.graph.find_nodes(op="output")
-    seen, made = set(), []
+    seen, results = set(), []
     for node in end.args[0]:
         source = node
         while getattr(source.target, "overloadpacket", None) in _SAME:
@@ -61,8 +119,8 @@ def _apart(module: fx.GraphModule) -> fx.GraphModule:
                 longer = module.graph.call_function(_aten.unsqueeze.default, (node, 0))
                 node = module.graph.call_function(_aten.squeeze.dim, (longer, 0))
         seen.add(source)
-        made.append(node)
-    end.args = (tuple(made),)
+        results.append(node)
+    end.args = (tuple(results),)
     module.recompile()
     return module
 
@@ -73,32 +131,3 @@ _SAME = frozenset({
     _aten._to_copy,
 })  # fmt: skip
 """Operators whose result may be their first argument to the converter."""
-
-
-def load(work: Compilation) -> Callable[..., Any]:
-    """Return the kernel of a piece: its own compiled model and request."""
-    import openvino
-
-    settings = {
-        # By default it computes in bfloat16 on CPUs that have units for it.
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": work.threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-        # With pinning, the models of all lanes would run on the first core.
-        "ENABLE_CPU_PINNING": False,
-    }
-    compiled = openvino.Core().compile_model(work.folder / "piece.xml", "CPU", settings)
-    request, count = compiled.create_infer_request(), len(compiled.outputs)
-
-    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        feeds = {at: tensor.numpy(force=True) for at, tensor in enumerate(tensors)}
-        made = request.infer(feeds, share_inputs=True, share_outputs=False)
-        return [torch.from_numpy(made[at]) for at in range(count)]
-
-    # OpenVINO computes integers as int32 or float32, and gives zeros for an id that its table lacks.
-    return in_range(call, work, narrow=True)
-
-
-STACK = Stack("openvino", True, missing, keeps, load, compile, open=True)
-"""OpenVINO's CPU plugin in full precision."""

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.api import compile, train_step
 from autopar.bench import machine, rivals
 from autopar.bench.contest import contest
 from autopar.costs.detect import accelerators
-from autopar.engine.api import compile, train_step
 from autopar.errors import AutoparError, DeviceError
 from autopar.system.text import seconds
 

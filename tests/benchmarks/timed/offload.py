@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.api import compile, train_step
 from autopar.costs.detect import detect
-from autopar.engine.api import compile, train_step
 from autopar.errors import AutoparError
 from autopar.ir.costed import CostedGraph
 from autopar.ir.device import Device, Link

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.engine.api import compile
+from autopar.api import compile
 
 from .timing import report
 

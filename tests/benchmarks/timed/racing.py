@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autopar.errors import AutoparError
-from autopar.pipeline import compare
+from autopar.session import compare
 from autopar.system.text import brief, size
 
 from .timing import report

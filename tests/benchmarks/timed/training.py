@@ -17,7 +17,7 @@ import torch
 from torch import multiprocessing, nn
 from torch.nn import functional
 
-from autopar.engine.api import compile, train_step
+from autopar.api import compile, train_step
 
 from .timing import report
 

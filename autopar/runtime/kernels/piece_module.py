@@ -1,0 +1,213 @@
+"""The tasks of a piece as an `fx.GraphModule` of ATen calls, which libraries compile (`module_of`), and its export.
+
+One kernel may serve calls of many sizes. Its module then computes the sizes from the shapes of its inputs,
+and is exported with axes of any length.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx, nn
+
+from ...ir.graph import Argument, Const, Graph, Ref, Value
+from ...ir.open_size import OpenSize
+from ...ir.program import Piece, Program
+from ...ops import resolve
+from ...ops.composites import body
+
+Axes: TypeAlias = tuple[Mapping[int, str], ...]
+"""For each input, the axes whose length depends on the sizes of a call, and the expression of each length."""
+
+Bounds: TypeAlias = dict[str, tuple[int, int]]
+"""The least and the greatest length for each expression."""
+
+LEAST = 2
+"""Least length of such an axis: a graph that torch exports may be wrong for shorter ones."""
+
+
+def shortest(sizes: Iterable[float]) -> int:
+    """Return the least of the sizes of a call, `LEAST` if there are none; its floats are no sizes."""
+    return min((size for size in sizes if isinstance(size, int)), default=LEAST)
+
+
+_FUNCTIONS = {
+    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "IntTrueDiv": operator.truediv,
+    "Mod": operator.mod, "PythonMod": operator.mod,
+}  # fmt: skip
+
+
+def module_of(
+    piece: Piece,
+    program: Program,
+    graph: Graph,
+    device: torch.device,
+    state: Mapping[str, Any],
+    symbols: Sequence[sympy.Expr] = (),
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """Return the module of a piece, and the positions in `piece.reads` of its arguments.
+
+    The tensors of `state` are attributes of the module; all else that the piece reads is an argument. The
+    module returns a tuple of the piece's outputs. With `symbols`, the sizes by place, it serves calls of all
+    sizes, else of one set: `meta["axes"]` are those of its arguments (`Axes`). `meta["device"]` is the device. Raises
+    ValueError if a size is not a function of the shapes of the arguments.
+    """
+    root, code = nn.Module(), fx.Graph()
+    sizes, axes = _Sizes(code, symbols), []
+    nodes: dict[str, fx.Node] = {}
+    takes = []
+    for position, buffer in enumerate(piece.reads):
+        name = program.buffer[buffer].value
+        if name not in state:
+            takes.append(position)
+            nodes[name] = code.placeholder(f"arg{position}")
+            if symbols:
+                sizes.note(nodes[name], graph.value[name])
+                axes.append(_axes_of(graph.value[name], symbols))
+    for number, buffer in enumerate(piece.reads):
+        name = program.buffer[buffer].value
+        if name in state:
+            root.register_buffer(f"state{number}", state[name].detach())
+            nodes[name] = code.get_attr(f"state{number}")
+
+    def argument(item: Argument) -> Any:
+        if isinstance(item, Ref):
+            return nodes[item.value]
+        if isinstance(item, Const):
+            return resolve.constant(item.text, device)
+        if isinstance(item, tuple):
+            return [argument(part) for part in item]
+        if isinstance(item, OpenSize):
+            # The code that fx generates for a module cannot name an `OpenSize`.
+            return sizes.node(item) if symbols else int(item)
+        return item
+
+    for name in piece.tasks:
+        task = graph.task[name]
+        call = code.call_function(
+            body(task) or resolve.target(task.target),
+            tuple(map(argument, task.args)),
+            {key: argument(item) for key, item in task.kwargs},
+        )
+        for index, value in enumerate(task.outputs):
+            nodes[value] = code.call_function(operator.getitem, (call, index)) if task.unpack else call
+    code.output(tuple(nodes[program.buffer[name].value] for name in piece.writes))
+    module = fx.GraphModule(root, code, "Piece")
+    module.graph.lint()
+    module.meta["device"] = device
+    if any(axes):
+        module.meta["axes"] = tuple(axes)
+    return module.eval(), tuple(takes)
+
+
+def _axes_of(value: Value, symbols: Sequence[sympy.Expr]) -> dict[int, str]:
+    """Return the axes of a value whose length depends on the sizes of a call. `symbols`: expressions by place."""
+    return {
+        axis: f"{symbols[size.place]}, {size.share}"
+        for axis, size in enumerate(value.open[:-1])
+        if isinstance(size, OpenSize)
+    }
+
+
+class _Sizes:
+    """The nodes of a graph that compute sizes of a call from its inputs."""
+
+    def __init__(self, graph: fx.Graph, symbols: Sequence[sympy.Expr]) -> None:
+        self._graph, self._symbols = graph, symbols
+        self._sources: dict[sympy.Expr, tuple[fx.Node, int]] = {}
+        self._nodes: dict[sympy.Expr, fx.Node] = {}
+
+    def note(self, node: fx.Node, value: Value) -> None:
+        """Note the sizes that an input of the graph tells."""
+        for axis, size in enumerate(value.open[:-1]):
+            if isinstance(size, OpenSize) and size.share == (1, 1):
+                self._sources.setdefault(self._symbols[size.place], (node, axis))
+
+    def node(self, size: OpenSize) -> fx.Node:
+        """Return the node that computes a size. Raises ValueError if the inputs do not determine it."""
+        node, (rows, batch) = self._node(self._symbols[size.place]), size.share
+        for function, number in ((operator.floordiv, batch), (operator.mul, rows)):
+            if number != 1:
+                node = self._graph.call_function(function, (node, number))
+        return node
+
+    def _node(self, expression: sympy.Expr) -> fx.Node:
+        if expression not in self._nodes:
+            if expression in self._sources:
+                node = self._graph.call_function(torch.ops.aten.sym_size.int, self._sources[expression])
+            else:
+                node = self._computed(expression)
+            self._nodes[expression] = node
+        return self._nodes[expression]
+
+    def _computed(self, expression: sympy.Expr) -> fx.Node:
+        free = sorted(expression.free_symbols, key=str)
+        if expression in free or {each.func.__name__ for each in expression.atoms(sympy.Function)} - {
+            *_FUNCTIONS
+        }:
+            raise ValueError(f"the size {expression} is no function of the shapes of its inputs")
+        function = sympy.lambdify(free, expression, [_FUNCTIONS])
+        result: fx.Proxy = function(*(fx.Proxy(self._node(each)) for each in free))
+        return result.node
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a module of the same code, whose graph may be changed, on the same tensors and `meta`."""
+    twin = fx.GraphModule(module, copy.deepcopy(module.graph))
+    twin.meta = module.meta
+    return twin
+
+
+def exported(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
+    """Export a piece; with axes of any length, `module.meta["bounds"]` are the `Bounds` for which that holds. Raises
+    ValueError if the export holds for one set of sizes only, and the errors of `torch.export`."""
+    axes: Axes = module.meta.get("axes", ())
+    shapes = tuple(dict.fromkeys(own, torch.export.Dim.DYNAMIC) or None for own in axes) or None
+    program = torch.export.export(module, tuple(inputs), dynamic_shapes=shapes)
+    if axes:
+        module.meta["bounds"] = bounds_of(program, axes)
+    return program
+
+
+def bounds_of(program: torch.export.ExportedProgram, axes: Axes) -> Bounds:
+    """Return the lengths for which an exported piece holds. Raises ValueError if it holds only where two
+    lengths are equal, or for a single length."""
+    ours: dict[str, str] = {}
+    bounds: Bounds = {}
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    for name, own in zip(program.graph_signature.user_inputs, axes):
+        for axis, expression in own.items():
+            length = nodes[str(name)].meta["val"].shape[axis]
+            if not isinstance(length, torch.SymInt):
+                raise ValueError(f"its kernel would hold for the length {length} alone")
+            if ours.setdefault(str(length), expression) != expression:
+                raise ValueError(f"its kernel would hold where {expression} is {ours[str(length)]} alone")
+            held = program.range_constraints.get(length.node.expr)
+            if held is not None:
+                most = int(held.upper) if isinstance(held.upper, sympy.Integer) else sys.maxsize
+                known = bounds.get(expression, (LEAST, sys.maxsize))
+                bounds[expression] = max(known[0], int(held.lower)), min(known[1], most)
+    return bounds
+
+
+def fits(
+    shapes: Sequence[Sequence[int]], examples: Sequence[Sequence[int]], axes: Axes, bounds: Bounds
+) -> bool:
+    """Return True if a kernel for inputs of the shapes `examples` holds for inputs of these shapes."""
+    lengths: dict[str, int] = {}
+    for shape, example, own in zip(shapes, examples, axes):
+        for axis, (length, size) in enumerate(zip(shape, example)):
+            if axis not in own:
+                if length != size:
+                    return False
+                continue
+            least, most = bounds.get(own[axis], (LEAST, sys.maxsize))
+            if not least <= length <= most or lengths.setdefault(own[axis], length) != length:
+                return False
+    return True

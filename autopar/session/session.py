@@ -1,0 +1,254 @@
+"""The backend of `torch.compile` that places captured graphs on a machine, and the state shared by a model's
+graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from torch import fx, nn
+
+from ..capture.dynamo_private import broken
+from ..capture.floats import fixable, numbered, numbers, taking
+from ..capture.refusals import as_code
+from ..costs.pins import unused
+from ..errors import AutoparError
+from ..ir.machine import Machine
+from ..ir.plan import Plan
+from ..ir.timeline import Timeline
+from ..runtime.autograd_bridge import Written
+from ..runtime.executor import Executor
+from ..runtime.record import Recorded
+from ..runtime.replicas import Replicas
+from ..runtime.thread_state import reset_after_fork
+from .kernel_selection import KernelExecutor
+from .options import Options
+from .own_loop import Training
+from .program_cache import Done
+from .stages import Prepared
+
+log = logging.getLogger("autopar")
+
+Planned: TypeAlias = Prepared | Training
+
+
+class Session(Recorded):
+    """A `torch.compile` backend: serves each captured graph of a model by a callable that `serve` makes.
+
+    All graphs share the replicas of the weights. `root`: the model, None for whatever is compiled.
+    `parameters`: names of the model's positional parameters. `served`: the graphs in order of capture.
+    `latest`: the graph called last, with its program.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[Session, fx.GraphModule, Sequence[Any]], Any],
+        machine: Machine,
+        options: Options,
+        root: nn.Module | None = None,
+        given: Plan | None = None,
+        parameters: Sequence[str] = (),
+    ) -> None:
+        self._serve = serve
+        self.machine, self.options, self.given, self.parameters = machine, options, given, parameters
+        self._root = weakref.ref(root) if root is not None else None
+        self.pool = Replicas()
+        self.graphs: list[Any] = []
+        self.latest: tuple[Any, Planned] | None = None
+        self.runs_as_written = False
+        """True if a graph of which only the user's code is right is refused, so that Dynamo runs the code."""
+        self.preparing = False
+        """True while a call is planned but not run: `Done` is raised in place of its first graph."""
+        self.calls = 0
+        self.unplaced: dict[str, int] = {}
+        """Number of calls that ran as written, by reason."""
+        self.breaks: dict[str, None] = {}
+        """Graph breaks and functions without a graph: one sentence each, with place and reason."""
+        # Serialises captures, checks and calls that change state.
+        self.lock = threading.RLock()
+        reset_after_fork.add(self)
+        own = weakref.ref(self)
+
+        def recorder() -> list[Timeline] | None:
+            session = own()
+            return session.recording.calls if session is not None and session.recording is not None else None
+
+        def exclusive() -> contextlib.AbstractContextManager[Any]:
+            session = own()
+            return session.lock if session is not None else contextlib.nullcontext()
+
+        self.recorder, self.exclusive = recorder, exclusive
+
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        """Compile a graph captured by Dynamo; return the callable that serves its calls.
+
+        Raises Untraceable for a graph of which only the function itself is right, which Dynamo then runs as written: it
+        waits for other processes, or the class of a tensor redefines operators.
+        """
+        refused = as_code(module, examples) if self.runs_as_written else None
+        if refused is not None:
+            # Never as a graph: there, torch 2.11 gives an autograd.Function that waits a wrong derivative.
+            if not fixable(refused, module):
+                if str(refused) not in self.breaks:
+                    log.warning("runs as written, not placed: %s", refused)
+                self.breaks[str(refused)] = None
+            raise refused
+        floats = numbered(module)
+        served = self._serve(self, module, numbers(examples, floats))
+        why, place = broken(module)
+        # Dynamo captures under a lock, in one thread at a time: to wait for another here could deadlock.
+        self.graphs.append(served)
+        if why:
+            self.breaks[f"graph break at {place}: {why}"] = None
+        # Dynamo may keep this function as long as the process lives; it must not keep the graph alive.
+        own = weakref.ref(served)
+
+        def call(*args: Any) -> Any:
+            return own()(*args)  # type: ignore[misc]
+
+        return taking(call, floats)
+
+    def skipped(self, why: str, place: str) -> None:
+        """Note a function for which there is no graph."""
+        if not any(why in known for known in list(self.breaks)):
+            self.breaks[f"no graph of the function at {place}: {why}"] = None
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[None]:
+        """Within the block, end calls as soon as their first graph is planned."""
+        self.preparing = True
+        try:
+            yield
+        except Done:
+            pass
+        finally:
+            self.preparing = False
+
+    def ready(self) -> tuple[Any, Planned]:
+        """Return the graph and program of the last placed call. Raises AutoparError if there was none."""
+        if self.latest is not None:
+            return self.latest
+        if self.calls or self.unplaced or self.breaks:
+            why = "; ".join(self.notes()) or "every call so far has raised an error"
+            raise AutoparError(f"nothing was placed: {why}")
+        raise AutoparError(
+            "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
+        )
+
+    def notes(self) -> list[str]:
+        """Return remarks beside one plan: on other graphs, and on calls that were not placed."""
+        written = [(served.name, served.written) for served in self.graphs if served.written]
+        found = [f"{name} runs as written, not placed: {why}" for name, why in dict.fromkeys(written)]
+        resized = Counter(served.programs.note for served in self.graphs if served.programs.note)
+        found += [f"{f'in {count} graphs: ' if count > 1 else ''}{note}" for note, count in resized.items()]
+        if len(self.graphs) > 1:
+            tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
+            found.append(
+                f"torch.compile captured {len(self.graphs)} graphs, {len(tasks)} of them placed, with "
+                f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
+            )
+        if self.root is not None:
+            found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
+        found += self.kernel_notes()
+        found += self._uncompiled()
+        found += [f"{count} calls ran as written: {why}" for why, count in [*self.unplaced.items()]]
+        return [*found, *list(self.breaks)]
+
+    def plans(self) -> list[Plan]:
+        """Return the latest plan of each placed graph, in order of capture."""
+        kept = [list(served.programs.values()) for served in self.graphs]
+        return [programs[-1].plan for programs in kept if programs]
+
+    def _uncompiled(self) -> list[str]:
+        """Return a sentence for each graph and each reason why no kernels are compiled for its programs."""
+        refusals = Counter(
+            (served.name, why)
+            for served in self.graphs
+            for planned in [*served.programs.values()]
+            for why in planned.refusals
+        )
+        return [
+            f"{name}: kernels: eager{f' for {count} sets of sizes' if count > 1 else ''}, {why}"
+            for (name, why), count in refusals.items()
+        ]
+
+    def executors(self) -> list[Executor | KernelExecutor]:
+        """Return the executors of all programs."""
+        programs = [planned for served in self.graphs for planned in list(served.programs.values())]
+        return [executor for planned in programs for executor in planned.executors]
+
+    def with_kernels(self) -> list[KernelExecutor]:
+        """Return the executors that have kernels, or are to have some."""
+        return [executor for executor in self.executors() if isinstance(executor, KernelExecutor)]
+
+    def kernel_notes(self) -> list[str]:
+        """Return a sentence on the kernels of each program."""
+        return [executor.selection.note for executor in self.with_kernels() if executor.selection.note]
+
+    def forget(self) -> None:
+        """Drop the programs of the graph that was called last."""
+        if self.latest is not None:
+            served, _ = self.latest
+            served.forget(*served.programs)
+
+    def replaced_by(self, latest: Any) -> None:
+        """Drop the programs of graphs for fixed sizes that `latest` has replaced, since Dynamo tries the
+        latest graph first."""
+        for served in self.graphs:
+            if served.programs and latest.region.generalizes(served.region):
+                served.forget(*served.programs)
+
+    def close(self) -> None:
+        """Stop the worker threads of every program; the next call starts them again."""
+        for served in self.graphs:
+            for prepared in list(served.programs.values()):
+                prepared.close()
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The compiled module."""
+        return self._root() if self._root is not None else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        # Copies share it, since it owns threads and devices.
+        return self
+
+    def given_for(self, name: str, *, training: bool) -> Plan | None:
+        """Return the user's plan if it is for calls of this kind: for training, a plan with a backward."""
+        given = self.given
+        if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
+            return given
+        mine, other = ("with", "without") if training else ("without", "with")
+        log.warning(
+            "plan= is a plan %s a backward, this call of %s is one %s: a new plan is made", other, name, mine
+        )
+        return None
+
+    def trained(self, prepared: Training, inputs: Sequence[Any], written: Written | None) -> list[Any]:
+        """Return the outputs of one training call, measured during a recording; `written` is the call in eager."""
+        recording = self.recording
+        if recording and recording.calls:
+            # By now the backward of the previous call has ended.
+            self.keep_up(prepared, recording.calls[-1])
+        outputs = prepared.outputs(inputs, written)
+        if recording and recording.calls:
+            self.timeline = recording.calls[-1]
+        return outputs
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Within the block, do not record calls."""
+        outer, self.recording = self.recording, None
+        try:
+            yield
+        finally:
+            self.recording = outer
+
+    def forked(self) -> None:
+        """Reset in a forked child, where a missing thread may hold the lock."""
+        self.lock = threading.RLock()
