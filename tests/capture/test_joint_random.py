@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +14,46 @@ from joint import agrees
 from torch import nn
 from torch.utils import _pytree as pytree
 
-STEPS = ("mul", "add", "linear", "tanh", "transpose", "row", "detach", "no_grad", "in_place", "count", "drop", "expand",
-         "reshape", "softmax", "max", "write")  # fmt: skip
+Step = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def no_grad(m: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return m.linear(a) * b
+
+
+def count(m: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    m.count.mul_(0.5).add_(a.detach().mean(0))
+    return a + m.count
+
+
+def write(m: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    copy = a.clone()
+    copy[0] = b[1]
+    return copy
+
+
+STEPS: dict[str, Step] = {
+    "mul": lambda m, a, b: a * b,
+    "add": lambda m, a, b: a + b.mean(),
+    "linear": lambda m, a, b: m.linear(a),
+    "tanh": lambda m, a, b: a.tanh(),
+    "transpose": lambda m, a, b: a.t(),
+    "row": lambda m, a, b: a[1:2].expand(4, 4),
+    "detach": lambda m, a, b: a.detach(),
+    "no_grad": no_grad,
+    "in_place": lambda m, a, b: (a * 1).add_(b),
+    "count": count,
+    "drop": lambda m, a, b: nn.functional.dropout(a, 0.4),
+    "expand": lambda m, a, b: a.sum(0).expand(4, 4),
+    "reshape": lambda m, a, b: a.t().reshape(2, 8).view(4, 4),
+    "softmax": lambda m, a, b: a.softmax(-1),
+    "max": lambda m, a, b: a.max(0).values[None] + b,
+    "write": write,
+}
 
 steps = st.lists(
-    st.tuples(st.sampled_from(STEPS), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8
+    st.tuples(st.sampled_from([*STEPS]), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8
 )
 
 
@@ -25,50 +61,12 @@ def program(chosen: list[tuple[str, int, int]], returned: list[int]) -> Any:
     def body(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
         made = [x, y, m.linear.weight, m.linear(x)]
         for step, first, second in chosen:
-            made.append(perform(m, step, made[first % len(made)], made[second % len(made)]))
+            made.append(STEPS[step](m, made[first % len(made)], made[second % len(made)]))
         # The rest, and what is returned twice, torch.compile returns by itself.
         computed = made[3:]
         return [computed[index] for index in sorted({index % len(computed) for index in returned})]
 
     return body
-
-
-def perform(m: Any, step: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if step == "mul":
-        return a * b
-    if step == "add":
-        return a + b.mean()
-    if step == "linear":
-        return m.linear(a)
-    if step == "tanh":
-        return a.tanh()
-    if step == "transpose":
-        return a.t()
-    if step == "row":
-        return a[1:2].expand(4, 4)
-    if step == "detach":
-        return a.detach()
-    if step == "no_grad":
-        with torch.no_grad():
-            return m.linear(a) * b
-    if step == "in_place":
-        return (a * 1).add_(b)
-    if step == "count":
-        m.count.mul_(0.5).add_(a.detach().mean(0))
-        return a + m.count
-    if step == "drop":
-        return nn.functional.dropout(a, 0.4)
-    if step == "expand":
-        return a.sum(0).expand(4, 4)
-    if step == "reshape":
-        return a.t().reshape(2, 8).view(4, 4)
-    if step == "softmax":
-        return a.softmax(-1)
-    if step == "max":
-        return a.max(0).values[None] + b
-    copy = a.clone()
-    copy[0] = b[1]
-    return copy
 
 
 @pytest.mark.slow

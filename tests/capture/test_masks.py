@@ -91,3 +91,12 @@ def test_open_sizes() -> None:
         for rows in (6, 4, 9, 5):
             x, mask = torch.randn(2, 4, rows, 8), torch.rand(2, 1, rows, rows) > 0.3
             torch.testing.assert_close(fast(x, mask), model(x, mask))
+
+
+@pytest.mark.slow
+def test_the_batch_is_split_as_before() -> None:
+    model, (x, mask) = Layers(3), inputs()
+    fast = autopar.compile(model, ["cpu", "emulated:0"], split=2, policy="round_robin")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x, mask), model(x, mask))
+    assert fast.plan.costed.graph.split

@@ -39,27 +39,20 @@ def test_every_contestant_has_its_rounds(load):
     )
 
 
-def test_disturbed_blocks_are_run_again(load):
-    load += [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]
-    (found,) = timed({"a": slept()}, 3, 60.0).values()
-    assert [block.disturbed for block in found] == [True, True, False, False, False]
-
-
-def test_on_a_busy_machine_it_ends(load):
-    load += [float(look) for look in range(1000)]
-    (found,) = timed({"a": slept()}, 2, 60.0).values()
-    assert len(found) == 2 * LEAST and all(block.disturbed for block in found)
-
-
-def test_time_that_is_up_leaves_enough_for_a_median(load):
-    (found,) = timed({"a": slept()}, 50, 0.0).values()
-    assert len(found) == LEAST
-
-
-def test_what_the_system_does_not_tell_is_not_called_quiet(load):
-    load += [None, None]
-    (found,) = timed({"a": slept()}, 1, 60.0).values()
-    assert [block.disturbed for block in found] == [None]
+@pytest.mark.parametrize(
+    ("looks", "rounds", "limit_s", "expected"),
+    [
+        ([0.0, 1.0, 1.0, 2.0, 2.0, 2.0], 3, 60.0, [True, True, False, False, False]),
+        ([*map(float, range(1000))], 2, 60.0, [True] * 2 * LEAST),
+        ([], 50, 0.0, [False] * LEAST),
+        ([None, None], 1, 60.0, [None]),
+    ],
+    ids=["disturbed blocks again", "a busy machine", "time is up", "the system does not tell"],
+)
+def test_blocks_are_run_until_enough_were_undisturbed(load, looks, rounds, limit_s, expected):
+    load += looks
+    (found,) = timed({"a": slept()}, rounds, limit_s).values()
+    assert [block.disturbed for block in found] == expected
 
 
 def test_each_has_its_threads_and_they_are_given_back(load):

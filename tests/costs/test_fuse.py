@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from autopar.costs.clustering import SHORTEST_S, fuse
 from autopar.errors import PlanError
 from autopar.ir.costed import TaskCost
-from autopar.ir.graph import PART, Graph, Ref, Task, Value
+from autopar.ir.graph import JOIN, PART, SUM, Graph, Ref, Task, Value
 from autopar.planner.model.instance import Instance
 
 US = 1e-6
+ALONE = (JOIN, PART, SUM)
 
 
 def random_graph(seed: int, tasks: int):
@@ -33,7 +34,7 @@ def random_graph(seed: int, tasks: int):
         free = draw.random() < 0.2
         storage = reads[0] if free else f"t{i}"
         values.append(Value(f"t{i}", (1,), "float32", draw.choice((10, 10**5, 10**8)), storage))
-        target = PART if draw.random() < 0.05 else "test.op"
+        target = draw.choice(ALONE) if draw.random() < 0.1 else "test.op"
         made.append(
             Task(
                 f"t{i}", target, tuple(map(Ref, reads)), outputs=(f"t{i}",), after=after, free=free,
@@ -80,7 +81,7 @@ def test_a_run_is_the_sum_of_tasks_that_belong_together(seed, tasks):
         rows = [c.cost[name].seconds for name in cluster.tasks]
         assert len({tuple(s is None for s in row) for row in rows}) == 1
         assert len({task.part for task in held}) == 1
-        assert len(held) == 1 or all(task.target != PART for task in held)
+        assert len(held) == 1 or all(task.target not in ALONE for task in held)
         for d, seconds in enumerate(cluster.seconds):
             if seconds is None:
                 assert rows[0][d] is None
@@ -176,13 +177,6 @@ def test_scratch_is_the_peak_of_what_stays_inside():
     (cluster,) = c.clusters
     assert cluster.workspace_bytes == 2050  # t0 and t1 at once and the scratch of t1; t3 leaves
     assert cluster.makes == ("t3",)
-
-
-@pytest.mark.slow
-def test_ten_thousand_tasks_in_a_row():
-    clusters = chain(10_000, seconds=US, shortest_s=SHORTEST_S).clusters
-    assert sum(len(cluster.tasks) for cluster in clusters) == 10_000
-    assert len(clusters) < 500
 
 
 def test_errors_name_the_task():

@@ -13,7 +13,7 @@ from autopar.costs.measure import measure, measured
 from autopar.costs.replay import made_up
 from autopar.costs.roofline import cost, signature
 from autopar.costs.scales import operations
-from autopar.ir.graph import Graph, Ref, Task, Value
+from autopar.ir.graph import Const, Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.planner import place
 
@@ -142,6 +142,13 @@ def test_indices_made_up_for_a_lookup_stay_in_range_on_any_axis():
     assert len(measure(lookup, detect(["cpu"]), {}, **QUICK)) == 1
 
 
+def test_constants_and_keywords_reach_the_operation():
+    held = [value("x", (4,), kind="input"), value("y", (2, 2), "float64")]
+    keywords = (("dtype", Const("torch.float64")), ("device", Const("device")))
+    task = Task("t", "aten.full.default", ((2, 2), 1.5), keywords, ("y",))
+    assert len(measure(graph(task, values=held), detect(["cpu"]), {}, **QUICK)) == 1
+
+
 def test_threads_and_random_state_are_as_before():
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     measure(square(32, matmul(32)), detect(["cpu*2", "emulated:0", "emulated:1"]), {}, **QUICK)
@@ -254,20 +261,3 @@ def test_a_slow_down_that_was_given_and_a_real_clock_stay():
     for machine in (Machine.emulate("cpu", "t4", slow_down=7), Machine.declare("cpu", "t4"), here):
         plan = planned(64, machine)
         assert with_slow_down(plan) is plan
-
-
-def test_doctor_prints_devices_chips_and_what_to_type(capsys):
-    from autopar.cli.doctor import main
-
-    assert main(["cpu"]) == 0
-    text = capsys.readouterr().out
-    for word in (
-        "measurements are kept in",
-        "h100-sxm",
-        "datasheet",
-        "pcie5",
-        'autopar.compile(model, ["cpu"])',
-    ):
-        assert word in text
-    assert main(["--again", "cpu", "emulated:0"]) == 0
-    assert "EMULATED" in capsys.readouterr().out

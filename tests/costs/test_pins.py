@@ -94,6 +94,12 @@ def test_a_constant_of_the_whole_model_is_not_tied():
     assert resolve(graph, {"left": "cuda:0", "right": "cuda:1"}, MACHINE) == {"a": "cuda:0", "b": "cuda:1"}
 
 
+def test_the_module_of_a_task_goes_before_what_it_reads():
+    graph = model(("a", "left", ["c"]), ("top", "", ["c"]), state=[("c", "scale")])
+    for pins in ({"left": "cuda:0", "scale": "cuda:1"}, {"scale": "cuda:1", "left": "cuda:0"}):
+        assert resolve(graph, pins, MACHINE) == {"a": "cuda:0", "top": "cuda:1"}
+
+
 def test_the_empty_path_is_the_whole_model_and_weaker_than_any_other():
     assert resolve(TOWERS, {"": "cpu"}, MACHINE) == dict.fromkeys(("a0", "a1", "b0", "top"), "cpu")
     found = resolve(TOWERS, {"": "cpu", "*": "cuda:0", "tower_b": "cuda:1"}, MACHINE)

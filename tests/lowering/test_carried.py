@@ -107,6 +107,12 @@ BROKEN = {
         "both g_@cpu and n_@cpu",
     ),
     "at home": (lambda p: replace(p, keeps=(*p.keeps, ("n_@cpu", "w"))), "of which cpu has none"),
+    "freed": (
+        lambda p: replace(
+            p, buffers=tuple(replace(b, kind="made") if b.name == "n_@emulated:0" else b for b in p.buffers)
+        ),
+        "n_@emulated:0 is of kind made, which is freed",
+    ),
     "no buffer": (lambda p: replace(p, keeps=(*p.keeps, ("n_@mars", "w"))), "is not a buffer of the program"),
 }
 
@@ -117,22 +123,6 @@ def test_wrong_keeps_are_named(how: str) -> None:
     program = lower(naive_plan(step(), naive_machine(), on("cpu")))
     with pytest.raises(ProgramError, match=message):
         check(broken(program), step())
-
-
-def test_a_kept_buffer_is_never_freed() -> None:
-    program = lower(naive_plan(step(), naive_machine(), on("cpu")))
-    buffers = tuple(replace(b, kind="made") if b.name == "n_@emulated:0" else b for b in program.buffers)
-    with pytest.raises(ProgramError, match="n_@emulated:0 is of kind made, which is freed"):
-        check(replace(program, buffers=buffers), step())
-
-
-def test_the_adversary_sees_a_stale_copy() -> None:
-    """A kept buffer that is not what comes to the home."""
-    made = step()
-    program = lower(naive_plan(made, naive_machine(), on("cpu")))
-    wrong = replace(program, keeps=(("g_@cpu", "w"),))
-    with pytest.raises(adversary.Violation, match="g_@cpu, kept as the copy of w"):
-        adversary.run(wrong, made, None, given(made), 0)
 
 
 def test_a_resident_result_is_where_it_is_read() -> None:

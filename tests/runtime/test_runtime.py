@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import traceback
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ from runtime_cases import THREADS, Case, mlp
 
 from autopar.errors import RunError
 from autopar.ir.graph import Const, Ref
+from autopar.runtime.bind_program import Assembly
+from autopar.runtime.lane_threads import intra_op_threads
+from autopar.runtime.lanes import accelerator
 
 PLACES = [
     ("cpu/0", "cpu/0", "cpu/0"),
@@ -98,6 +104,8 @@ def test_a_failing_task_is_named_and_the_next_call_works(lanes):
             for part in ("'b'", "net.b", "net.py:7", lanes[1], "ValueError: no such luck"):
                 assert part in text
             assert isinstance(caught.value.__cause__, ValueError)
+            shown = "".join(traceback.format_exception(caught.value.__cause__))
+            assert "# task 'b' (maybe) in net.b at net.py:7" in shown, "the line of the generated code"
             fail[0] = False
             assert torch.equal(executor.run([x], record=record)[0][0], x * 2)
 
@@ -213,3 +221,16 @@ def test_a_copy_that_fails_is_named():
         executor([x.as_subclass(Stubborn)])
     torch.testing.assert_close(executor([x])[0], eager(x))
     executor.close()
+
+
+@pytest.mark.parametrize(("last", "threads"), [("cuda:0/0", 5), ("cpu/0", 1)], ids=["idle host", "busy host"])
+def test_transfers_are_staged_with_the_threads_of_an_idle_host(monkeypatch, last, threads):
+    monkeypatch.setattr(accelerator, "stream", lambda lane, device: Mock())
+    monkeypatch.setattr(torch, "Event", Mock())
+    captured, plan, program = mlp("cuda:0/0", "cuda:0/0", last)[0].build()
+    machine = plan.costed.machine
+    devices = tuple(replace(each, threads=5 if each.name == "cpu" else 1) for each in machine.devices)
+    costed = replace(plan.costed, machine=replace(machine, devices=devices))
+    assembly = Assembly(captured, replace(plan, costed=costed), program)
+    found = {lane.lane.device: count for lane, count in intra_op_threads(assembly).items()}
+    assert found["cuda:0"] == threads and found.get("cpu", 5) == 5

@@ -4,40 +4,15 @@ put.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from machines import THREE, turns
 from torch import nn
 from turns import by_turns
 
 import autopar
-from autopar.ir.device import Device, Link
-from autopar.ir.machine import Machine
 
-THREADS = torch.get_num_threads()
-
-
-def machine(*devices: Device) -> Machine:
-    links = tuple(
-        Link(a.name, b.name, 1e-5, 1e10, f"{a.name} {b.name}") for a in devices for b in devices if a is not b
-    )
-    return Machine(devices, links)
-
-
-CPU = Device("cpu", "cpu", threads=THREADS)
-MACHINES = {
-    "cpu": machine(CPU),
-    "cpu*2": machine(replace(CPU, lanes=2)),
-    "cpu + 2 emulated": machine(
-        CPU,
-        Device("emulated:0", "emulated", threads=THREADS),
-        Device("emulated:1", "emulated", threads=THREADS),
-    ),
-    "2 emulated": machine(
-        Device("emulated:0", "emulated", threads=THREADS), Device("emulated:1", "emulated", threads=THREADS)
-    ),
-}
+DEVICES = {"cpu": ["cpu"], "cpu*2": ["cpu*2"], "cpu + 2 emulated": THREE, "2 emulated": THREE[1:]}
 
 
 class Net(nn.Module):
@@ -62,14 +37,15 @@ class Net(nn.Module):
 
 
 @pytest.mark.slow
-@by_turns("name, train", MACHINES, [False, True])
+@by_turns("name, train", DEVICES, [False, True])
 @torch.no_grad()
 def test_equal_to_eager_wherever_it_runs(name, train):
     torch.manual_seed(0)
     net, eager = Net().train(train), Net().train(train)
     eager.load_state_dict(net.state_dict())
     x = torch.randn(6, 12)
-    fast = autopar.compile(net, MACHINES[name], policy="round_robin", split=None, check="never")
+    pins = turns(net, DEVICES[name]) if len(DEVICES[name]) > 1 else {}
+    fast = autopar.compile(net, DEVICES[name], policy="round_robin", pins=pins, split=None, check="never")
     for seed in range(3):
         x = torch.randn(6, 12)
         theirs, ours = x.clone(), x.clone()

@@ -6,7 +6,9 @@ import gc
 import linecache
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +22,27 @@ from autopar.session.eager_check import Eager
 pytestmark = pytest.mark.slow
 
 DEVICES = ["cpu", "emulated:0"]
+
+
+def at_once(*calls: Callable[[], object]) -> list[Exception]:
+    """Make calls without gradients in threads that begin together; return the errors of those that raise."""
+    start, errors = threading.Barrier(len(calls)), []
+
+    def run(call: Callable[[], object]) -> None:
+        start.wait()
+        try:
+            with torch.no_grad():
+                call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads), "they wait for each other"
+    return errors
 
 
 class Counter(nn.Module):
@@ -127,24 +150,13 @@ class Around(nn.Module):
 def test_threads_with_models_around_models_do_not_wait_for_each_other_for_ever(opaque):
     inner = autopar.compile(nn.Linear(8, 8), DEVICES, policy="round_robin", split=None)
     outer = autopar.compile(Around(inner, opaque), DEVICES, policy="round_robin", split=None)
-    start, errors = threading.Barrier(4), []
 
     def caller(model, rows: int) -> None:
-        start.wait()
-        try:
-            with torch.no_grad():
-                for more in range(2):
-                    assert model(torch.randn(rows + more, 8)).shape == (rows + more, 8)
-        except Exception as error:
-            errors.append(error)
+        for more in range(2):
+            assert model(torch.randn(rows + more, 8)).shape == (rows + more, 8)
 
     work = [(inner, 3), (outer, 3), (outer, 7), (inner, 7)]
-    threads = [threading.Thread(target=caller, args=args, daemon=True) for args in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in threads), "they wait for each other"
+    errors = at_once(*(partial(caller, *each) for each in work))
     # What is kept as written runs outside the turn, where torch's tracing in another thread may meet it.
     assert opaque or not errors
     inner.close(), outer.close()
@@ -231,6 +243,18 @@ def test_parameters_of_other_shapes_are_planned_anew(training, through):
     fast.close()
 
 
+def test_parameters_of_the_same_shapes_are_not_planned_anew():
+    model = nn.Linear(4, 4)
+    fast = autopar.compile(model, "cpu")
+    x = torch.randn(6, 4)
+    fast(x)
+    plan = fast.plan
+    model.weight = nn.Parameter(torch.randn(4, 4))
+    torch.testing.assert_close(fast(x), model(x))
+    assert fast.plan is plan
+    fast.close()
+
+
 def weighed(layer: nn.Linear, other: nn.Linear) -> torch.Tensor:
     return (layer.weight * other.weight).sum()
 
@@ -258,23 +282,15 @@ def test_layers_that_are_arguments_are_captured_once(training):
 def test_threads_that_give_other_layers_do_not_meet():
     layers = [nn.Linear(4, 4) for _ in range(4)]
     fast = autopar.compile(weighed, DEVICES, policy="round_robin", check="never")
-    wrong: list[int] = []
 
     def caller(number: int) -> None:
         pair = layers[number], layers[number - 1]
-        with torch.no_grad():
-            for _ in range(20):
-                if not torch.allclose(fast(*pair), weighed(*pair)):
-                    wrong.append(number)
+        for _ in range(20):
+            assert torch.allclose(fast(*pair), weighed(*pair))
 
     with torch.no_grad():
         fast(layers[0], layers[1])
-    threads = [threading.Thread(target=caller, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong and not any(thread.is_alive() for thread in threads)
+    assert not at_once(*(partial(caller, number) for number in range(4)))
     fast.close()
 
 

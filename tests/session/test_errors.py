@@ -195,6 +195,11 @@ def test_a_plan_that_measured_slower_is_not_called_slower_by_prediction():
     assert kept.single_s == 1.0 and why in explain(kept.plan)
 
 
+def test_one_device_needs_no_other_reason():
+    plan = autopar.plan(Towers(), ["cpu"], example_inputs=(torch.ones(8, 32),))
+    assert {reason.text for reason in plan.reason.values()} == {"cpu is the only device there is."}
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -70,7 +70,6 @@ def read(self, x):
     return self.linear(self.buf) + x * self.weight
 
 
-CALLS = [argument, buffer, between, both, weight, through, replaced, read]
 GIVEN = {
     "buffer": lambda model: model.buf,
     "other axes": lambda model: model.buf.view(1, 4),
@@ -79,27 +78,17 @@ GIVEN = {
     "row of a weight": lambda model: model.linear.weight[0],
     "loose": lambda model: model.loose,
 }
-INFERENCE = {
-    argument: ("buffer", "other axes", "weight.data", "loose"),
-    buffer: ("buffer", "other axes", "weight.data"),
-    between: ("buffer", "other axes"),
-    both: ("buffer", "other axes"),
-    weight: ("buffer", "weight.data"),
-    through: ("buffer", "weight.data"),
-    replaced: ("buffer", "other axes"),
-    read: ("buffer", "weight.data", "loose"),
+CALLS = {
+    argument: (("buffer", "other axes", "weight.data", "loose"), ("buffer", "row of a weight")),
+    buffer: (("buffer", "other axes", "weight.data"), ("buffer", "weight")),
+    between: (("buffer", "other axes"), ("buffer",)),
+    both: (("buffer", "other axes"), ("buffer", "row of a weight")),
+    weight: (("buffer", "weight.data"), ("buffer", "weight")),
+    through: (("buffer", "weight.data"), ("weight",)),
+    replaced: (("buffer", "other axes"), ("buffer",)),
+    read: (("buffer", "weight.data", "loose"), ("buffer", "weight", "row of a weight")),
 }
-"""What is given to each call: what it reads or changes itself, and something else."""
-TRAINING = {
-    argument: ("buffer", "row of a weight"),
-    buffer: ("buffer", "weight"),
-    between: ("buffer",),
-    both: ("buffer", "row of a weight"),
-    weight: ("buffer", "weight"),
-    through: ("weight",),
-    replaced: ("buffer",),
-    read: ("buffer", "weight", "row of a weight"),
-}
+"""What is given to each call, without and with gradients: what it reads or changes itself, and something else."""
 
 
 def calls(run, model, give, grad):
@@ -118,7 +107,7 @@ def calls(run, model, give, grad):
 @by_turns("call, grad", CALLS, [False, True])
 def test_as_eager(call, grad, caplog):
     caplog.set_level(logging.ERROR, "autopar")
-    for gift in (TRAINING if grad else INFERENCE)[call]:
+    for gift in CALLS[call][grad]:
         eager, give = Own(call), GIVEN[gift]
         ours = copy.deepcopy(eager)
         try:

@@ -76,15 +76,6 @@ def test_sums_in_buckets_are_bit_equal(norm: bool, nbytes: int) -> None:
     assert (len(sums(after)) < len(sums(graph))) == (nbytes > 0)
 
 
-def test_everything_small_goes_into_one_bucket() -> None:
-    _, graph = parted(model())
-    after = bucketed(graph)
-    assert [task.name for task in sums(after)] == ["bucket0#sum"]
-    cats = [task for task in after.tasks if task.name.startswith("bucket0#cat")]
-    assert [task.name for task in cats] == ["bucket0#cat0", "bucket0#cat1", "bucket0#cat2"]
-    assert [task.part for task in cats] == ["rows 0–0", "rows 1–3", "rows 4–5"]
-
-
 def test_large_sums_stay_alone() -> None:
     _, graph = parted(model())
     limit = 8 * 8 * 8
@@ -132,16 +123,6 @@ def test_a_handful_of_sums_stays() -> None:
     _, graph = parted(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double())
     assert 0 < len(sums(graph)) <= FEW
     assert bucketed(graph) is graph
-
-
-def test_no_sum_waits_for_what_comes_after_its_bucket() -> None:
-    """A bucket needs its own members and nothing else, so it starts while the backward still runs."""
-    _, graph = parted(model(12))
-    after = bucketed(graph, 1100)
-    order = {task.name: place for place, task in enumerate(after.tasks)}
-    first = next(task for task in sums(after) if task.name.startswith("bucket"))
-    later = [task for task in after.tasks[order[first.name] :] if task.part and task.phase == "backward"]
-    assert len(later) > len(after.tasks) // 4
 
 
 def test_fewer_transfers_and_no_longer() -> None:

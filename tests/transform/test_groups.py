@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import adversary
@@ -24,13 +23,12 @@ from twins import batches as twin_batches
 
 from autopar.costs.roofline import cost
 from autopar.errors import PlanError, ProgramError
-from autopar.ir.graph import ALIGNED, SUM, UPDATES, Graph, Ref, Task
+from autopar.ir.graph import SUM, UPDATES, Graph, Ref, Task
 from autopar.ir.plan import Plan
 from autopar.ir.program import Copy
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.planner import place
-from autopar.runtime.flat_transfer import joined, pieces
 from autopar.session.batch_split import split_graph
 from autopar.training import formulas
 from autopar.training.optimizers import updated
@@ -91,25 +89,6 @@ def test_every_parameter_is_updated_once_in_groups_of_at_most_so_many_bytes(nbyt
         assert len(together) == 1 or sum(held[path] for path in together) <= nbytes
         assert all(held[path] < nbytes for path in together) or len(together) == 1
     assert (len(steps(after)) < len(steps(graph))) == (nbytes > 1)
-
-
-def test_pieces_of_a_flat_value_begin_where_kernels_like_it() -> None:
-    graph = grouped(captured().graph, {}, {})
-    assert len(graph.flat) == 3, "the parameters and both moments"
-    for name in graph.flat:
-        own = [target for made, target in graph.updates if made == name]
-        spans = [graph.pieces[target] for target in own]
-        item = graph.value[name].bytes // graph.value[name].shape[0]
-        assert all(start * item % ALIGNED == 0 for start, _ in spans)
-        assert all(one[0] + one[1] <= other[0] for one, other in pairwise(spans))
-        like = [torch.randn(graph.value[target].shape) for target in own]
-        flat = joined(like)
-        assert tuple(flat.shape) == graph.value[name].shape
-        for tensor, (start, count), view in zip(like, spans, pieces(flat, like)):
-            assert torch.equal(flat[start : start + count].view_as(tensor), tensor)
-            assert (
-                torch.equal(view, tensor) and view.untyped_storage()._cdata == flat.untyped_storage()._cdata
-            )
 
 
 def test_what_differs_in_home_pin_or_param_group_stays_apart() -> None:

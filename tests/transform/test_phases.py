@@ -7,8 +7,7 @@ from capturing import joint
 from torch import nn
 
 from autopar.ir.graph import Graph, Ref, Task, Value
-from autopar.session.compare import interpret
-from autopar.transform.divide import alive, closed, divide, reached
+from autopar.transform.divide import alive, closed, divide
 from autopar.transform.rewrites import with_own_views
 
 
@@ -55,45 +54,6 @@ def taken_apart(name):
 
 def saved(captured, forward):
     return forward.outputs[len(captured.graph.outputs) - len(captured.gradients) :]
-
-
-def values_of(graph, captured, given):
-    values = {name: owner[key].detach().clone() for name, (owner, key) in captured.state.items()}
-    values.update(given)
-    with torch.no_grad():
-        for _ in interpret(graph, captured.calls, values, torch.device("cpu")):
-            pass
-    return values
-
-
-def eager(model, x, captured, tangents):
-    outputs = model(x)
-    flat = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    roots = [flat[index] for name, index in captured.tangents if name in tangents]
-    leaves = [captured.state[name][0][captured.state[name][1]] for name, _ in captured.gradients]
-    return flat, torch.autograd.grad(roots, leaves, list(tangents.values()), allow_unused=True)
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("first", [False, True], ids=["all", "first"])
-def test_the_halves_give_what_eager_gives(name, first):
-    model, x, captured, forward, whole = taken_apart(name)
-    every = [name for name, _ in captured.tangents]
-    tangents = {n: torch.randn(captured.graph.value[n].shape) for n in (every[:1] if first else every)}
-    start = {name: owner[key].detach().clone() for name, (owner, key) in captured.state.items()}
-    ahead = values_of(forward, captured, dict(zip(captured.graph.inputs, [x])))
-    backward = alive(whole, every, tuple(tangents))
-    assert set(whole.inputs) == {*saved(captured, forward), *every}
-    given = {name: ahead[name] for name in saved(captured, forward)} | tangents
-    back = values_of(backward, captured, {**start, **given})
-    flat, wanted = eager(model, x, captured, tangents)
-    for name, reference in zip(captured.graph.outputs, flat):
-        assert torch.equal(ahead[name], reference.detach())
-    has = reached(whole, every, tuple(tangents))
-    assert has == tuple(gradient is not None for gradient in wanted)
-    found = [back[name] for name in backward.outputs]
-    for ours, reference in zip(found, (gradient for gradient in wanted if gradient is not None)):
-        torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 def test_the_backward_cannot_begin_before_the_forward_has_answered():

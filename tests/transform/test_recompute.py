@@ -126,18 +126,6 @@ def test_state_that_the_forward_moves_on_is_not_read_again() -> None:
     assert all(graph.mutated.isdisjoint(task.inputs) for task in again)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_split_after_it_gives_the_same(name: str) -> None:
-    captured = case(name)
-    before = execute(captured.graph, captured)
-    for budget in (0.5, 0.0):
-        parted = split(summed(recomputed(captured.graph, budget)), (2, 4)).check()
-        live = execute(parted, captured)
-        for out in parted.outputs:
-            torch.testing.assert_close(live[out], before[out], rtol=1e-11, atol=1e-11)
-        assert any("#again#" in task.name for task in parted.tasks)
-
-
 @pytest.mark.parametrize("kind", ["blocks", "convs"])
 def test_the_peak_of_a_plan_falls(kind: str) -> None:
     torch.manual_seed(0)

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import machine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.costs.clustering import fuse
-from autopar.costs.roofline import cost
 from autopar.ir.graph import JOIN, OWN, PART, SUM, SUMMED, Cut, Graph, Ref, Task, Value
 from autopar.ops import resolve as bind
 from autopar.transform.batch_axis import batch_of, best_flow
@@ -228,13 +225,6 @@ def test_a_view_is_cut_beside_what_takes_the_same_parts() -> None:
     assert {task.inputs for task in parts} == {("g",), ("x",)}
     only = split(dataclasses.replace(both, tasks=(view, weigh), outputs=("dw",)), (3, 5)).check()
     assert "t" in only.task
-
-
-def test_a_sum_runs_alone() -> None:
-    parted = split(weights(6, 4, 2), (3, 3)).check()
-    costed = cost(parted, machine(), homes={})
-    for cluster in fuse(parted, costed.machine, costed.costs):
-        assert len(cluster.tasks) == 1 or SUM not in {parted.task[name].target for name in cluster.tasks}
 
 
 @given(st.lists(st.floats(-1e8, 1e8, width=32), min_size=1, max_size=6))

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import split_models
 import torch
 from executing import in_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from split_models import MLP, Block, D
+from split_models import MLP, D
 from torch import nn
 from turns import by_turns
 
 from autopar.ir.graph import JOIN, PART, SUM, Graph
 from autopar.transform.batch_axis import batch_of
-
-
-class Residual(nn.Module):
-    """The parts of a ResNet: strided, pooled, residual, normalised by statistics of the past."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
-        )
-        self.body = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.SiLU())
-        self.down = nn.Sequential(nn.Conv2d(4, 6, 3, stride=2), nn.GroupNorm(2, 6), nn.LeakyReLU())
-        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(6, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.stem(x)
-        return self.head(self.pool(self.down(x + self.body(x))).flatten(1))
 
 
 class Bag(nn.Module):
@@ -81,17 +66,12 @@ class Spread(nn.Module):
         return self.model(x).sum()
 
 
-def layer() -> nn.Module:
-    """A transformer layer over (length, batch, width)."""
-    return nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0)
-
-
 F = nn.functional
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[torch.Tensor, ...]]]] = {
-    "mlp": (MLP, lambda n: (torch.randn(n, 8, **D),)),
-    "residual": (lambda: Residual().eval(), lambda n: (torch.randn(n, 3, 8, 8, **D),)),
-    "block": (Block, lambda n: (torch.randn(n, 5, 16, **D),)),
-    "later": (layer, lambda n: (torch.randn(5, n, 8, **D),)),
+    **{
+        name: (lambda model=split_models.MODELS[name][0]: copy.deepcopy(model), split_models.MODELS[name][1])
+        for name in ("mlp", "conv", "block", "later")
+    },
     "bag": (Bag, lambda n: (torch.randint(7, (n, 5)),)),
     "decoder": (Decoder, lambda n: (torch.randn(n, 3, 5, 5, **D),)),
     "classes": (
@@ -192,20 +172,6 @@ def test_a_table_much_larger_than_the_rows_is_not_summed() -> None:
     (task,) = (task for task in parted.tasks if "embedding_dense_backward" in task.target)
     assert not task.part
     assert any(task.target == "aten.mm.default" and task.part for task in parted.tasks)
-
-
-def test_one_weight_used_twice_has_one_gradient() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(6, 6))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x @ self.weight).relu() @ self.weight.t()
-
-    captured, parted = in_parts(Tied().double(), (torch.randn(7, 6, **D),), (3, 4), trained=True)
-    assert len(captured.gradients) == 1
-    assert sum(task.target == SUM for task in parted.tasks) == 2
 
 
 @pytest.mark.slow

@@ -284,27 +284,6 @@ def test_a_part_of_one_row_needs_no_variance_in_evaluation() -> None:
         assert parted.split and (single_valued(parted) is not None) == lone
 
 
-def test_batch_norm_of_each_part_is_what_data_parallel_does() -> None:
-    model = Normed().double()
-    x = torch.randn(ROWS, WIDTH, 6, dtype=torch.float64)
-    tangent = torch.randn(ROWS, 3, 6, dtype=torch.float64)
-    sizes = (3, 4)
-    captured = joint(model, (x,))
-    parted = split(summed(captured.graph, batch_norm="per_part"), sizes).check()
-    live = execute(parted, captured, [x, tangent])
-    replicas = [copy.deepcopy(model) for _ in sizes]
-    outputs = [replica(rows) for replica, rows in zip(replicas, x.split(sizes))]
-    for y, grad in zip(outputs, tangent.split(sizes)):
-        y.backward(grad)
-    torch.testing.assert_close(live[parted.outputs[0]], torch.cat(outputs), rtol=1e-12, atol=1e-12)
-    paths = {name: value.path for name, value in parted.value.items()}
-    for name, gradient in captured.gradients:
-        summands = [replica.get_parameter(paths[name]).grad for replica in replicas]
-        torch.testing.assert_close(live[gradient], sum(summands[1:], summands[0]), rtol=1e-11, atol=1e-11)
-    for made, name in parted.updates:
-        torch.testing.assert_close(live[made], replicas[0].get_buffer(paths[name]), rtol=1e-12, atol=1e-12)
-
-
 def test_sizes_that_equal_the_batch_by_chance_do_no_harm() -> None:
     class Square(nn.Module):
         def __init__(self) -> None:
@@ -320,20 +299,18 @@ def test_sizes_that_equal_the_batch_by_chance_do_no_harm() -> None:
     assert not any("join" in task.name for task in parted.tasks)
 
 
-def test_a_graph_without_such_tasks_stays_as_it_is() -> None:
-    with torch.no_grad():
-        captured = capture(
-            nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU()), (torch.randn(3, 4),), {}
-        )
-    assert summed(captured.graph) == captured.graph
-
-
-def test_means_within_a_row_stay() -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return x.mean((2, 3)) + x.var((2, 3))
-
-    captured = capture(model, (torch.randn(3, 4, 5, 6),), {})
-    assert summed(captured.graph) == captured.graph
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU()), (3, 4)),
+        (lambda x: x.mean((2, 3)) + x.var((2, 3)), (3, 4, 5, 6)),
+    ],
+    ids=["no sums of rows", "means within a row"],
+)
+@torch.no_grad()
+def test_what_sums_no_rows_stays(model: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    graph = capture(model, (torch.randn(shape),), {}).graph
+    assert summed(graph) == graph
 
 
 def test_summands_are_what_parts_make() -> None:

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from capturing import joint
-from test_phases import CASES, values_of
+from test_phases import CASES
 from torch import nn
 
+from autopar.session.compare import interpret
 from autopar.transform.rewrites import T, folded, with_own_views
 from autopar.transform.split import split
 
@@ -21,6 +22,15 @@ def given(found, x):
     shapes = {name: found.graph.value[name].shape for name, _ in found.tangents}
     torch.manual_seed(1)
     return {found.graph.inputs[0]: x, **{name: torch.randn(shape) for name, shape in shapes.items()}}
+
+
+def values_of(graph, captured, given):
+    values = {name: owner[key].detach().clone() for name, (owner, key) in captured.state.items()}
+    values.update(given)
+    with torch.no_grad():
+        for _ in interpret(graph, captured.calls, values, torch.device("cpu")):
+            pass
+    return values
 
 
 @pytest.mark.parametrize("name", CASES)
