@@ -141,7 +141,7 @@ class Candidate:
 
     @property
     def failure(self) -> str:
-        """What was wrong with a kernel for some sizes; "" if nothing was."""
+        """The fault of a kernel for some sizes; "" if there is none."""
         failures = (each.call.failure for each in self.kernels.values() if isinstance(each.call, AnySize))
         return next(filter(None, failures), "")
 

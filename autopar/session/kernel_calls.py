@@ -76,7 +76,7 @@ class AnySize:
         self._holds: dict[tuple[torch.Size, ...], bool] = {}
         self._left = COMPARED
         self.failure = ""
-        """What was wrong with the kernel for some sizes; it then serves no others than those that are known."""
+        """The fault of the kernel for some sizes; it then serves no others than those that are known."""
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Return the results of a call."""

@@ -22,7 +22,7 @@ PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
 
 
 PLAIN = "the model itself"
-"""What serves where the plain model is faster than whole calls of its compiled form."""
+"""The name of the plain model as the winner of the contest with whole calls of its compiled form."""
 
 
 @dataclass

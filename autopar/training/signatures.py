@@ -54,7 +54,7 @@ class Signatures:
         self._bound: list[_Bound] = []
         self.latest: Signature | None = None
         self.take: Take | None = None
-        """What takes the step of the call in progress."""
+        """The function that takes the step of the call in progress."""
         self.resizes = False
         """True if programs for other sizes may serve calls."""
         self.require_known()

@@ -21,7 +21,7 @@ from .onnx_runtime import LAYERS
 from .piece_module import exported
 
 _END = b"\0"
-"""What no graph in XML has."""
+"""A byte that no graph in XML has: it separates the graph from its weights in one file."""
 
 
 def missing() -> str:
