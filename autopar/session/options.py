@@ -116,7 +116,7 @@ def require_changing(kernels: Any) -> None:
     """Raise PlanError for kernels that fold the weights, which a training step changes."""
     library = named(kernels) if isinstance(kernels, str) else None
     if library is not None and library.folds:
-        trains = ("eager", "auto", *(name for name, each in LIBRARIES.items() if not each.folds))
+        trains = ("eager", "auto", *sorted(name for name, each in LIBRARIES.items() if not each.folds))
         raise PlanError(
             f"kernels={kernels!r} folds the weights, which a training step changes; give one of "
             f"{', '.join(map(repr, trains))}, or a backend from torch.compiler.list_backends()"
