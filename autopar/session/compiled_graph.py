@@ -120,10 +120,10 @@ class CompiledGraph:
             and not short.prepared.executor.due
             and (short.own or short.prepared.any_size)
         ):
-            found = self._by(short, args)
-            if found is not None:
+            results = self._by(short, args)
+            if results is not None:
                 session.latest = self, short.prepared
-                return found
+                return results
         return self._answer(args)
 
     def _answer(self, args: tuple[Any, ...]) -> Any:
@@ -142,10 +142,10 @@ class CompiledGraph:
         prepared = self.programs.used(key) or (None if self._asked else self.programs.resized(key))
         checked = session.options.check == "always" and prepared is not None and self._wants_check(prepared)
         if prepared is None:
-            made = self._first(key, args)
-            if made is None:
+            first = self._first(key, args)
+            if first is None:
                 return self._plain(args)
-            prepared, checked = made
+            prepared, checked = first
         self.calls += 1
         session.latest = self, prepared
         if prepared.executor.due:
@@ -160,11 +160,11 @@ class CompiledGraph:
         if checked:
             return self._checked(key, prepared, args)
         short = self.programs.shorten(key, prepared, args) if session.recording is None else None
-        found = None if short is None else self._by(short, args)
-        if found is None:
+        results = None if short is None else self._by(short, args)
+        if results is None:
             with session.lock if prepared.captured.stateful else nullcontext():
-                found = self.run(prepared, args)
-        return found
+                results = self.run(prepared, args)
+        return results
 
     def _by(self, short: Short, args: tuple[Any, ...]) -> list[Any] | None:
         """Return the results of a call by a short path; None if it must take the long way."""

@@ -21,6 +21,8 @@ from ..transform.split import rows_of
 from .options import Options
 from .stages import Prepared
 
+log = logging.getLogger("autopar")
+
 
 class Short:
     """Short path for calls that need only their program: no backward, no side effects in Python.
@@ -52,7 +54,7 @@ class Short:
             self._chosen = chosen([place[name] for name in inline.names])
         self._rebuild = captured.rebuild
         self._strides = captured.strides if any(strides is not None for strides in captured.strides) else ()
-        self._kind, self._counts = captured.home.type, region.numbers if region.numbers.places else None
+        self._kind, self._numbers = captured.home.type, region.numbers if region.numbers.places else None
 
     @staticmethod
     def fits(options: Options) -> bool:
@@ -64,11 +66,11 @@ class Short:
         for at, owner, key in self._state:
             if owner.get(key) is not args[at]:
                 return None
-        found = self.completed(self._call(self._chosen(args + self._constants)), args)
-        return found if self._counts is None else self._counts.fill(found, args)
+        results = self.completed(self._call(self._chosen(args + self._constants)), args)
+        return results if self._numbers is None else self._numbers.fill(results, args)
 
     def completed(self, outputs: list[Any], args: Sequence[Any] = ()) -> list[Any]:
-        """Return the results of the graph from the outputs of its program, except for counts. `args`: arguments of the
+        """Return the results of the graph from the outputs of its program, except for numbers. `args`: arguments of the
         call, some of which the graph may return."""
         if self._strides:
             restore_strides(outputs, self._strides, self._kind)
@@ -88,8 +90,6 @@ def _places(region: Region, captured: Captured) -> dict[str, int]:
     held = {name: slots.get((id(owner), key)) for name, (owner, key) in captured.state.items()}
     return places | {name: at for name, at in held.items() if at is not None}
 
-
-log = logging.getLogger("autopar")
 
 SIZES = 64
 """Limit on the sets of sizes of a region for which programs are kept."""
@@ -127,14 +127,12 @@ def again(options: Options, plan: Plan) -> Options:
     return dataclasses.replace(options, split=split, policy=policy, measure=False)
 
 
-Made = TypeVar("Made", bound=Any)
-
-
+P = TypeVar("P", bound=Any)
 RESIZED = 1024
 """Limit on the sets of sizes that programs made for other sizes serve: each takes some kilobytes."""
 
 
-class ProgramCache(OrderedDict[Hashable, Made]):
+class ProgramCache(OrderedDict[Hashable, P]):
     """LRU cache of the programs of a region by sizes, limited to `SIZES`; and programs `resized` from these, which
     serve other sizes. Programs have a `close`; `called` is their name in the log.
 
@@ -148,32 +146,32 @@ class ProgramCache(OrderedDict[Hashable, Made]):
         self._region = region
         self._options, self._compiled = options, options.kernels != "eager"
         self._allowed = options.split in (None, "auto")
-        self._resized: dict[Hashable, Made] = {}
+        self._resized: dict[Hashable, P] = {}
         self._place: tuple[Graph | None, dict[str, int]] = None, {}
         """The positions of inputs and state of the graph for which a short path was made last."""
         self.shorts: dict[Hashable, Short] = {}
         """The short paths of calls by sizes."""
 
-    def shorten(self, sizes: Hashable, made: Made, args: Sequence[Any]) -> Short | None:
+    def shorten(self, sizes: Hashable, program: P, args: Sequence[Any]) -> Short | None:
         """Return the short path that this call and later ones of these sizes take; None if they can take none."""
         region, known = self._region, self.shorts.get(sizes)
         own = not self._compiled or sizes in self
-        if region is None or not (own or made.any_size) or region.rebound:
+        if region is None or not (own or program.any_size) or region.rebound:
             return None
-        if known is not None and known.prepared is made:
+        if known is not None and known.prepared is program:
             return known
-        if not isinstance(made, Prepared) or not Short.fits(self._options):
+        if not isinstance(program, Prepared) or not Short.fits(self._options):
             return None
         if len(self.shorts) >= RESIZED:
             self.shorts.clear()
         graph, place = self._place
-        if graph is not made.captured.graph:
-            place = _places(region, made.captured)
-            self._place = made.captured.graph, place
-        self.shorts[sizes] = short = Short(region, made, args, own, place)
+        if graph is not program.captured.graph:
+            place = _places(region, program.captured)
+            self._place = program.captured.graph, place
+        self.shorts[sizes] = short = Short(region, program, args, own, place)
         return short
 
-    def used(self, key: Hashable) -> Made | None:
+    def used(self, key: Hashable) -> P | None:
         """Return the entry for these sizes and mark it as most recently used; None if there is none."""
         try:
             self.move_to_end(key)
@@ -181,9 +179,9 @@ class ProgramCache(OrderedDict[Hashable, Made]):
             return None
         return self.get(key)
 
-    def add(self, key: Hashable, made: Made) -> bool:
+    def add(self, key: Hashable, program: P) -> bool:
         """Add an entry for these sizes; return whether the least recently used one is dropped, which is logged once."""
-        self[key] = made
+        self[key] = program
         full = len(self) > SIZES
         while len(self) > SIZES:
             self.popitem(last=False)[1].close()
@@ -195,24 +193,24 @@ class ProgramCache(OrderedDict[Hashable, Made]):
             self._said = True
         return full
 
-    def drop(self, made: Made) -> None:
+    def drop(self, program: P) -> None:
         """Drop an entry, and all programs for other sizes; the next call makes it anew."""
-        for key, own in list(self.items()):
-            if own is made:
+        for key, entry in list(self.items()):
+            if entry is program:
                 del self[key]
-        made.close()
+        program.close()
         self.drop_resized()
 
     def close(self) -> None:
         """Stop the threads of all; the next call starts them again."""
-        for made in tuple(self.values()):
-            made.close()
+        for program in tuple(self.values()):
+            program.close()
 
-    def resized(self, sizes: Hashable) -> Made | None:
+    def resized(self, sizes: Hashable) -> P | None:
         """Return the program made for other sizes that serves these; None if there is none."""
         return self._resized.get(sizes)
 
-    def resize(self, sizes: Sequence[Any], args: Sequence[Any]) -> Made | None:
+    def resize(self, sizes: Sequence[Any], args: Sequence[Any]) -> P | None:
         """Return a new program for a call with the arguments `args`, derived from one that also computes calls of other
         sizes; None if the call should have its own program."""
         programs = sorted(self.items(), key=lambda item: item[1].any_size)
@@ -226,7 +224,7 @@ class ProgramCache(OrderedDict[Hashable, Made]):
             if program.keeps_caps(source.sizes):
                 if len(self._resized) >= RESIZED:
                     self.drop_resized()
-                resized: Made = program.resized(source)
+                resized: P = program.resized(source)
                 self._resized[sizes] = resized
                 return resized
         return None
@@ -234,10 +232,10 @@ class ProgramCache(OrderedDict[Hashable, Made]):
     @property
     def note(self) -> str:
         """A sentence on the calls served by programs for other sizes; "" if there are none."""
-        others = [made for sizes, made in [*self._resized.items()] if sizes not in self]
+        others = [program for sizes, program in [*self._resized.items()] if sizes not in self]
         if not others:
             return ""
-        if self._compiled and all(made.any_size for made in others):
+        if self._compiled and all(program.any_size for program in others):
             how = "with its kernels, which are compiled for all sizes"
         elif self._compiled:
             how = f"with PyTorch's own kernels, as kernels are compiled for the first {CHECKED} sets"

@@ -40,7 +40,7 @@ Run = Callable[[Prepared, Sequence[Any]], list[Any]]
 
 @dataclass(frozen=True, eq=False)
 class StepSession:
-    """What the programs of one training step share.
+    """The state that the programs of one training step share.
 
     by_itself: the reason why the optimizer must step by itself; "" if steps may be one program.
     """
