@@ -120,7 +120,7 @@ class Session(Recorded):
         return Region(module, examples, self.root, self.arguments)
 
     def uncaptured(self, graph: Any, module: fx.GraphModule, error: Exception) -> None:
-        """Decide on a graph without a region: raise the error for Dynamo, or note why it is not `written`."""
+        """Raise the error of a graph without a region, for Dynamo, or note it in `graph.written`."""
         raise NotImplementedError
 
     def check_state(self) -> None:
@@ -135,7 +135,7 @@ class Session(Recorded):
         raise NotImplementedError
 
     def unplanned(self, graph: Any, error: Exception) -> None:
-        """Decide on a call without a program: raise the error, or return, to have the call run as written."""
+        """Raise the error of a call without a program, or return, to have the call run as written."""
         raise NotImplementedError
 
     def plain(self, graph: Any, args: tuple[Any, ...]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -195,7 +196,8 @@ class Signature:
         args: Sequence[Any],
         plans: dict[Hashable, Plan],
     ) -> None:
-        self._session, self.raw, self.module = session, raw, module
+        # The session holds its signatures: in a circle, memory would wait for the garbage collector.
+        self._owner, self.raw, self.module = weakref.ref(session), raw, module
         self.start: dict[str, Any] = {}
         own = {id(parameter) for parameter in session.parameters()}
         self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in own}
@@ -214,6 +216,12 @@ class Signature:
         """Number of signatures for other sizes that use this one's programs."""
         self._trained = optimizers.trained_parameters(self.captured)
         self.parameters = list(self._trained.values())
+
+    @property
+    def _session(self) -> StepSession:
+        session = self._owner()
+        assert session is not None
+        return session
 
     @cached_property
     def gradients(self) -> Prepared:

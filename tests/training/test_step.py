@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import logging
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -234,6 +236,19 @@ def test_programs_of_sizes_are_dropped_with_one_warning_and_made_again(monkeypat
         pair.same([batches(1, rows)[0] for rows in (*range(2, 8), 2)])
     assert len([record for record in caplog.records if "more than 4 sets of sizes" in record.message]) == 1
     assert all(len(graph.programs) <= 4 for graph in pair.step._session.graphs)
+
+
+def test_a_step_is_freed_with_its_last_reference():
+    pair = Pair(mlp, MOMENTUM)
+    pair.same([batches(1, rows)[0] for rows in (8, 6, 12, 7)])
+    weight = weakref.ref(pair.model[0].weight)
+    gc.collect()
+    gc.disable()
+    try:
+        del pair
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 def test_one_capture_serves_all_sizes():
