@@ -7,7 +7,7 @@ import functools
 import gc
 import logging
 import pickle
-import weakref
+import threading
 from typing import Any
 
 import pytest
@@ -238,15 +238,18 @@ def test_programs_of_sizes_are_dropped_with_one_warning_and_made_again(monkeypat
     assert all(len(graph.programs) <= 4 for graph in pair.step._session.graphs)
 
 
-def test_a_step_is_freed_with_its_last_reference():
-    pair = Pair(mlp, MOMENTUM)
-    pair.same([batches(1, rows)[0] for rows in (8, 6, 12, 7)])
-    weight = weakref.ref(pair.model[0].weight)
-    gc.collect()
+def test_threads_of_a_step_end_with_its_last_reference():
+    model, before = mlp().double(), {*threading.enumerate()}
+    step = autopar.train_step(model, nn.CrossEntropyLoss(), MOMENTUM(model.parameters()), THREE, **FORCED)
+    for rows in (8, 6, 12):
+        step(*batches(1, rows)[0])
+    lanes = [lane for lane in {*threading.enumerate()} - before if "tqdm" not in lane.name]
     gc.disable()
     try:
-        del pair
-        assert weight() is None
+        del step
+        for lane in lanes:
+            lane.join(10)
+        assert lanes and not any(lane.is_alive() for lane in lanes)
     finally:
         gc.enable()
 
