@@ -28,8 +28,8 @@ from .session.stages import at_home, plan_captured, timed
 from .session.would_fit import fitting
 from .system.process import keep_freed_memory
 from .training.losses import Loss
-from .training.signatures import step_ahead
 from .training.step import TrainStep
+from .training.step_ahead import step_ahead
 
 log = logging.getLogger("autopar")
 

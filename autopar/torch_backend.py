@@ -13,13 +13,12 @@ from torch import fx
 from .api import compile, prepared
 from .capture.dynamo_private import guard_methods
 from .errors import PlanError
-from .session.compiled_graph import CompiledGraph
-from .session.session import Session
+from .session.model_session import ModelSession
 
 _OWN = ("model", "example_inputs", "example_kwargs", "fullgraph", "dynamic")
 """Keywords of `compile` that `torch.compile` receives itself or does not need."""
 
-_backends: list[tuple[dict[str, Any], weakref.ref[Session]]] = []
+_backends: list[tuple[dict[str, Any], weakref.ref[ModelSession]]] = []
 _lock = threading.Lock()
 
 
@@ -45,7 +44,7 @@ def autopar(
     return call
 
 
-def backend(options: Mapping[str, Any]) -> Session:
+def backend(options: Mapping[str, Any]) -> ModelSession:
     """Return the existing backend for these options, or a new one."""
     known = [name for name in inspect.signature(compile).parameters if name not in _OWN]
     for name in options:
@@ -58,6 +57,6 @@ def backend(options: Mapping[str, Any]) -> Session:
             if found is not None and given == options:
                 return found
         machine, checked, plan = prepared(None, **options)
-        made = Session(CompiledGraph, machine, checked, given=plan)
+        made = ModelSession(machine, checked, given=plan)
         _backends.append((dict(options), weakref.ref(made)))
         return made

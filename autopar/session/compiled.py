@@ -23,11 +23,10 @@ from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.record import Recording
 from .classes import sharing
-from .compiled_graph import CompiledGraph
 from .model_check import CALL, Call, judge
+from .model_session import ModelSession
 from .options import Options, one_of
 from .plain_model import PlainModel
-from .session import Session
 from .stages import Prepared
 
 log = logging.getLogger("autopar")
@@ -50,8 +49,7 @@ class _Placement:
     ) -> None:
         self.model, self.how = model, (machine, options, given, fullgraph, dynamic)
         root = model if isinstance(model, nn.Module) else None
-        self.session = Session(CompiledGraph, machine, options, root, given, positional(model))
-        self.session.runs_as_written = True
+        self.session = ModelSession(machine, options, root, given, positional(model), runs_as_written=True)
         self.run = compiled(model, self.session, fullgraph, dynamic, self.session.skipped)
         self.plain = PlainModel(model, self.session)
 
@@ -164,12 +162,14 @@ class Compiled:
     @property
     def plan(self) -> Plan:
         """The plan of the last call; with several graphs, of the last graph."""
-        return self._placement.session.ready()[1].plan
+        plan: Plan = self._placement.session.ready()[1].plan
+        return plan
 
     @property
     def program(self) -> Program:
         """The program of the last call."""
-        return self._placement.session.ready()[1].program
+        program: Program = self._placement.session.ready()[1].program
+        return program
 
     def record(self) -> AbstractContextManager[Recording]:
         """Measure every call inside the block: `with fast.record() as timeline: fast(x)`."""

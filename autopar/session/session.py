@@ -8,60 +8,62 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import fx, nn
 
+from ..capture import Captured
 from ..capture.dynamo_private import broken
 from ..capture.floats import fixable, numbered, numbers, taking
 from ..capture.refusals import as_code
+from ..capture.region import Region
 from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
-from ..runtime.autograd_bridge import Written
 from ..runtime.executor import Executor
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
-from ..runtime.thread_state import reset_after_fork
+from ..runtime.thread_state import alone_with, reset_after_fork
 from .kernel_selection import KernelExecutor
 from .options import Options
-from .own_loop import Training
 from .program_cache import Done
-from .stages import Prepared
 
 log = logging.getLogger("autopar")
 
-Planned: TypeAlias = Prepared | Training
-
 
 class Session(Recorded):
-    """A `torch.compile` backend: serves each captured graph of a model by a callable that `serve` makes.
+    """A `torch.compile` backend: serves each captured graph of a model by a `CompiledGraph`, which calls the methods
+    that a `ModelSession` and a `StepSession` have each in their own way.
 
-    All graphs share the replicas of the weights. `root`: the model, None for whatever is compiled.
-    `parameters`: names of the model's positional parameters. `served`: the graphs in order of capture.
+    All graphs share the replicas of the weights. `graph`: makes a `CompiledGraph`. `root`: the model, None for
+    whatever is compiled. `arguments`: names of the model's positional arguments. `graphs`: in order of capture.
     `latest`: the graph called last, with its program.
     """
 
+    runs_as_written = False
+    """True if a graph of which only the user's code is right is refused, so that Dynamo runs the code."""
+    trains = False
+    """True if the programs of a graph are for certain parameters, which they update."""
+
     def __init__(
         self,
-        serve: Callable[[Session, fx.GraphModule, Sequence[Any]], Any],
+        graph: Callable[[Session, fx.GraphModule, Sequence[Any]], Any],
         machine: Machine,
         options: Options,
         root: nn.Module | None = None,
         given: Plan | None = None,
-        parameters: Sequence[str] = (),
+        arguments: Sequence[str] = (),
     ) -> None:
-        self._serve = serve
-        self.machine, self.options, self.given, self.parameters = machine, options, given, parameters
+        self._graph = graph
+        self.machine, self.options, self.given, self.arguments = machine, options, given, arguments
         self._root = weakref.ref(root) if root is not None else None
         self.pool = Replicas()
         self.graphs: list[Any] = []
-        self.latest: tuple[Any, Planned] | None = None
-        self.runs_as_written = False
-        """True if a graph of which only the user's code is right is refused, so that Dynamo runs the code."""
+        self.latest: tuple[Any, Any] | None = None
         self.preparing = False
         """True while a call is planned but not run: `Done` is raised in place of its first graph."""
         self.calls = 0
@@ -78,7 +80,7 @@ class Session(Recorded):
             session = own()
             return session.recording.calls if session is not None and session.recording is not None else None
 
-        def exclusive() -> contextlib.AbstractContextManager[Any]:
+        def exclusive() -> AbstractContextManager[Any]:
             session = own()
             return session.lock if session is not None else contextlib.nullcontext()
 
@@ -99,7 +101,7 @@ class Session(Recorded):
                 self.breaks[str(refused)] = None
             raise refused
         floats = numbered(module)
-        served = self._serve(self, module, numbers(examples, floats))
+        served = self._graph(self, module, numbers(examples, floats))
         why, place = broken(module)
         # Dynamo captures under a lock, in one thread at a time: to wait for another here could deadlock.
         self.graphs.append(served)
@@ -112,6 +114,42 @@ class Session(Recorded):
             return own()(*args)  # type: ignore[misc]
 
         return taking(call, floats)
+
+    def region(self, module: fx.GraphModule, examples: Sequence[Any]) -> Region:
+        """Return the region of a graph of Dynamo's. Raises Untraceable if no graph can hold its calls."""
+        return Region(module, examples, self.root, self.arguments)
+
+    def uncaptured(self, graph: Any, module: fx.GraphModule, error: Exception) -> None:
+        """Raise the error of a graph without a region, for Dynamo, or note it in `graph.written`."""
+        raise NotImplementedError
+
+    def check_state(self) -> None:
+        """Raise CaptureError if calls cannot be served since tensors of the model were replaced."""
+
+    def rebinding(self) -> AbstractContextManager[Any]:
+        """Return the context in which the state of a graph may be replaced by that of a call."""
+        return alone_with(self.lock)
+
+    def program(self, graph: Any, captured: Captured, args: Sequence[Any]) -> Any:
+        """Return a new program of a graph for the sizes of a call."""
+        raise NotImplementedError
+
+    def unplanned(self, graph: Any, error: Exception) -> None:
+        """Raise the error of a call without a program, or return, to have the call run as written."""
+        raise NotImplementedError
+
+    def plain(self, graph: Any, args: tuple[Any, ...]) -> Any:
+        """Return the results of a call that cannot be placed. Raises CaptureError if it must be."""
+        raise NotImplementedError
+
+    def serve(self, graph: Any, key: Hashable, program: Any, args: tuple[Any, ...], new: bool) -> Any:
+        """Return the results of a call by its program, which may be `new`. `key`: its sizes."""
+        raise NotImplementedError
+
+    @property
+    def asked(self) -> bool:
+        """True if the user looks at the plan of a call, which must then be for the call's own sizes."""
+        return self.recording is not None or self.preparing or self.given is not None
 
     def skipped(self, why: str, place: str) -> None:
         """Note a function for which there is no graph."""
@@ -129,7 +167,7 @@ class Session(Recorded):
         finally:
             self.preparing = False
 
-    def ready(self) -> tuple[Any, Planned]:
+    def ready(self) -> tuple[Any, Any]:
         """Return the graph and program of the last placed call. Raises AutoparError if there was none."""
         if self.latest is not None:
             return self.latest
@@ -217,28 +255,6 @@ class Session(Recorded):
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         # Copies share it, since it owns threads and devices.
         return self
-
-    def given_for(self, name: str, *, training: bool) -> Plan | None:
-        """Return the user's plan if it is for calls of this kind: for training, a plan with a backward."""
-        given = self.given
-        if given is None or training == any(task.phase == "backward" for task in given.costed.graph.tasks):
-            return given
-        mine, other = ("with", "without") if training else ("without", "with")
-        log.warning(
-            "plan= is a plan %s a backward, this call of %s is one %s: a new plan is made", other, name, mine
-        )
-        return None
-
-    def trained(self, prepared: Training, inputs: Sequence[Any], written: Written | None) -> list[Any]:
-        """Return the outputs of one training call, measured during a recording; `written` is the call in eager."""
-        recording = self.recording
-        if recording and recording.calls:
-            # By now the backward of the previous call has ended.
-            self.keep_up(prepared, recording.calls[-1])
-        outputs = prepared.outputs(inputs, written)
-        if recording and recording.calls:
-            self.timeline = recording.calls[-1]
-        return outputs
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -21,19 +21,16 @@ from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
-from ..runtime.record import Recorded
-from ..session.kernel_selection import build_kernels
+from ..runtime.record import Recording
 from ..session.options import Options
-from ..session.program_cache import Done
 from ..session.stages import Prepared
 from .facts import step_facts
 from .group import AveragingGroup
 from .losses import Loss, in_rule, refused
-from .signatures import Signatures, Take
-from .updates import Signature, StepSession
+from .updates import Signature, StepSession, Take
 
 
-class TrainStep(Recorded):
+class TrainStep:
     """`loss = step(inputs, *targets)`: forward, backward, sum of gradients, clipping and the optimizer's update.
 
     Equivalent to the plain loop, `loss.backward(); clip; optimizer.step(); optimizer.zero_grad()`: parameters, buffers
@@ -85,9 +82,8 @@ class TrainStep(Recorded):
             by_itself = f"gradients are averaged over {self.group}"
         elif self._scaling:
             by_itself = "the scaler decides whether to step"
-        self._session = StepSession(optimizer, machine, options, clip_norm, by_itself)
-        self._signatures = Signatures(loss, self._session)
-        self._loss = compiled(loss, self._signatures, True, None)
+        self._session = StepSession(loss, optimizer, machine, options, clip_norm, by_itself)
+        self._loss = compiled(loss, self._session, True, None)
         self._lock, self._adding = threading.RLock(), False
         self._numbers: set[int] = set()
         """Numbers of arguments that the loss is known to take."""
@@ -108,23 +104,18 @@ class TrainStep(Recorded):
 
         with self._lock:
             try:
-                return self._called(batch, take, self.recording is None)
+                return self._called(batch, take)
             except CaptureError as error:
                 if isinstance(error.__cause__, TorchDynamoException):
                     self.loss.raise_own(self._arguments(batch), self.autocast)
                 raise
 
-    def executed(self, prepared: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of one call, measured during a recording; before the first, kernels are built."""
-        build_kernels(prepared.executor, inputs)
-        return super().executed(prepared, inputs)
-
-    def _called(self, batch: tuple[Any, ...], take: Take, resizes: bool) -> Any:
-        """Return the result of the loss function, whose graph is served by `take`; with `resizes`, perhaps by a program
-        for other sizes."""
+    def _called(self, batch: tuple[Any, ...], take: Take | None) -> Any:
+        """Return the result of the loss function, whose graph is served by `take`."""
         batch, name, refused.text = self._arguments(batch), type(self.loss).__name__, ""
         try:
-            self._signatures.take, self._signatures.resizes = take, resizes
+            self._session.take = take
+            self._session.follow_optimizer()
             with torch.enable_grad(), casting.on(batch, self.autocast):
                 return self._loss(*batch)
         except TorchDynamoException as error:
@@ -133,7 +124,7 @@ class TrainStep(Recorded):
             whose = self.loss.called if in_rule(getattr(error, "real_stack", None) or ()) else name
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
         finally:
-            self._signatures.take = None
+            self._session.take = None
 
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:
         """Take a step in one program if possible; otherwise compute gradients, add those in `.grad`, and call
@@ -141,7 +132,7 @@ class TrainStep(Recorded):
         waits = any(parameter.grad is not None for parameter in self._session.parameters())
         whole = signature.whole() if signature.checked and not waits else None
         if whole is not None:
-            return signature.taken(args, self.executed, whole)
+            return signature.taken(args, whole)
         with signature.undone(args):
             result = self._by_itself(signature, args)
         self.optimizer.zero_grad(set_to_none=True)
@@ -177,9 +168,9 @@ class TrainStep(Recorded):
             with torch.no_grad():
                 start.copy_(self.scaler.scale(torch.ones_like(start)))
         try:
-            result, gradients = signature.differentiated(args, self.executed)
+            result, gradients = signature.differentiated(args)
         except DifferenceError:
-            self._signatures.drop(signature)
+            self._session.forget()
             raise
         with torch.no_grad():
             for parameter, gradient in zip(signature.parameters, gradients):
@@ -244,20 +235,19 @@ class TrainStep(Recorded):
 
     def prepare(self, *batch: Any) -> None:
         """Capture, plan and lower for these arguments without running."""
-
-        def take(signature: Signature, _: Any) -> NoReturn:
-            if not signature.checked or signature.whole() is None:
-                _ = signature.gradients
-            raise Done
-
-        with self._lock, suppress(Done):
-            self._called(batch, take, False)
+        with self._lock, self._session.planning():
+            self._called(batch, None)
 
     def ready(self) -> Signature:
         """Return the last signature. Raises AutoparError if nothing has been planned."""
-        if self._signatures.latest is None:
+        if self._session.latest is None:
             raise AutoparError("nothing is planned yet: take a step, or call step.prepare(x, y)")
-        return self._signatures.latest
+        signature: Signature = self._session.latest[1]
+        return signature
+
+    def record(self) -> AbstractContextManager[Recording]:
+        """Measure every call within the block: `with step.record() as timeline: step(x, y)`."""
+        return self._session.record()
 
     @property
     def module(self) -> nn.Module:
@@ -289,11 +279,10 @@ class TrainStep(Recorded):
             plan = self.plan
         except AutoparError as reason:
             return str(reason)
-        measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
+        timeline = self._session.timeline
+        measured = timeline if timeline and timeline.title == plan.costed.graph.name else None
         notes = [*unused([self.ready().captured.graph], self.options.pins), self._updated()]
-        notes += [
-            executor.selection.note for executor in self._signatures.with_kernels() if executor.selection.note
-        ]
+        notes += self._session.kernel_notes()
         return explain(plan, measured, None, notes)
 
     def _updated(self) -> str:
@@ -327,12 +316,11 @@ class TrainStep(Recorded):
     def serving(self) -> str:
         """Kernel libraries that serve the programs of a step, each once, separated by ";"; "eager" for PyTorch's
         kernels."""
-        serving = {executor.serving: None for executor in self._signatures.with_kernels(latest=True)}
-        return "; ".join(serving) or "eager"
+        return self._session.serving
 
     def close(self) -> None:
         """Stop the worker threads of every plan. The next call starts them again."""
-        self._signatures.close()
+        self._session.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

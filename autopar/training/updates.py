@@ -1,60 +1,177 @@
-"""The programs of a training step for one set of sizes: one computes gradients, one takes the whole step."""
+"""The session of a training step, and its programs for one set of sizes: one computes gradients, one takes the whole
+step."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch import fx
 
 from ..capture import Captured
+from ..capture.floats import fixable
+from ..capture.refusals import Untraceable, explain, valued
+from ..capture.region import Region
 from ..capture.results import with_sizes
-from ..errors import DifferenceError, MemoryCapError
+from ..errors import CaptureError, DifferenceError, MemoryCapError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..planner import replan
 from ..runtime.executor import Executor
-from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone
 from ..session.check_wanted import wanted
 from ..session.compare import Snapshot
+from ..session.compiled_graph import CompiledGraph
 from ..session.eager_check import Eager
-from ..session.kernel_selection import KernelExecutor
+from ..session.kernel_selection import KernelExecutor, build_kernels
 from ..session.options import Options
-from ..session.program_cache import CHECKED, again
+from ..session.program_cache import CHECKED, Done, again
+from ..session.session import Session
 from ..session.stages import Prepared, bind, plan_captured, proved, timed
 from ..session.would_fit import advised
 from . import optimizers
-from .losses import only_gradients_of, resident_tangent
+from .losses import Loss, only_gradients_of, resident_tangent, the_loss
 
 log = logging.getLogger("autopar")
 
-Run = Callable[[Prepared, Sequence[Any]], list[Any]]
-"""Runs a program on tensors, recorded or not."""
+Take = Callable[["Signature", Sequence[Any]], Any]
 
 
-@dataclass(frozen=True, eq=False)
-class StepSession:
-    """The state that the programs of one training step share.
+class StepSession(Session):
+    """The calls of the loss of one training step, all of which are placed. Raises CaptureError if the optimizer holds
+    parameters that the model lacks, which would never get a gradient; warns of parameters that the optimizer lacks.
 
     by_itself: the reason why the optimizer must step by itself; "" if steps may be one program.
+    take: takes the step of the call in progress by a signature, for the arguments of its graph.
     """
 
-    optimizer: torch.optim.Optimizer
-    machine: Machine
-    options: Options
-    clip_norm: float | None
-    by_itself: str
-    pool: Replicas = field(default_factory=Replicas)
+    trains = True
+
+    def __init__(
+        self,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        machine: Machine,
+        options: Options,
+        clip_norm: float | None,
+        by_itself: str,
+    ) -> None:
+        super().__init__(CompiledGraph, machine, options, loss, arguments=loss.arguments)
+        self.optimizer, self.clip_norm, self.by_itself = optimizer, clip_norm, by_itself
+        self.name = type(loss).__name__
+        self.take: Take | None = None
+        self._groups: Hashable = None
+        self.check_state()
+        held = set(map(id, self.parameters()))
+        left = [path for path, one in loss.named_parameters() if one.requires_grad and id(one) not in held]
+        if left:
+            log.warning(
+                "%s: a step computes no gradient of %s, which requires grad but is not in the optimizer (%d in all); "
+                "give one optimizer all that is to be trained, or use autopar.compile and your own loop",
+                self.name,
+                left[0],
+                len(left),
+            )
 
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters of the optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def follow_optimizer(self) -> None:
+        """Drop all programs if the facts of the optimizer that they assume have changed: its groups and their state
+        entries."""
+        groups = tuple(
+            (tuple(map(id, group["params"])), bool(group.get("momentum")), bool(group.get("amsgrad")))
+            for group in self.optimizer.param_groups
+        )
+        if groups != self._groups:
+            for graph in self.graphs:
+                graph.forget(*graph.programs)
+            self._groups = groups
+
+    def region(self, module: fx.GraphModule, examples: Sequence[Any]) -> Region:
+        """Return the region of a captured loss. Raises CaptureError if it cannot be differentiated."""
+        self.check_state()
+        the_loss(module, self.name)
+        region = super().region(module, examples)
+        for place in region.places:
+            if place.kind == "input" and place.fake.requires_grad:
+                raise CaptureError(
+                    f"{place.path}, of shape {list(place.fake.shape)}, requires grad, and a training step gives "
+                    "gradients to parameters alone; .detach() it, or use autopar.compile and your own loop"
+                )
+        return region
+
+    def uncaptured(self, graph: CompiledGraph, module: fx.GraphModule, error: Exception) -> None:
+        """Have the calls of the graph raise the error, which Dynamo would wrap."""
+        if fixable(error, module):
+            raise error
+        text = explain(self.name, error)
+        graph.written = text if self.name in text else f"{self.name}: {text}"
+
+    def check_state(self) -> None:
+        """Raise CaptureError if the optimizer holds a parameter that neither the model nor its criterion has."""
+        assert self.root is not None
+        known = {id(parameter) for parameter in self.root.parameters()}
+        for group in self.optimizer.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                if id(parameter) not in known:
+                    raise CaptureError(
+                        f"the optimizer holds a parameter of shape {list(parameter.shape)} (number {index} of its "
+                        f"group) that is neither in {self.name} nor in its criterion; build the optimizer from "
+                        "model.parameters(), and the step, after the last change of the model, or make the criterion "
+                        "an nn.Module that holds the parameter"
+                    )
+
+    def rebinding(self) -> AbstractContextManager[Any]:
+        """Return an empty context: steps are taken one by one."""
+        return nullcontext()
+
+    def program(self, graph: CompiledGraph, captured: Captured, args: Sequence[Any]) -> Signature:
+        """Return the programs for the sizes of a step, which are planned when they are first used."""
+        return Signature(self, captured, graph.module, graph.region.weights(args), args, graph.plans)
+
+    def unplanned(self, graph: CompiledGraph, error: Exception) -> None:
+        """Raise the error, with the line of the model that no graph can hold."""
+        if isinstance(error, Untraceable):
+            raise valued(self.name, graph.region.module, error) from error
+        raise error
+
+    def plain(self, graph: CompiledGraph, _args: tuple[Any, ...]) -> NoReturn:
+        """Raise CaptureError: a step is placed or refused."""
+        shared = f"{self.name}: a tensor is changed in place that shares its memory with another; pass a copy (clone)"
+        raise CaptureError(graph.written or shared)
+
+    def serve(
+        self, graph: CompiledGraph, _key: Hashable, signature: Signature, args: tuple[Any, ...], _new: bool
+    ) -> Any:
+        """Return the results of the graph in a step."""
+        if self.preparing:
+            if not signature.checked or signature.whole() is None:
+                _ = signature.gradients
+            raise Done
+        assert self.take is not None
+        return graph.region.numbers.fill(self.take(signature, args), args)
+
+    def executed(self, prepared: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of one call, measured during a recording; before the first, kernels are built."""
+        build_kernels(prepared.executor, inputs)
+        return super().executed(prepared, inputs)
+
+    @property
+    def serving(self) -> str:
+        """Kernel libraries of the programs that were called last, each once, separated by ";"; "eager" for PyTorch's
+        kernels."""
+        latest = [signature.latest for graph in self.graphs for signature in graph.programs.values()]
+        executors = [prepared.executor for prepared in latest if prepared is not None]
+        return "; ".join({e.serving: None for e in executors if isinstance(e, KernelExecutor)}) or "eager"
 
 
 class Signature:
@@ -79,7 +196,8 @@ class Signature:
         args: Sequence[Any],
         plans: dict[Hashable, Plan],
     ) -> None:
-        self._session, self.raw, self.module = session, raw, module
+        # The session holds its signatures: in a circle, memory would wait for the garbage collector.
+        self._owner, self.raw, self.module = weakref.ref(session), raw, module
         self.start: dict[str, Any] = {}
         own = {id(parameter) for parameter in session.parameters()}
         self.weights = {path: tensor for path, tensor in weights.items() if id(tensor) in own}
@@ -98,6 +216,12 @@ class Signature:
         """Number of signatures for other sizes that use this one's programs."""
         self._trained = optimizers.trained_parameters(self.captured)
         self.parameters = list(self._trained.values())
+
+    @property
+    def _session(self) -> StepSession:
+        session = self._owner()
+        assert session is not None
+        return session
 
     @cached_property
     def gradients(self) -> Prepared:
@@ -167,10 +291,10 @@ class Signature:
             made.checked = self._others > CHECKED
         return made
 
-    def taken(self, args: Sequence[Any], run: Run, whole: Prepared) -> list[Any]:
+    def taken(self, args: Sequence[Any], whole: Prepared) -> list[Any]:
         """Take one whole step; return the results of the graph."""
         self.latest = whole
-        found = run(whole, self.captured.flatten(args))
+        found = self._session.executed(whole, self.captured.flatten(args))
         optimizers.committed(self._session.optimizer, self._trained.values())
         return self._results(found)
 
@@ -204,7 +328,7 @@ class Signature:
                 refusal = error
         raise refusal
 
-    def differentiated(self, args: Sequence[Any], run: Run) -> tuple[list[Any], list[torch.Tensor]]:
+    def differentiated(self, args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """Run one forward and backward; return the results of the graph and the gradients, each in its own memory.
 
         In the first call, eager runs before, on snapshots; if the results differ, raises DifferenceError with buffers
@@ -214,7 +338,7 @@ class Signature:
         self.latest = self.gradients
         # While alone, no kernels are built: later steps have other programs than the one that is checked.
         with alone() if eager is not None else nullcontext():
-            found = run(self.gradients, self.captured.flatten(args))
+            found = self._session.executed(self.gradients, self.captured.flatten(args))
         if eager is not None:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]

@@ -79,7 +79,7 @@ def test_one_program_takes_steps_of_all_sizes() -> None:
         torch.testing.assert_close(step(x, y), loss.detach())
     for one, other in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(one, other)
-    kept = step._signatures.kept[-1]
+    kept = step._session.graphs[-1].programs
     assert len(kept) == 1
     assert {placed.device for placed in step.plan.placed} == {"cpu", FIRST}
 

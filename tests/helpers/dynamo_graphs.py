@@ -6,7 +6,8 @@ from typing import Any
 from unittest import mock
 
 import autopar
-from autopar.session.compiled_graph import CompiledGraph, Planned
+from autopar.session.compiled_graph import CompiledGraph
+from autopar.session.model_session import Planned
 
 
 def served(

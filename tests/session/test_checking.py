@@ -13,8 +13,8 @@ import autopar
 from autopar.ir.device import Device
 from autopar.ir.machine import Machine
 from autopar.session.compare import Snapshot, coarse, error, limit
-from autopar.session.compiled_graph import CompiledGraph
 from autopar.session.eager_check import Eager
+from autopar.session.model_session import ModelSession
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +26,10 @@ def no_grad():
 @pytest.fixture
 def bend(monkeypatch):
     """Have each placed run return what a function makes of its results."""
-    run = CompiledGraph.run
+    run = ModelSession.run
 
     def apply(change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> None:
-        monkeypatch.setattr(CompiledGraph, "run", lambda *call: change(run(*call)))
+        monkeypatch.setattr(ModelSession, "run", lambda *call: change(run(*call)))
 
     return apply
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import logging
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -233,13 +235,26 @@ def test_programs_of_sizes_are_dropped_with_one_warning_and_made_again(monkeypat
     with caplog.at_level(logging.WARNING, "autopar"):
         pair.same([batches(1, rows)[0] for rows in (*range(2, 8), 2)])
     assert len([record for record in caplog.records if "more than 4 sets of sizes" in record.message]) == 1
-    assert all(len(kept) <= 4 for kept in pair.step._signatures.kept)
+    assert all(len(graph.programs) <= 4 for graph in pair.step._session.graphs)
+
+
+def test_a_step_is_freed_with_its_last_reference():
+    pair = Pair(mlp, MOMENTUM)
+    pair.same([batches(1, rows)[0] for rows in (8, 6, 12, 7)])
+    weight = weakref.ref(pair.model[0].weight)
+    gc.collect()
+    gc.disable()
+    try:
+        del pair
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 def test_one_capture_serves_all_sizes():
     pair = Pair(mlp, MOMENTUM)
     pair.same([batches(1, rows)[0] for rows in (8, 6, 12, 7, 8, 6)])
-    assert len(pair.step._signatures.kept) <= 2
+    assert len(pair.step._session.graphs) <= 2
 
 
 def test_weights_and_optimizer_state_loaded_in_mid_run_are_seen():
@@ -313,10 +328,10 @@ def test_numbers_that_the_criterion_reads_are_followed():
     pair.same(data[:3])
     rule.count = 3
     pair.same(data[3:4])
-    assert len(pair.step._signatures.kept) == 1
+    assert len(pair.step._session.graphs) == 1
     rule.share = 0.25
     pair.same(data[4:])
-    assert len(pair.step._signatures.kept) == 2
+    assert len(pair.step._session.graphs) == 2
 
 
 def test_tensors_that_the_criterion_closes_over_are_read_anew():

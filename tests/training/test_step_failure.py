@@ -176,9 +176,9 @@ def test_what_raises_after_the_backward_leaves_buffers_as_they_were(way):
 
 
 def test_wrong_gradients_are_refused_by_name(monkeypatch):
-    from autopar.training import signatures
+    from autopar.session import compiled_graph
 
-    captured_at = signatures.captured_at
+    captured_at = compiled_graph.captured_at
 
     def bent(*arguments: Any) -> Any:
         found = captured_at(*arguments)
@@ -191,7 +191,7 @@ def test_wrong_gradients_are_refused_by_name(monkeypatch):
         )
         return replace(found, graph=replace(graph, tasks=tasks))
 
-    monkeypatch.setattr(signatures, "captured_at", bent)
+    monkeypatch.setattr(compiled_graph, "captured_at", bent)
     pair = Pair(mlp, MOMENTUM)
     before = snapshot(pair)
     with pytest.raises(autopar.DifferenceError, match=r"gradient of \S*0\.weight is not eager's.*task '"):

@@ -58,7 +58,7 @@ def test_equal_layers_take_turns(name: str) -> None:
                 model.used = [getattr(model, branch)]
             pair.same(batches(3))
             assert pair.model.left.weight is not pair.model.right.weight
-        assert len(pair.step._signatures.kept) == 2, "no turn is planned again"
+        assert len(pair.step._session.graphs) == 2, "no turn is planned again"
     pair.step.close()
 
 
@@ -69,7 +69,7 @@ def test_layers_change_places(name: str) -> None:
         pair.same(batches(3))
         for model in (pair.plain, pair.model):
             model[0], model[2] = model[2], model[0]
-    assert len(pair.step._signatures.kept) == 2
+    assert len(pair.step._session.graphs) == 2
     pair.step.close()
 
 
@@ -124,5 +124,5 @@ def test_programs_of_parameters_that_are_gone_are_dropped() -> None:
             replace_head(model)
             optimizer.param_groups[0]["params"][-2:] = model[4].parameters()
             optimizer.state.clear()
-    assert len(pair.step._signatures.kept) == 1
+    assert len(pair.step._session.graphs) == 1
     pair.step.close()
