@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
+from machines import machine
 from torch import nn
-from training_models import machine
 
 import autopar
 from autopar.session.compare import error

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 import torch
+from machines import machine
+from models import mlp
 from torch import nn
-from training_models import machine, mlp
 
 import autopar
 

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
+from machines import machine
+from models import mlp
 from torch import nn
-from training_models import machine, mlp
 
 import autopar
 

@@ -6,8 +6,9 @@ import threading
 import pytest
 import torch
 from capturing import joint
+from machines import machine
+from models import Convolutions, Heads, Tied, alike, dropout, mlp
 from torch import nn
-from training_models import Convolved, Dropped, Heads, Tied, alike, machine, mlp
 
 import autopar
 from autopar.session.compare import error
@@ -23,9 +24,9 @@ WAYS = {
 }
 MODELS = {
     "mlp": (mlp, lambda: torch.randn(8, 6)),
-    "conv": (Convolved, lambda: torch.randn(6, 3, 6, 6)),
+    "conv": (Convolutions, lambda: torch.randn(6, 3, 6, 6)),
     "tied": (Tied, lambda: torch.randint(0, 11, (8,))),
-    "dropped": (Dropped, lambda: torch.randn(8, 6)),
+    "dropped": (dropout, lambda: torch.randn(8, 6)),
 }
 OFTEN = {("mlp", "cpu"), ("conv", "halves"), ("tied", "uneven"), ("dropped", "whole"), ("dropped", "halves")}
 
@@ -101,14 +102,14 @@ def test_the_batch_is_cut_and_both_devices_work(shared):
 def test_a_gradient_through_an_unused_output_is_none_where_eagers_is():
     model = Heads()
     fast = compiled(model)
-    fast(torch.randn(8, 6))["left"].sum().backward()
+    fast(torch.randn(8, 6))["both"][0].sum().backward()
     assert model.left.weight.grad is not None
     assert model.right.weight.grad is None and model.right.bias.grad is None
 
 
 def test_an_output_without_gradient_has_none():
     found = compiled(Heads())(torch.randn(8, 6))
-    assert not found["best"].requires_grad and found["left"].requires_grad
+    assert not found["best"].requires_grad and found["both"][0].requires_grad
 
 
 def test_two_forwards_before_one_backward(shared):

@@ -6,9 +6,10 @@ import weakref
 
 import pytest
 import torch
+from machines import machine
+from models import Convolutions, alike, mlp
 from torch import library, nn
 from torch.utils.checkpoint import checkpoint
-from training_models import Convolved, alike, machine, mlp
 from turns import by_turns
 
 import autopar
@@ -146,7 +147,7 @@ def test_sparse_gradients_are_trained_as_written(caplog):
 
 
 def test_statistics_of_the_parts_are_not_held_against_those_of_the_whole():
-    model, x = Convolved(), torch.randn(6, 3, 6, 6)
+    model, x = Convolutions(), torch.randn(6, 3, 6, 6)
     twin = copy.deepcopy(model)
     found = compiled(model, batch_norm="per_part")(x)
     parts = torch.cat([twin(x[:3]), twin(x[3:])])
