@@ -210,6 +210,17 @@ def train(call: Callable[..., Any], model: nn.Module, batches: Sequence[torch.Te
     return [*results, model.state_dict()]
 
 
+def eager_step(
+    model: Callable[..., Any], criterion: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, *batch: Any
+) -> torch.Tensor:  # fmt: skip
+    """Return the loss of one step of the plain loop, for a batch of inputs and targets."""
+    optimizer.zero_grad()
+    value = criterion(model(batch[0]), batch[1])
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
 def steps(step: Callable[..., torch.Tensor], model: nn.Module, batches: Sequence[torch.Tensor]) -> list[Any]:
     """Return the loss of each whole step, and the state afterwards."""
     torch.manual_seed(1)

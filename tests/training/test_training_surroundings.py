@@ -52,24 +52,6 @@ def test_a_checkpoint_around_the_first_call(reentrant):
     assert alike(model, twin)
 
 
-def test_a_forward_hook_counts_from_the_next_call_on():
-    model, x = mlp(), data()
-    fast = compiled(model)
-    before = fast(x)
-    handle = model[0].register_forward_hook(lambda module, inputs, output: output * 2)
-    assert error(fast(x), model(x)) <= 1e-5
-    handle.remove()
-    assert error(fast(x), before) <= 1e-5
-
-
-def test_a_hook_of_the_compiled_model_is_called():
-    fast, seen = compiled(mlp()), []
-    fast.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    fast(data())
-    fast(data())
-    assert seen == [(8, 3), (8, 3)]
-
-
 def test_a_parameter_that_no_module_holds_is_trained():
     class Hidden(nn.Module):
         def __init__(self):
