@@ -160,6 +160,16 @@ def test_units_that_write_are_timed_on_copies():
     assert all(backward_s > 0 for _, backward_s, _ in profile(chain, [x], CPU, True)[:1])
 
 
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+def test_what_crosses_a_cut_is_made_before_it_and_read_after_it(name):
+    *_, chain = captured(name)
+    for cut in range(1, len(chain.nodes)):
+        for node in chain.crossing[cut]:
+            assert chain.unit[node] < cut
+            assert any(user.op == "output" or chain.unit[user] >= cut for user in node.users)
+    assert not chain.crossing[0]
+
+
 def test_masks_and_positions_are_computed_where_they_are_read():
     *_, chain = captured("gpt")
     names = {node.name for node in chain.anywhere}
