@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import warnings
@@ -11,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from . import __version__
+from .cli import Parser
 from .errors import AutoparError
 from .system.text import printable
 
@@ -20,7 +20,7 @@ COMMANDS = ("demo", "doctor", "plan", "bench", "whatif")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 on success, 2 for invalid input (one sentence on stderr)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m autopar",
         description="Make an ordinary PyTorch model use every device of the machine it is on.",
         epilog="demo: a two-layer MLP on the CPU and two devices, with pictures. doctor: the devices of this machine. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Sequence
 from itertools import permutations
@@ -15,11 +14,12 @@ from ..planner import native
 from ..system import cache, versions
 from ..system.process import KEPT_BYTES, keep_freed_memory
 from ..system.text import size, table
+from . import Parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Detect the devices of this machine, measure those not measured yet, and print them; return 0 on success."""
-    parser = argparse.ArgumentParser(prog="python -m autopar doctor", description=main.__doc__)
+    parser = Parser(prog="python -m autopar doctor", description=main.__doc__)
     parser.add_argument(
         "devices", nargs="*", help='device names such as cpu "cpu*2" cuda:0; default: all devices'
     )

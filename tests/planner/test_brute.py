@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from benchmarks.judging import described
 from benchmarks.replay import replay
 from benchmarks.verify import infeasibilities
 from brute import shortest
@@ -11,7 +12,6 @@ from tiny import tiny
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import schedule
-from autopar.planner.formats import described
 
 pytestmark = pytest.mark.slow
 

@@ -54,14 +54,15 @@ def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     machine = ["--machine", "cpu-16,h100-sxm,h100-sxm"]
     assert main(["plan", "mymodel:make", *machine, "--out", "plan.json"]) == 0
-    assert "declared machine, not run" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert not told.out and told.err.count("\n") == 1 and "wrote plan.json" in told.err
     assert json.loads((tmp_path / "plan.json").read_text())["format"] == "autopar plan 1"
     for wrong, words in [
         (["mymodel"], "is not MODULE:FACTORY"),
         (["nothing:make"], "No module named 'nothing'"),
         (["mymodel:other"], "no attribute 'other'"),
         ([":make"], "is not MODULE:FACTORY"),
-        (["mymodel.py:make"], "write the module without .py, mymodel:make"),
+        (["nothing.py:make"], "there is no file nothing.py"),
         (["mymodel:fails"], "mymodel.py:6"),
         (["broken:make"], "broken.py, line 1"),
         (["failing:make"], "ZeroDivisionError: division by zero"),
