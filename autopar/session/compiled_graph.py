@@ -19,7 +19,7 @@ from ..capture import autocast as casting
 from ..capture.captured import restore_strides
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, has_side_effects, outermost
-from ..capture.eager_form import in_eager, unprinted
+from ..capture.eager_form import in_eager, unprinted, warn_of_checkpoints
 from ..capture.floats import fixable
 from ..capture.refusals import explain
 from ..capture.region import Region
@@ -57,6 +57,8 @@ class CompiledGraph:
         self._session, self.module = weakref.ref(session), in_eager(module)
         self.name = type(session.root).__name__ if session.root is not None else "graph"
         self.written = ""
+        if self.module is not module and torch.is_grad_enabled() and session.options.recompute is None:
+            warn_of_checkpoints(self.name)
         self._part = not outermost() or bool(broken(module)[0])
         # If a call leaves no side effects in Python, the check may also call the model itself.
         self.whole = not self._part and not has_side_effects()

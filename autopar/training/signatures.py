@@ -14,7 +14,7 @@ from torch import fx, nn
 from ..capture import Captured
 from ..capture.ahead import ahead
 from ..capture.convert import captured_at
-from ..capture.eager_form import in_eager
+from ..capture.eager_form import in_eager, warn_of_checkpoints
 from ..capture.floats import fixable, numbered, numbers, taking
 from ..capture.refusals import Untraceable, explain, valued
 from ..capture.region import Region
@@ -90,6 +90,8 @@ class Signatures:
 
             return refuse
         eager = in_eager(module)
+        if eager is not module and self.session.options.recompute is None:
+            warn_of_checkpoints(self.name)
         # The `_Bound`s of this graph, the most recently used first.
         own = [first]
 

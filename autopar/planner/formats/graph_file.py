@@ -1,6 +1,7 @@
 """The graph file of autopar: tasks, values, devices and links as JSON, as a `CostedGraph`.
 
-{"format": "autopar graph 1", "tasks": [{"id": "a", "seconds": {"cpu": 1.0, "cuda:0": 0.2}, "state_bytes": 0, "workspace_bytes": 0, "colocate": "g",
+{"format": "autopar graph 1",
+"tasks": [{"id": "a", "seconds": {"cpu": 1.0, "cuda:0": 0.2}, "state_bytes": 0, "workspace_bytes": 0, "colocate": "g",
 "pin": "cpu"}], "values": [{"id": "v", "producer": "a", "consumers": ["b"], "bytes": 4096, "deliver_to": "cpu"},
 {"id": "x", "producer": null, "home": "cpu", "consumers": ["a"], "bytes": 64}], "devices": [{"name": "cpu", "lanes": 2,
 "memory_bytes": null}], "links": [{"src": "cpu", "dst": "cuda:0", "latency_s": 1e-5, "bytes_per_s": 2.5e10, "wire":
