@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -49,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Names that the user chose may contain line breaks and control characters.
         print(f"autopar {chosen.command}: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader, such as `head`, has enough. Python would complain of the rest when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         if error.filename is None:
             raise

@@ -44,8 +44,8 @@ def in_eager(module: fx.GraphModule) -> fx.GraphModule:
 def warn_of_checkpoints(name: str) -> None:
     """Warn, once for each name of a model, that its regions under `torch.utils.checkpoint` save no memory."""
     log.warning(
-        "%s: gradient checkpointing (torch.utils.checkpoint) saves no memory in a placed model, which keeps these "
-        'activations like all others; pass recompute=0.5 (the share of bytes to keep), or recompute="auto" with memory=',
+        "%s: gradient checkpointing (torch.utils.checkpoint) saves no memory in a placed model, which keeps "
+        "these activations like all others; pass recompute=0.5, the share of bytes to keep, instead",
         name,
     )
 
