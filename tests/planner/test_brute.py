@@ -8,6 +8,7 @@ from itertools import pairwise, permutations, product
 from typing import Any
 
 import pytest
+from benchmarks.judging import described
 from benchmarks.replay import replay
 from benchmarks.verify import infeasibilities
 from taskfiles import link
@@ -15,7 +16,6 @@ from tiny import tiny
 
 from autopar.errors import MemoryCapError, PlanError
 from autopar.planner import schedule
-from autopar.planner.formats import described
 
 pytestmark = pytest.mark.slow
 
