@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from . import __version__
+from .cli import Parser
 from .errors import AutoparError
 from .system.text import printable
 
@@ -20,7 +21,7 @@ COMMANDS = ("demo", "doctor", "plan", "bench", "whatif")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 on success, 2 for invalid input (one sentence on stderr)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m autopar",
         description="Make an ordinary PyTorch model use every device of the machine it is on.",
         epilog="demo: a two-layer MLP on the CPU and two devices, with pictures. doctor: the devices of this machine. "
@@ -49,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Names that the user chose may contain line breaks and control characters.
         print(f"autopar {chosen.command}: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader, such as `head`, has enough. Python would complain of the rest when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         if error.filename is None:
             raise

@@ -129,6 +129,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     return report
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread for an operator: threads of one wait by spinning, and round sums in another order than a lane's."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def strict_device(request: pytest.FixtureRequest) -> Iterator[None]:
     """The stand-in as the environment sets it, and delays that are the test's own: alone or among others it has the

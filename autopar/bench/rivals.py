@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ SETTLING = 5
 
 @dataclass(frozen=True)
 class Case:
-    """`model(*args)`, or with `train` a training step of it; `devices` are autopar's."""
+    """`model(*args, **kwargs)`, or with `train` a training step of it; `devices` are autopar's."""
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -39,6 +39,7 @@ class Case:
     train: bool = False
     patience_s: float | None = None
     """Seconds that a rival may take to become faster after its first answer."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
     def nudged(self, seed: int) -> Case:
         """Return the case with other last bits in its weights and arguments."""
@@ -54,7 +55,8 @@ class Case:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(nudge(parameter))
-        return replace(self, model=model, args=tree_map(nudge, self.args))
+        args, kwargs = tree_map(nudge, (self.args, self.kwargs))
+        return replace(self, model=model, args=args, kwargs=kwargs)
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,13 @@ def tensors(answer: Any) -> list[torch.Tensor]:
 
 def inference(case: Case, model: Callable[..., Any], close: Callable[[], None] = lambda: None) -> Entrant:
     """Return the entrant that calls `model`. It also answers rotated arguments, to detect stored answers."""
-    args = case.args
+    args, kwargs = case.args, case.kwargs
 
     def answers() -> list[torch.Tensor]:
-        both = args, tree_map(_rolled, args)
-        return [tensor.clone() for each in both for tensor in tensors(model(*each))]
+        both = (args, kwargs), tree_map(_rolled, (args, kwargs))
+        return [tensor.clone() for each, named in both for tensor in tensors(model(*each, **named))]
 
-    return Entrant(lambda: model(*args), answers, close)
+    return Entrant(lambda: model(*args, **kwargs), answers, close)
 
 
 def _rolled(item: Any) -> Any:
@@ -132,7 +134,7 @@ def run(case: Case, wrap: Callable[[nn.Module], Any] = lambda model: model) -> E
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = loss_of(call(*case.args))
+        loss = loss_of(call(*case.args, **case.kwargs))
         loss.backward()
         optimizer.step()
         return loss
@@ -178,15 +180,19 @@ def whole(case: Case, kernels: Literal["eager", "auto"] = "eager") -> Entrant:
     """Build `autopar.train_step`. Once its kernels are chosen, it starts again from the initial weights."""
     model = copy.deepcopy(case.model)
     devices, optimizer = list(case.devices), torch.optim.SGD(model.parameters(), lr=RATE)
-    step = train_step(
-        model, None, optimizer, devices, step_fn=lambda net, *batch: loss_of(net(*batch)), kernels=kernels
-    )
+    batch, named = (*case.args, *case.kwargs.values()), [*case.kwargs]
+
+    def loss(net: nn.Module, *given: Any) -> torch.Tensor:
+        cut = len(given) - len(named)
+        return loss_of(net(*given[:cut], **dict(zip(named, given[cut:]))))
+
+    step = train_step(model, None, optimizer, devices, step_fn=loss, kernels=kernels)
     if kernels != "eager":
         first = copy.deepcopy(model.state_dict())
         for _ in range(SETTLING):
-            step(*case.args)
+            step(*batch)
         model.load_state_dict(first)
-    entrant = _training(model, lambda: step(*case.args), step.close)
+    entrant = _training(model, lambda: step(*batch), step.close)
     return entrant if kernels == "eager" else replace(entrant, serving=lambda: step.serving)
 
 
@@ -203,7 +209,7 @@ def frozen(case: Case) -> Entrant:
     # code of another rival.
     call = torch.compile(case.model, options={"freezing": True})
     with config.patch(freezing=True):
-        call(*case.args)
+        call(*case.args, **case.kwargs)
     return inference(case, call)
 
 
@@ -212,7 +218,7 @@ def onnxruntime(case: Case) -> Entrant:
     import onnxruntime
 
     _require_cpu(case, "onnxruntime")
-    program = torch.onnx.export(case.model, case.args, dynamo=True, verbose=False)
+    program = torch.onnx.export(case.model, case.args, kwargs=case.kwargs, dynamo=True, verbose=False)
     assert program is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -223,8 +229,8 @@ def onnxruntime(case: Case) -> Entrant:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [item.name for item in session.get_inputs()]
 
-    def call(*args: Any) -> list[torch.Tensor]:
-        arrays = dict(zip(names, (tensor.numpy() for tensor in tensors(args)), strict=True))
+    def call(*given: Any, **named: Any) -> list[torch.Tensor]:
+        arrays = dict(zip(names, (tensor.numpy() for tensor in tensors((given, named))), strict=True))
         return [torch.from_numpy(array) for array in session.run(None, arrays)]
 
     return inference(case, call)
@@ -235,8 +241,8 @@ def openvino(case: Case) -> Entrant:
     import openvino
 
     _require_cpu(case, "openvino")
-    model = openvino.convert_model(torch.export.export(case.model, case.args))
-    sizes = [list(tensor.shape) for tensor in tensors(case.args)]
+    model = openvino.convert_model(torch.export.export(case.model, case.args, case.kwargs))
+    sizes = [list(tensor.shape) for tensor in tensors((case.args, case.kwargs))]
     model.reshape(dict(zip(model.inputs, sizes, strict=True)))
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
@@ -245,15 +251,17 @@ def openvino(case: Case) -> Entrant:
     }
     fast = openvino.Core().compile_model(model, "CPU", settings)
 
-    def call(*args: Any) -> list[torch.Tensor]:
-        arrays = [tensor.numpy() for tensor in tensors(args)]
+    def call(*given: Any, **named: Any) -> list[torch.Tensor]:
+        arrays = [tensor.numpy() for tensor in tensors((given, named))]
         return [torch.from_numpy(array) for array in fast(arrays, share_inputs=True).values()]
 
     return inference(case, call)
 
 
 def _require_cpu(case: Case, name: str) -> None:
-    used = {str(tensor.device) for tensor in (*case.model.parameters(), *tensors(case.args))} - {"cpu"}
+    used = {
+        str(tensor.device) for tensor in (*case.model.parameters(), *tensors((case.args, case.kwargs)))
+    } - {"cpu"}
     if used:
         raise DeviceError(f"{name} runs on the CPU here, and the model is on {min(used)}")
 

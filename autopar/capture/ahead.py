@@ -48,18 +48,22 @@ def ahead(
 
 
 def ahead_for_rows(
-    model: nn.Module, args: Sequence[Any], rows: int, dtype: torch.dtype | None = None
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rows: int,
+    dtype: torch.dtype | None = None,
 ) -> Callable[[int], Graph]:
     """Capture one call of a model on the meta device; return a function from any number of rows to its graph.
 
-    The rows are the first axis of the first tensor in `args`, and of all that are as long. The tensors in `args` are
-    not read; `dtype` replaces that of the floating-point ones. The function raises PlanError for another number than
-    `rows` if the model computes otherwise for each. Raises CaptureError if the call is not one graph.
+    The rows are the first axis of the tensors in `args` and `kwargs` that are `rows` long. No tensor is read; `dtype`
+    replaces that of the floating-point ones. The function raises PlanError for another number than `rows` if the
+    model computes otherwise for each. Raises CaptureError if the call is not one graph.
     """
     # No other size is likely to equal this one, which has the divisors of `rows`.
     many = 11 * rows
     try:
-        region, given = _region(model, _on_meta(args, rows, many, dtype), {}, None)
+        region, given = _region(model, *_on_meta(args, kwargs, rows, many, dtype), None)
         places = [
             (position, place)
             for position, place, _ in region.symbols
@@ -68,7 +72,7 @@ def ahead_for_rows(
     except CaptureError:
         places = []
     if not places:
-        region, given = _region(model, _on_meta(args, rows, rows, dtype), {}, None)
+        region, given = _region(model, *_on_meta(args, kwargs, rows, rows, dtype), None)
 
     def graph(number: int) -> Graph:
         if not places and number != rows:
@@ -88,9 +92,11 @@ def ahead_for_rows(
     return graph
 
 
-def _on_meta(args: Sequence[Any], rows: int, many: int, dtype: torch.dtype | None) -> tuple[Any, ...]:
+def _on_meta(
+    args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, many: int, dtype: torch.dtype | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     with _OnMeta(rows, many, dtype):
-        return copy.deepcopy(tuple(args))
+        return copy.deepcopy((tuple(args), dict(kwargs)))
 
 
 class _OnMeta(TorchFunctionMode):

@@ -229,6 +229,7 @@ class _Conversion:
                 source=source,
                 code=code,
                 phase=self.phase,
+                label=target._opname,
             )
         )
         if random:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import fx
@@ -12,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from . import torch_private as private
 from .torch_private import tag_activation_checkpoint
 from .trace_state import restored_state
+
+log = logging.getLogger("autopar")
 
 
 def in_eager(module: fx.GraphModule) -> fx.GraphModule:
@@ -34,6 +38,16 @@ def in_eager(module: fx.GraphModule) -> fx.GraphModule:
     for name, part in inner.items():
         setattr(made, name, part)
     return made
+
+
+@cache
+def warn_of_checkpoints(name: str) -> None:
+    """Warn, once for each name of a model, that its regions under `torch.utils.checkpoint` save no memory."""
+    log.warning(
+        "%s: gradient checkpointing (torch.utils.checkpoint) saves no memory in a placed model, which keeps "
+        "these activations like all others; pass recompute=0.5, the share of bytes to keep, instead",
+        name,
+    )
 
 
 def unprinted(model: Callable[..., Any]) -> Callable[..., Any]:

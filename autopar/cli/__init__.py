@@ -1,5 +1,5 @@
-"""Commands of `python -m autopar`; arguments that several take: `MODULE:FACTORY`, numbers and files; and checks of what
-they need."""
+"""Commands of `python -m autopar`; their parser; arguments that several take: `MODULE:FACTORY`, numbers and files; and
+checks of what they need."""
 
 from __future__ import annotations
 
@@ -10,15 +10,27 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import AutoparError
 
-FACTORY = "MODULE:FACTORY, for example mymodel:make; make() -> (model, (x,))"
+FACTORY = "MODULE:FACTORY or FILE.py:FACTORY, for example mymodel:make; make() -> (model, (x,))"
 """Help of the argument of `call_factory`."""
+
+RETURNS = "(model, (x, …)), (model, {name: x}) or (model, (x, …), {name: x})"
+"""What a factory may return."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of arguments that reports an error in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Write the message to stderr and exit with status 2."""
+        command = self.prog.removeprefix("python -m ")
+        self.exit(2, f"{command}: {message}; {self.prog} --help lists all options\n")
 
 
 def above_zero(text: str) -> int:
@@ -79,8 +91,10 @@ def require_torch(why: str) -> None:
         raise AutoparError(f"torch is not installed, and {why}; install torch")
 
 
-def call_factory(text: str, batch: int | None = None, command: str = "") -> tuple[Any, tuple[Any, ...]]:
-    """Call `MODULE:FACTORY`, with `batch=` if given; return the model and its arguments.
+def call_factory(
+    text: str, batch: int | None = None, command: str = ""
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Call `MODULE:FACTORY`, with `batch=` if given; return the model, its arguments and its keyword arguments.
 
     Raises AutoparError if it cannot be loaded, takes no batch, lacks a package, fails, or returns anything
     else. With a `command`, which needs a module, also if the model is a function.
@@ -88,7 +102,7 @@ def call_factory(text: str, batch: int | None = None, command: str = "") -> tupl
     factory = _factory(text)
     keywords = {} if batch is None else {"batch": batch}
     if not _takes(factory, keywords):
-        name = text.partition(":")[2]
+        name = text.rpartition(":")[2]
         if keywords:
             raise AutoparError(
                 f"{text} takes no batch; write it as def {name}(batch=1), or leave --batch out"
@@ -100,14 +114,19 @@ def call_factory(text: str, batch: int | None = None, command: str = "") -> tupl
         raise AutoparError(f"{text} lacks a package: {error}; install it") from None
     except Exception as error:
         raise AutoparError(f"{text} fails: {_traced(error)}") from error
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], (tuple, list)):
-        raise AutoparError(f"{text} must return (model, (x, …)): a model and the tuple of its arguments")
+    match result:
+        case (model, Mapping() as kwargs):
+            args: tuple[Any, ...] = ()
+        case (model, (tuple() | list()) as inputs, *rest) if not rest or isinstance(rest[0], Mapping):
+            args, kwargs = tuple(inputs), rest[0] if rest else {}
+        case _:
+            raise AutoparError(f"{text} must return {RETURNS}: a model and the arguments of a call")
     if command:
         from torch.nn import Module
 
-        if not isinstance(result[0], Module):
-            raise AutoparError(f"{text} gives a {type(result[0]).__name__}; {command} needs an nn.Module")
-    return result[0], tuple(result[1])
+        if not isinstance(model, Module):
+            raise AutoparError(f"{text} gives a {type(model).__name__}; {command} needs an nn.Module")
+    return model, args, dict(kwargs)
 
 
 def _takes(factory: Callable[..., Any], given: dict[str, int]) -> bool:
@@ -121,32 +140,40 @@ def _takes(factory: Callable[..., Any], given: dict[str, int]) -> bool:
 
 
 def _factory(text: str) -> Callable[..., Any]:
-    module, _, name = text.partition(":")
+    module, _, name = text.rpartition(":")
     if not (module and name):
         raise AutoparError(f"{text!r} is not MODULE:FACTORY; write for example mymodel:make")
     sys.path.insert(0, "")
     try:
-        factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        load = _from_file if module.endswith(".py") else importlib.import_module
+        factory: Callable[..., Any] = getattr(load(module), name)
     except (ImportError, AttributeError) as error:
-        raise AutoparError(f"{text!r} cannot be loaded: {error}{_hint(error, module, name)}") from None
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
+        hint = "; name a module of this folder, or of PYTHONPATH, or a file.py" if missing else ""
+        raise AutoparError(f"{text!r} cannot be loaded: {error}{hint}") from None
     except Exception as error:
         raise AutoparError(f"{text!r} cannot be loaded: {_traced(error)}") from error
     if not callable(factory):
-        raise AutoparError(f"{text!r} is {factory!r}; name a function that returns (model, (x, …))")
+        raise AutoparError(f"{text!r} is {factory!r}; name a function that returns {RETURNS}")
     return factory
 
 
-def _hint(error: ImportError | AttributeError, module: str, name: str) -> str:
-    """Return what to type if the module does not exist; nothing if it exists and cannot be imported."""
-    if module.endswith(".py"):
-        return f"; write the module without .py, {module.removesuffix('.py').replace('/', '.')}:{name}"
-    missing = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
-    return "; name a module of this folder, or of PYTHONPATH" if missing else ""
+def _from_file(path: str) -> Any:
+    """Import a file as Python runs it: under its own name, with the modules beside it importable."""
+    file = Path(path)
+    if not file.is_file():
+        raise ImportError(f"there is no file {path}")
+    sys.path.insert(0, str(file.parent))
+    spec = spec_from_file_location(file.stem, file)
+    assert spec and spec.loader
+    module = sys.modules[file.stem] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _traced(error: Exception) -> str:
     """Return an error of the user's code with its type, and the file and line that raised it."""
     if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error}"
+        return f"{type(error).__name__}: {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"

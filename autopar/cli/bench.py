@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..bench import machine
 from ..errors import AutoparError
-from . import FACTORY, above_zero, call_factory, duration, names, require_torch, require_writable, write
+from . import (
+    FACTORY,
+    Parser,
+    above_zero,
+    call_factory,
+    duration,
+    names,
+    require_torch,
+    require_writable,
+    write,
+)
 
 if TYPE_CHECKING:
     from ..bench.contest import Row
@@ -46,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
     return _contests(chosen)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m autopar bench",
         description="Time MODULE:FACTORY (a callable that returns a model and its example inputs) under autopar, "
         "eager, torch.compile, ONNX Runtime and OpenVINO, interleaved; or run a suite.",
@@ -136,9 +146,9 @@ def _batches(chosen: argparse.Namespace) -> Iterator[tuple[str, list[Row], str]]
     taking = rivals.chosen(names(chosen.rivals), known)
     for batch in chosen.batch or [None]:
         torch.manual_seed(0)
-        model, args = call_factory(chosen.factory, batch, "bench")
-        case = rivals.Case(model, args, names(chosen.devices), chosen.train)
-        name = chosen.factory.partition(":")[2]
+        model, args, kwargs = call_factory(chosen.factory, batch, "bench")
+        case = rivals.Case(model, args, names(chosen.devices), chosen.train, kwargs=kwargs)
+        name = chosen.factory.rpartition(":")[2]
         title = ", ".join(filter(None, (name, batch and f"batch {batch}", chosen.train and "training")))
         row = contest(
             title, case, taking,

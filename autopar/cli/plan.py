@@ -1,4 +1,4 @@
-"""`python -m autopar plan`: plan a model (loads torch) or a task graph from a file (does not)."""
+"""`python -m autopar plan`: plan a model (loads torch) or a task graph from a file (does not), or read a plan."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..system.text import percent, seconds
-from . import FACTORY, call_factory, names, require_writable, write
+from . import FACTORY, Parser, call_factory, names, require_torch, require_writable, write
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine, as opposed to names of chips, which contain a number."""
@@ -21,14 +21,15 @@ _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 
 def main(argv: Sequence[str]) -> int:
     """Plan the model or graph that the arguments name; return 0 on success."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m autopar plan",
-        description="Plan MODULE:FACTORY (a callable that returns a model and its example inputs), or --graph FILE, "
-        "for a machine.",
+        description="Plan MODULE:FACTORY (a callable that returns a model and its example inputs) for this machine or "
+        "a declared one, or a task graph; or explain and draw a saved plan.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("factory", nargs="?", help=FACTORY)
     what.add_argument("--graph", metavar="FILE", help="a task graph: autopar's .json")
+    what.add_argument("--load", metavar="FILE", help="a saved plan: Plan.save's .json, or that of --out")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", action="append", default=[],
         help="write the plan as .json, or draw it: .html .svg .png .dot; may be repeated",
@@ -43,21 +44,35 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     model = parser.add_argument_group("a model")
     model.add_argument(
-        "--machine", help="chips such as cpu-16,h100-sxm,h100-sxm, or devices of this machine: cpu,cuda:0"
+        "--machine",
+        metavar="NAMES",
+        help="devices of this machine such as cpu,cuda:0 (default: all of them), or chips such as cpu-16,h100-sxm",
     )
     model.add_argument("--policy", help="auto (the default), single, round_robin or heft")
     model.add_argument("--split", help="auto (the default), none or a number of parts")
     graph = parser.add_argument_group("a task graph")
     graph.add_argument("--budget-s", type=float, metavar="S", help="limit on the search in seconds")
     chosen = parser.parse_args(argv)
-    if chosen.graph is None and chosen.machine is None:
-        parser.error("a model needs --machine, for example --machine cpu,cuda:0")
-    for word in ("budget_s",) if chosen.graph is None else ("machine", "policy", "split"):
-        if getattr(chosen, word) is not None:
-            kind = "a task graph" if chosen.graph is None else "a model"
-            parser.error(f"--{word.replace('_', '-')} goes with {kind}")
+    kind = "a model" if chosen.factory else "a task graph" if chosen.graph else "a saved plan"
+    for word, owner in (
+        ("budget_s", "a task graph"),
+        *((w, "a model") for w in ("machine", "policy", "split")),
+    ):
+        if getattr(chosen, word) is not None and kind != owner:
+            parser.error(f"--{word.replace('_', '-')} goes with {owner}")
     _check_names(chosen)
-    return _model(chosen) if chosen.graph is None else _graph(chosen)
+    began = time.perf_counter()
+    plan = Plan.load(chosen.load) if chosen.load else _model(chosen) if chosen.factory else _graph(chosen)
+    took = time.perf_counter() - began
+    _show(plan, chosen)
+    files = ", ".join(map(str, chosen.out + chosen.timeline))
+    print(
+        f"{'read' if chosen.load else 'planned'} in {took:.3f} s by {plan.policy}: {seconds(plan.makespan)}, "
+        f"lower bound {seconds(plan.lower_bound)} (gap {percent(plan.gap)})"
+        f"{f'; stopped: {plan.stopped}' if plan.stopped else ''}{f'; wrote {files}' if files else ''}",
+        file=sys.stderr,
+    )
+    return 0
 
 
 def _check_names(chosen: argparse.Namespace) -> None:
@@ -72,49 +87,36 @@ def _check_names(chosen: argparse.Namespace) -> None:
         require_writable(path)
 
 
-def _graph(chosen: argparse.Namespace) -> int:
-    from ..planner import schedule
-    from ..planner.formats import text
-
-    began = time.perf_counter()
-    plan = schedule(chosen.graph, budget_s=chosen.budget_s)
-    took = time.perf_counter() - began
-    ended = f"; stopped: {plan.stopped}" if plan.stopped else ""
-    print(
-        f"planned in {took:.3f} s by {plan.policy}: {seconds(plan.makespan)}, lower bound "
-        f"{seconds(plan.lower_bound)} (gap {percent(plan.gap)}){ended}",
-        file=sys.stderr,
-    )
-    report = chosen.explain or ([""] if not chosen.out + chosen.timeline else [])
-    _show(plan, chosen, report, lambda path: path.write_text(text(plan), encoding="utf-8"))
-    return 0
-
-
-def _show(
-    plan: Plan, chosen: argparse.Namespace, report: Sequence[str], save: Callable[[Path], object]
-) -> None:
+def _show(plan: Plan, chosen: argparse.Namespace) -> None:
     """Write and draw the requested files, and print the report or the reasons for the named tasks."""
     from ..view import draw, explain, explain_clusters, save_timeline
 
     for path in chosen.out:
-        write(path, save if path.name.lower().endswith(".json") else lambda beside: draw(plan, beside))
+        write(path, plan.save if path.name.lower().endswith(".json") else lambda beside: draw(plan, beside))
     for path in chosen.timeline:
         write(path, lambda beside: save_timeline(plan.timeline(), beside))
-    if "" in report:
+    if "" in chosen.explain or not chosen.explain + chosen.out + chosen.timeline:
         print(explain(plan))
-    tasks = [name for name in report if name]
+    tasks = [name for name in chosen.explain if name]
     if tasks:
         print(explain_clusters(plan, tasks))
 
 
-def _model(chosen: argparse.Namespace) -> int:
+def _graph(chosen: argparse.Namespace) -> Plan:
+    from ..planner import schedule
+
+    return schedule(chosen.graph, budget_s=chosen.budget_s)
+
+
+def _model(chosen: argparse.Namespace) -> Plan:
+    require_torch("a model is captured with it")
     import torch
 
     from .. import api
     from ..ir.machine import Machine
 
-    model, inputs = call_factory(chosen.factory)
-    devices = names(chosen.machine)
+    model, args, kwargs = call_factory(chosen.factory)
+    devices = names(chosen.machine or "auto")
     real = all(map(_DEVICE.fullmatch, devices))
     split = {None: "auto", "none": None}.get(chosen.split, chosen.split)
     if split not in ("auto", None):
@@ -125,7 +127,7 @@ def _model(chosen: argparse.Namespace) -> int:
                 f"--split {split} is not known; give auto, none or a number of parts"
             ) from None
     with torch.no_grad():
-        plan = api.plan(model, devices if real else Machine.declare(*devices), example_inputs=inputs,
-                        policy=chosen.policy or "auto", split=split)  # fmt: skip
-    _show(plan, chosen, chosen.explain or [""], plan.save)
-    return 0
+        return api.plan(
+            model, devices if real else Machine.declare(*devices), example_inputs=args,
+            example_kwargs=kwargs, policy=chosen.policy or "auto", split=split,
+        )  # fmt: skip

@@ -12,7 +12,7 @@ from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
 from ..system.text import table
-from . import FACTORY, above_zero, call_factory, require_torch, require_writable, write
+from . import FACTORY, Parser, above_zero, call_factory, require_torch, require_writable, write
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,15 +71,15 @@ def _captured(chosen: argparse.Namespace):  # type: ignore[no-untyped-def]  # to
     from ..distributed import forecast as of
 
     with torch.device("meta"):
-        model, args = call_factory(chosen.factory, command="whatif")
+        model, args, kwargs = call_factory(chosen.factory, command="whatif")
     model = of.on_meta(model, chosen.dtype)
     floats = (p.dtype for p in model.parameters() if p.is_floating_point())
     dtype = next(floats, None) if chosen.dtype else None
-    return of.captured(model, args, train=not chosen.infer, dtype=dtype)
+    return of.captured(model, args, kwargs, train=not chosen.infer, dtype=dtype)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m autopar whatif",
         description="Plan MODULE:FACTORY (a callable that returns a model and its example inputs, made on the meta "
         "device) for declared hosts: stages, replicas, tensor parallelism, micro-batches and schedule.",
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("factory", help=FACTORY)
     parser.add_argument(
         "--hosts", action="append", required=True, metavar="HOSTS",
-        help='such as "8 x (cpu + 8 h100) over 8 ib-400"; may be repeated',
+        help='such as "8 x (cpu + 8 h100) over 8 ib-400", or one host: "cpu + 2 rtx-4090"; may be repeated',
     )  # fmt: skip
     parser.add_argument(
         "--batch", type=above_zero, action="append", required=True, metavar="N",
@@ -98,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimizer", default="adam", metavar="NAME", help="none, sgd, momentum or adam (default)"
     )
-    parser.add_argument("--dtype", metavar="NAME", help="dtype of the model's weights, such as bfloat16")
+    parser.add_argument(
+        "--dtype", metavar="NAME", help="dtype of the model's weights, such as bfloat16 or bf16"
+    )
     parser.add_argument("--tensor", type=above_zero, metavar="N", help="accelerators that share each layer")
     parser.add_argument("--stages", type=above_zero, metavar="N", help="stages of the pipeline")
     parser.add_argument("--replicas", type=above_zero, metavar="N", help="replicas of the whole model")

@@ -80,6 +80,19 @@ def detect(devices: Sequence[str | Device]) -> Machine:
     return Machine(tuple(rated), _links(rated, measured)).check()
 
 
+def one_lane(machine: Machine) -> Machine | None:
+    """Return a machine that is present with the CPU as one lane of all threads instead of several lanes of fewer; None
+    if it has no such CPU, or is not here."""
+    cpu = machine.device.get(machine.host)
+    if cpu is None or cpu.lanes == 1 or cpu.torch_type != "cpu" or not present(machine):
+        return None
+    (whole,) = detect([cpu.kind]).devices
+    if whole.threads <= cpu.threads:
+        return None
+    whole = replace(whole, memory_bytes=cpu.memory_bytes)
+    return replace(machine, devices=tuple(whole if device is cpu else device for device in machine.devices))
+
+
 def asked(devices: Sequence[str | Device]) -> tuple[list[str | Device], list[Device]]:
     """Return the devices of `detect` as given, "auto" resolved, and as devices without figures. Measures nothing.
 

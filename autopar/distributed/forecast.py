@@ -28,6 +28,8 @@ from ..system.text import seconds, size
 
 OPTIMIZERS = {"none": 0.0, "sgd": 0.0, "momentum": 1.0, "adam": 2.0}
 """Tensors of optimizer state for each parameter, by the optimizer's name."""
+SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+"""Dtypes by their short names."""
 MASTER = ("bfloat16", "float16")
 """Dtypes of weights for which an optimizer keeps its state, and a copy of the weights, in float32."""
 
@@ -55,14 +57,21 @@ class _Model:
 
 
 def captured(
-    model: nn.Module, args: Sequence[Any], *, train: bool = True, dtype: torch.dtype | None = None
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> _Model:
     """Capture a model on the meta device and the arguments of one call, with any number of rows.
 
     The first axis of the first tensor is the batch. `dtype`: that of floating-point arguments, if not their own.
     Raises CaptureError if the model is not one graph.
     """
-    batch = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()), None)
+    kwargs = kwargs or {}
+    tensors = (arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor))
+    batch = next((tensor for tensor in tensors if tensor.dim()), None)
     if batch is None:
         raise CaptureError("no argument is a tensor with a batch as its first axis; give one, such as (x,)")
     rows = int(batch.shape[0])
@@ -73,12 +82,12 @@ def captured(
     with torch.set_grad_enabled(train):
         try:
             with shortened(model) as repeats:
-                graph = ahead_for_rows(model, args, rows, dtype)
+                graph = ahead_for_rows(model, args, kwargs, rows, dtype)
         except (CaptureError, IndexError):
             if not repeats:
                 raise
             # The model indexes its layers, and fails with shortened lists.
-            graph, repeats = ahead_for_rows(model, args, rows, dtype), {}
+            graph, repeats = ahead_for_rows(model, args, kwargs, rows, dtype), {}
     kept = cache(graph)
     name = str(parameters[0].dtype if parameters else torch.float32).removeprefix("torch.")
     tokens = batch.shape[1] if not batch.is_floating_point() and batch.dim() == 2 else 0
@@ -270,7 +279,7 @@ def on_meta(model: nn.Module, dtype: str | None) -> nn.Module:
     moved = model.to("meta")
     if dtype is None:
         return moved
-    wanted = getattr(torch, dtype, None)
+    wanted = getattr(torch, SHORT.get(dtype, dtype), None)
     if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
         raise PlanError(
             f"dtype={dtype!r} is not a floating dtype of torch; give bfloat16, float16 or float32"

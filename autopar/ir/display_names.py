@@ -12,6 +12,8 @@ from .graph import JOIN, PART, SUM, UPDATES, Task
 
 PHASES = ("forward", "backward", "reduction", "update")
 """Phases of a training step."""
+BUCKET = "gradient bucket"
+"""Start of the label of tasks that sum several small gradients together."""
 _PACKS = "aten.flatten_dense_tensors.default"
 CRITERION = "criterion"
 """Module name of the loss of a training step; its tasks are named by operator: `mse_loss`."""
@@ -19,8 +21,6 @@ LOSS = "autopar.loss"
 """Target of the task that stands for the user's own loss: it reads the outputs of the call and makes the tangents."""
 _SHARE = 0.15
 _LONG = 30
-_PART = re.compile(r"(.+?)(?:#axis\d+)?#(?:part)?(\d+)")
-_BUCKET = re.compile(r"bucket(\d+)#(?:cat|sum|view|views)(\d*)")
 _ENDS = re.compile(r"(_backward_data|_backward|_forward|_functional|_legit)+$")
 
 
@@ -42,7 +42,7 @@ class Words:
 
     def task(self, task: Task) -> str:
         """Return the display name of a single task, as if it were a cluster."""
-        return self._special(task) or f"{_unit(task)}{self._phase([task])}{_suffix([task])}"
+        return self._special(task) or f"{_unit(task)}{self._phase([task])}{self._suffix([task])}"
 
     def phase(self, name: str) -> str:
         """Return the phase in which a cluster spends most time; for views, that of the viewed value."""
@@ -101,7 +101,7 @@ class Words:
         heavy = [task for task in tasks if task.phase == phase]
         heavy = [task for task in heavy if not task.free] or heavy
         longest = max(heavy, key=self._seconds)
-        if len(heavy) == 1 or _BUCKET.fullmatch(longest.name):
+        if len(heavy) == 1 or longest.label.startswith(BUCKET):
             special = self._special(longest)
             if special:
                 return special
@@ -119,28 +119,27 @@ class Words:
         chosen = [unit for unit in large if unit in modules] or large or list(shares)
         if len(shares) > 1 and not modules:
             chosen = [max(shares, key=lambda unit: shares[unit])]
-        return f"{_together(chosen)}{self._phase(heavy)}{_suffix(tasks)}"
+        return f"{_together(chosen)}{self._phase(heavy)}{self._suffix(tasks)}"
 
     def _special(self, task: Task) -> str:
         """Return the name of a task outside of modules (part, join, sum, update, user's loss); else ""."""
-        bucket = _BUCKET.fullmatch(task.name)
-        if bucket:
+        if task.label.startswith(BUCKET):
             verb = "sum" if task.target == SUM else "unpack" if task.free else "pack"
-            return f"{verb} gradient bucket {bucket[1]}" + (f" #{bucket[2]}" if verb == "pack" else "")
+            return f"{verb} {task.label}{self._suffix([task])}"
         if task.target == LOSS:
             return "your loss"
         if task.phase == "update":
             return f"update {_range(_updated(task))}"
         if task.target in (PART, JOIN):
             verb = "split" if task.target == PART else "join"
-            base = task.name.rpartition("#")[0] if verb == "join" else task.inputs[0]
-            return f"{verb} {self.value(base)}{_suffix([task])}"
+            whole = task.outputs[0] if verb == "join" else task.inputs[0]
+            return f"{verb} {self.value(whole)}{self._suffix([task])}"
         if task.target == SUM:
             return f"sum {self.value(task.outputs[0]).removesuffix(' sum')}"
         if task.phase == "backward" and len(task.outputs) == 1:
             gradient = self.value(task.outputs[0]).partition(", part ")[0]
             if gradient in self._gradients:
-                return gradient + _suffix([task])
+                return gradient + self._suffix([task])
         return ""
 
     def _seconds(self, task: Task) -> float:
@@ -163,10 +162,8 @@ class Words:
         return f" {self._most(tasks)}" if self.training else ""
 
     def _value(self, name: str) -> str:
-        part = _PART.fullmatch(name)
-        if part and (part[1] in self.graph.value or name in self.graph.producer):
-            return f"{self._whole(part[1], name)}, part {part[2]}"
-        return self._whole(name, name)
+        part = self.graph.value[name].part if name in self.graph.value else None
+        return f"{self._whole(part[0], name)}, part {part[1]}" if part else self._whole(name, name)
 
     def _whole(self, name: str, one: str) -> str:
         """Return the name of a value, or of the value of which `one` is a part."""
@@ -177,21 +174,21 @@ class Words:
             return known.path.removeprefix("optimizer.state.") or name
         if name in self._new:
             return f"{_range([self.value(state) for state in self._new[name]])}, new"
-        bucket = _BUCKET.fullmatch(one)
-        if bucket:
-            return f"gradient bucket {bucket[1]}" + (f", part {bucket[2]}" if bucket[2] else "")
+        maker = self.graph.task.get(self.graph.producer.get(one, ""))
+        if maker and maker.label.startswith(BUCKET):
+            return maker.label
         if name in self._gradients:
             return self._gradients[name]
-        maker = self.graph.task.get(self.graph.producer.get(one, ""))
         if maker is None:
             return name
         if maker.target in (PART, JOIN) and maker.inputs[0] != one:
-            return self._whole(_base(maker.inputs[0]), maker.inputs[0])
+            return self._whole(self._base(maker.inputs[0]), maker.inputs[0])
         if maker.module == CRITERION:
             return _unit(maker) + (" backward" if maker.phase == "backward" else "")
+        label = self.graph.value[one].label.replace("_", " ")
         if maker.phase == "forward":
-            return f"{maker.module} {_word(name) or 'output'}" if maker.module else name
-        return f"{_unit(maker)} {maker.phase} {_word(name)}".rstrip()
+            return f"{maker.module} {label or 'output'}" if maker.module else name
+        return f"{_unit(maker)} {maker.phase} {label}".rstrip()
 
     @cached_property
     def _new(self) -> dict[str, list[str]]:
@@ -206,37 +203,32 @@ class Words:
         """The gradient that each value is, or becomes by views alone; parts have the name of their whole."""
         paths = {self.graph.value[name].path for name in self.graph.state}
         names = {
-            name: _base(name)
+            name: self._base(name)
             for name in self.graph.producer
-            if _base(name).endswith(".grad") and _base(name).removesuffix(".grad") in paths
+            if self._base(name).endswith(".grad") and self._base(name).removesuffix(".grad") in paths
         }
         names.update({text: text for text in names.values()})
         for task in reversed(self.graph.tasks):
             if task.phase == "backward" and len(task.outputs) == 1 and len(task.inputs) == 1:
-                output, read = _base(task.outputs[0]), _base(task.inputs[0])
+                output, read = self._base(task.outputs[0]), self._base(task.inputs[0])
                 if task.free and output in names and task.target != PART:
                     names.setdefault(read, names[output])
         return names
 
+    def _base(self, name: str) -> str:
+        """Return the value of which a value is a part; without one, the value itself."""
+        part = self.graph.value[name].part
+        return part[0] if part else name
 
-def _base(name: str) -> str:
-    part = _PART.fullmatch(name)
-    return part[1] if part else name
-
-
-def _word(name: str) -> str:
-    """Return the display form of a value's name after the operator: `squares` of `batch_norm#squares`."""
-    _, mark, word = name.rpartition("#")
-    return re.sub(r".*\.\d+_", "", word).replace("_", " ") if mark else ""
-
-
-def _suffix(tasks: list[Task]) -> str:
-    """Return ` #1` for tasks on the second part of the batch."""
-    for task in tasks:
-        part = _PART.fullmatch(task.name)
-        if part and (task.part or task.target == PART):
-            return f" #{part[2]}"
-    return ""
+    def _suffix(self, tasks: list[Task]) -> str:
+        """Return ` #1` for tasks on the second part of the batch."""
+        parts = (
+            self.graph.value[name].part
+            for task in tasks
+            if task.part or task.target == PART
+            for name in task.outputs
+        )
+        return next((f" #{part[1]}" for part in parts if part), "")
 
 
 def _unit(task: Task) -> str:
@@ -252,11 +244,9 @@ def _updated(task: Task) -> list[str]:
 
 def operator(task: Task) -> str:
     """Return the operator of a task, as a model's author would call it: `batch_norm`, `relu`, `mse_loss`."""
-    name = task.name.partition("#")[0]
-    home, _, rest = task.target.partition(".")
-    if task.module != CRITERION and home in ("aten", "autopar", "prims") and rest:
-        name = rest.partition(".")[0]
-    name = _ENDS.sub("", re.sub(r"(\.\d+|_\d+)$", "", name)).strip("_").removeprefix("native_")
+    _, _, rest = task.target.partition(".")
+    name = task.label or rest.partition(".")[0] or task.name
+    name = _ENDS.sub("", name).strip("_").removeprefix("native_")
     return "relu" if name == "threshold" else name
 
 

@@ -109,6 +109,8 @@ class Value:
     dtype: "object" for a Python value without bytes.
     order: axes from the slowest to the fastest in memory, if permuted.
     slice: the part of another state that this state is; it shares memory with it but is transferred alone.
+    part: the value of which it is a part, and its number among the parts; for display.
+    label: the step of a rewritten task that makes it, such as `squares`; for display.
     open: extents and number of elements, those that depend on a call's sizes as `OpenSize`; empty if it is not known
     which do. Not in files.
     """
@@ -122,6 +124,8 @@ class Value:
     path: str = ""
     order: tuple[int, ...] = ()
     slice: Slice | None = None
+    part: tuple[str, int] | None = field(default=None, repr=False, compare=False)
+    label: str = field(default="", repr=False, compare=False)
     open: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata={"saved": False})
 
 
@@ -135,6 +139,7 @@ class Task:
     home: bound to the device of the user's call.
     flops: floating-point operations; a multiply and an add count as two.
     module, source: place in the user's code.
+    label: name for display: the captured operator, which the tasks that replace it keep; without one, that of `target`.
     inputs: names of the values read, each once, in order.
     """
 
@@ -156,6 +161,7 @@ class Task:
     origin: str = ""
     part: str = ""
     phase: Literal["forward", "backward", "update"] = "forward"
+    label: str = field(default="", repr=False, compare=False)
     inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,13 +89,21 @@ class Hosts:
         """Parse hosts: `"8 x (cpu + 8 h100) over ib-400"`, `"2 x cpu + 1 x (cpu + 4 a100) over 2 ib-200"`.
 
         Machines are as in `Machine.declare`, networks as in `NETWORKS`, preceded by the number of ports of each host.
-        Raises DeviceError, naming the part that cannot be read.
+        One host needs no network: `"cpu + 2 rtx-4090"`. Raises DeviceError, naming the part that cannot be read.
         """
         if not isinstance(text, str):
             raise DeviceError(
                 f'hosts={text!r} is not text; write, for example, "2 x (cpu + 4 h100) over ib-400"'
             )
         machines, _, over = text.partition(" over ")
+        # Without a network, and unless it says otherwise, the text is one host: its chips need no brackets.
+        alone = not over.strip() and not re.search(r"\(|^\s*\d+\s*[x×]", machines)
+        groups = _groups(f"({machines})" if alone else machines)
+        count = sum(number for number, _ in groups)
+        if count > MOST_HOSTS:
+            raise DeviceError(f"hosts={text!r} are more than {MOST_HOSTS:,} hosts")
+        if count == 1 and not over.strip():
+            return Hosts((Host("host0", Machine.declare(*groups[0][1]), math.inf, 0.0),)).check()
         if not over.strip():
             raise DeviceError(
                 f'hosts={text!r} names no network; end it, for example, with " over ib-400" or " over ethernet-10"'
@@ -106,21 +115,23 @@ class Hosts:
             )
         ports, network = int(match[1] or 1), find("network", match[2], NETWORKS)
         rate, latency = ports * network.reached, network.latency_s
-        hosts: list[Host] = []
-        for count, chips in _groups(machines):
-            machine = Machine.declare(*chips)
-            for _ in range(count):
-                hosts.append(Host(f"host{len(hosts)}", machine, rate, latency, ports, network.title))
-                if len(hosts) > MOST_HOSTS:
-                    raise DeviceError(f"hosts={text!r} are more than {MOST_HOSTS:,} hosts")
+        each = [machine for number, chips in groups for machine in number * (Machine.declare(*chips),)]
+        hosts = (
+            Host(f"host{index}", machine, rate, latency, ports, network.title)
+            for index, machine in enumerate(each)
+        )
         return Hosts(tuple(hosts)).check()
 
     def __str__(self) -> str:
         rows = [("host", "devices", "network", "way out", "latency")]
         for host in self.hosts:
             chips = ", ".join(device.chip or device.name for device in host.machine.devices)
-            rows.append((host.name, chips, host.network or "-", f"{size(host.bytes_per_s)}/s",
-                         f"{host.latency_s * 1e6:.1f} µs"))  # fmt: skip
+            way = (
+                (f"{size(host.bytes_per_s)}/s", f"{host.latency_s * 1e6:.1f} µs")
+                if host.network
+                else ("-", "-")
+            )
+            rows.append((host.name, chips, host.network or "-", *way))
         return table(rows, right=(3, 4))
 
 

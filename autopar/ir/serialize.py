@@ -10,7 +10,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -40,9 +40,23 @@ def load(
     key = file_format.split()[1]
     way = f"write one with {key}.save({str(path)!r}), never a pickle"
     data = read_json(path, way, error)
-    if not isinstance(data, dict) or data.get("format") != file_format:
-        raise error(f"{path} is not an {file_format!r} file; {way}")
+    require_format(data, file_format, str(path), way, error)
     return decode(kind, data.get(key), str(path))
+
+
+def require_format(data: Any, file_format: str, called: str, way: str, error: type[AutoparError]) -> None:
+    """Raise `error` if JSON data is of no format of autopar's, of another one, or of another version of it."""
+    found = data.get("format") if isinstance(data, Mapping) else None
+    if found == file_format:
+        return
+    kind, version = file_format.rsplit(" ", 1)
+    if isinstance(found, str) and found.startswith(f"{kind} "):
+        raise error(
+            f"{called} is of version {short(found.removeprefix(f'{kind} '))}, and this autopar reads version {version} "
+            f"of {kind!r}; {way}"
+        )
+    told = f"it says {short(found)}" if found is not None else "it has no 'format'"
+    raise error(f"{called} is not an {file_format!r} file: {told}; {way}")
 
 
 def encode(value: Any) -> Any:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..capture.autocast import anywhere
 from ..costs.calibrate import pins_memory
 from ..errors import RunError
 from ..ir.plan import Plan
-from ..ir.program import Copy, Program
+from ..ir.program import Copy, Piece, Program, Step, reads
 from ..ir.timeline import Timeline
 from ..system.process import reserve
 from . import thread_state
 from .bind_program import Assembly
 from .flat_transfer import pieces
-from .inline_call import InlineCall
 from .kernels import Kernel
-from .lane_threads import Crew, stop_all
+from .lane_threads import Crew, failure, stop_all
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .record import CallRecord
@@ -77,10 +79,9 @@ class Executor:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run one call. Raises RunError if a task fails."""
-        inline = self.inline
-        if inline is None:
+        if self.arguments is None:
             return self._enter(inputs, None)[0]
-        return inline.serve(self._placed(inputs))
+        return self.compute([*self._placed(inputs), *[place and place[0][place[1]] for place in self._state]])
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
         """Run one call; return its outputs and, with `record`, its measured timeline with the prediction.
@@ -90,9 +91,9 @@ class Executor:
         return self._enter(inputs, CallRecord(self._plan, self._program) if record else None)
 
     @cached_property
-    def inline(self) -> InlineCall | None:
-        """The program as a plain function in the caller's thread, on its streams; None if that is not all it
-        needs, as with other lanes, replicas, changed inputs or the user's own code."""
+    def arguments(self) -> tuple[str, ...] | None:
+        """Inputs and state, read or written, for each of which `compute` takes a tensor; None if the program needs more
+        than the caller's thread and streams, as with other lanes, replicas, changed inputs or the user's own code."""
         with self._lock:
             self._crew.start()
             function, assembly = self._crew.alone(), self._assembly
@@ -104,14 +105,51 @@ class Executor:
             sliced = any(value.slice for value in self._graph.values)
             if function is None or changes or more or sliced or any(stays for _, stays in self._outputs):
                 return None
-            return InlineCall(assembly, function, self._lock)
+            self._function, program, layout = function, self._program, assembly.layout
+            fed = [program.buffer[name].value for name in layout.fed]
+            names = [*self._graph.inputs, *fed]
+            written = [target for _, target in program.updates if target not in names]
+            read = set(program.outputs).union(*(_read(step, assembly.kernels) for _, step in program.steps()))
+            state = self._captured.state
+            # Kernels have folded the state that is not read.
+            self._state = [state[name] if buffer in read else None for name, buffer in zip(fed, layout.fed)]
+            self._state += [state[name] for name in written]
+            self._taken, names = len(names), names + written
+            self._written = [(layout.slots[name], names.index(target)) for name, target in program.updates]
+            self._results = selector([slot for slot, _ in self._outputs])
+            return tuple(names)
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Return True if the inputs are on the devices where the program reads them."""
+        return all(inputs[position].device == device for position, device in self._places)
+
+    def compute(self, tensors: Sequence[Any]) -> list[Any]:
+        """Run one call on exactly these tensors, one for each of `arguments`, in the caller's thread; write updates to
+        them once all tasks are done. Raises RunError if a task fails."""
+        with self._lock:
+            slots = [*(tensors[: self._taken] if self._written else tensors), *self._blank]
+            try:
+                if torch.is_grad_enabled() or anywhere():
+                    with contextlib.ExitStack() as stack:
+                        thread_state.enter(stack, False, self._assembly.types)
+                        self._function(slots, None)
+                else:
+                    self._function(slots, None)
+            except BaseException as error:
+                (lane,) = self._assembly.lanes
+                shown = failure(self._assembly, lane, error, True)
+                if shown is error:
+                    raise
+                raise shown from error
+            if self._written:
+                _write((tensors[position], slots[slot]) for slot, position in self._written)
+            return list(self._results(slots))
 
     def resized(self, sizes: tuple[float, ...]) -> Executor:
         """Return an executor for calls with other sizes that shares code, threads and lock with this one."""
         made = copy.copy(self)
         made._origin, made._captured = self, replace(self._captured, sizes=sizes)
         made._blank = [*self._blank[:-1], sizes]
-        vars(made)["inline"] = self.inline and self.inline.resized(sizes)
         self._resized.add(made)
         return made
 
@@ -129,7 +167,7 @@ class Executor:
         """Use `plan` from the next call on: the same program on another declared clock."""
         with self._lock:
             self._crew.stop()
-            vars(self).pop("inline", None)
+            vars(self).pop("arguments", None)
             self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
@@ -230,13 +268,10 @@ class Executor:
         return slots
 
     def _write_back(self, slots: list[Any], inputs: Sequence[Any]) -> None:
-        with torch.no_grad():
-            for slot, owner, key in self._updates:
-                target = (inputs if owner is None else owner)[key]
-                if target is not slots[slot]:
-                    target.copy_(slots[slot])
-            for slot, states in self._pieces.items():
-                targets = [owner[key] for owner, key in states]
+        _write(((inputs if owner is None else owner)[key], slots[slot]) for slot, owner, key in self._updates)
+        for slot, states in self._pieces.items():
+            targets = [owner[key] for owner, key in states]
+            with torch.no_grad():
                 torch._foreach_copy_(targets, pieces(slots[slot], targets))
 
     def forked(self) -> None:
@@ -244,11 +279,30 @@ class Executor:
         self._lock = threading.RLock()
         for executor in (self, *self._resized):
             executor._lock = self._lock
-            inline = vars(executor).get("inline")
-            if inline is not None:
-                inline.lock = self._lock
         self._pool.forked()
         self._crew.forked()
+
+
+@torch.no_grad()
+def _write(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy a new value to each target that is not the new value itself."""
+    for target, new in pairs:
+        if target is not new:
+            target.copy_(new)
+
+
+def _read(step: Step, kernels: Mapping[str, Kernel]) -> Sequence[str]:
+    """Return the buffers whose tensors a step receives."""
+    if isinstance(step, Piece):
+        return [step.reads[position] for position in kernels[step.tasks[0]].takes]
+    return reads(step)
+
+
+def selector(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function that selects the items at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda items: tuple([items[position] for position in positions])
 
 
 class _Residents:

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from ..capture.convert import captured_at
 from ..capture.dynamo_private import broken, has_side_effects, outermost
-from ..capture.eager_form import in_eager
+from ..capture.eager_form import in_eager, warn_of_checkpoints
 from ..capture.region import Region
 from ..ir.plan import Plan
 from ..runtime.thread_state import alone_with, unseen
@@ -58,6 +58,8 @@ class CompiledGraph:
             session.uncaptured(self, module, error)
         # After a step has taken its marks out of the graph.
         self.module = in_eager(module)
+        if self.module is not module and torch.is_grad_enabled() and session.options.recompute is None:
+            warn_of_checkpoints(self.name)
         self._begin(region, examples)
 
     def _begin(self, region: Region | None, args: Sequence[Any]) -> None:

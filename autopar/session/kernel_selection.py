@@ -247,9 +247,6 @@ class KernelExecutor:
     """Runs a program with the kernels of a `selection`, and by PyTorch's own before there are any, for sizes that they
     do not serve, and when folded weights have changed."""
 
-    inline = None
-    """None: weights are to be checked before each call."""
-
     def __init__(self, selection: KernelSelection) -> None:
         self.selection, self.plain = selection, selection.plain
         self._sizes: tuple[float, ...] | None = None

@@ -15,7 +15,7 @@ from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
 from ..ir.plan import Plan
 from ..planner.policies import Policy
-from ..runtime.inline_call import chosen
+from ..runtime.executor import Executor, selector
 from ..transform.feature_split import LABEL
 from ..transform.split import rows_of
 from .options import Options
@@ -41,17 +41,15 @@ class Short:
         self.prepared, self.own = prepared, own
         captured, executor = prepared.captured, prepared.executor
         self.stateful = captured.stateful
-        inline = executor.inline
-        if inline is not None and not inline.fits(region.inputs(args)):
-            inline = None
-        self._constants = () if inline is None else tuple(region.constants.values())
         self._same = [(index, place[name]) for index, name in captured.same]
-        if inline is None:
-            self._call: Callable[[Sequence[Any]], list[Any]] = executor
-            self._state, self._chosen = region.state_at, chosen(region.inputs_at)
-        else:
-            self._call, self._state = inline, region.state_at[:1]
-            self._chosen = chosen([place[name] for name in inline.names])
+        self._call: Callable[[Sequence[Any]], list[Any]] = executor
+        self._state, self._chosen = region.state_at, selector(region.inputs_at)
+        self._constants: tuple[Any, ...] = ()
+        # With kernels, weights are to be checked before each call.
+        if isinstance(executor, Executor) and executor.arguments and executor.fits(region.inputs(args)):
+            self._call, self._state = executor.compute, region.state_at[:1]
+            self._chosen = selector([place[name] for name in executor.arguments])
+            self._constants = tuple(region.constants.values())
         self._rebuild = captured.rebuild
         self._strides = captured.strides if any(strides is not None for strides in captured.strides) else ()
         self._kind, self._numbers = captured.home.type, region.numbers if region.numbers.places else None

@@ -16,7 +16,7 @@ import torch
 from ..capture import Captured
 from ..capture.results import resizable
 from ..costs.clustering import repriced, unfused
-from ..costs.detect import slowed, with_slow_down
+from ..costs.detect import one_lane, slowed, with_slow_down
 from ..costs.measure import measured
 from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
 from ..costs.roofline import Ratios, cost
@@ -35,7 +35,7 @@ from ..planner.lists.single import seconds_moved
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..system.process import uncollected
-from ..system.text import seconds, ticking
+from ..system.text import counted, seconds, ticking
 from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
 from ..transform.rewrites import local
 from .batch_split import best_plan
@@ -221,7 +221,40 @@ def plan_captured(
     given: Plan | None = None,
 ) -> Plan:
     """Return the plan for a captured model and inputs `tensors`, with values as the placed devices make them.
-    `given`: an edited plan to use instead."""
+    `given`: an edited plan to use instead.
+
+    If all is left to the planner, a CPU of several lanes competes with one lane of all its threads.
+    """
+    plan = _planned(captured, machine, options, tensors, given)
+    free = given is None and (options.policy, options.split) == ("auto", "auto") and not options.pins
+    whole = one_lane(machine) if free else None
+    if whole is None:
+        return plan
+    # One lane leaves nothing to decide, so its operations are measured only on request.
+    alike = replace(options, measure=options.measures(machine))
+    with suppress(MemoryCapError):
+        single = _planned(captured, whole, alike, tensors)
+        if single.makespan < plan.makespan:
+            return _beating(single, whole, plan, machine)
+        return _beating(plan, machine, single, whole)
+    return plan
+
+
+def _beating(plan: Plan, on: Machine, loser: Plan, other: Machine) -> Plan:
+    """Return the shorter of two plans for the lanes of a CPU, with the other among its candidates."""
+    hosts = (machine.device[machine.host] for machine in (on, other))
+    names = [f"{counted(host.lanes, 'CPU lane')} of {counted(host.threads, 'thread')}" for host in hosts]
+    own = tuple(replace(each, note=each.note or names[0]) for each in plan.candidates)
+    return replace(plan, candidates=(*own, loser.candidate(names[1])))
+
+
+def _planned(
+    captured: Captured,
+    machine: Machine,
+    options: Options,
+    tensors: list[torch.Tensor],
+    given: Plan | None = None,
+) -> Plan:
     weights = dict(captured.gradients)
     homes = homes_of(captured, machine, tensors, options.home)
     pins = resolve(captured.graph, options.pins, machine, weights)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import networkx
 
-from ..ir.display_names import LOSS
+from ..ir.display_names import BUCKET, LOSS
 from ..ir.graph import SUM, UPDATES, Argument, Graph, Ref, Task, Value, room
 from ..ir.open_size import count, extents
 
@@ -58,7 +58,7 @@ def bucketed(graph: Graph, nbytes: int = BUCKET_BYTES) -> Graph:
     for task in graph.tasks:
         if task.name in closing:
             number = closing[task.name]
-            flats, steps = _summed(graph, buckets[number], f"bucket{number}")
+            flats, steps = _summed(graph, buckets[number], number)
             values += flats
             tasks += steps
         elif task.name not in inside:
@@ -172,26 +172,34 @@ def _final(graph: Graph) -> set[str]:
     return final
 
 
-def _summed(graph: Graph, sums: list[Task], label: str) -> tuple[list[Value], list[Task]]:
+def _summed(graph: Graph, sums: list[Task], number: int) -> tuple[list[Value], list[Task]]:
     """Return new values, and tasks that replace a bucket's sums, at the source location of the last one."""
-    last, values, tasks = sums[-1], list[Value](), list[Task]()
+    last, values, tasks, label = sums[-1], list[Value](), list[Task](), f"bucket{number}"
     wholes = [graph.value[task.outputs[0]] for task in sums]
     counts = tuple(map(count, wholes))
     nbytes, dtype = sum(value.bytes for value in wholes), wholes[0].dtype
 
     def add(name: str, target: str, args: tuple[Argument, ...], **more: Any) -> None:
         where = {"module": last.module, "source": last.source, "phase": last.phase}
-        tasks.append(Task(name, target, args, **{"outputs": (name,), **where, **more}))
+        called = {"label": f"{BUCKET} {number}"}
+        tasks.append(Task(name, target, args, **{"outputs": (name,), **where, **called, **more}))
 
     flats, total = [], f"{label}#sum"
     for index, summands in enumerate(zip(*map(_summands, sums))):
         maker = graph.task[graph.producer[summands[-1]]]
         flats.append(f"{label}#cat{index}")
         add(flats[-1], _FLAT, (tuple(map(Ref, summands)),), part=maker.part)
-    values += (Value(name, (sum(counts),), dtype, nbytes, name) for name in (*flats, total))
+    values += (
+        Value(name, (sum(counts),), dtype, nbytes, name, part=(total, index))
+        for index, name in enumerate(flats)
+    )
+    values.append(Value(total, (sum(counts),), dtype, nbytes, total))
     add(total, SUM, (tuple(map(Ref, flats)),))
     views = tuple(f"{label}#view{index}" for index in range(len(sums)))
-    values += (Value(v, (int(n),), dtype, whole.bytes, total) for v, n, whole in zip(views, counts, wholes))
+    values += (
+        Value(name, (int(length),), dtype, whole.bytes, total, part=(total, index))
+        for index, (name, length, whole) in enumerate(zip(views, counts, wholes))
+    )
     add(f"{label}#views", _PIECES, (Ref(total), counts), outputs=views, unpack=True, free=True)
     for task, name, value in zip(sums, views, wholes):
         tasks.append(replace(task, target=_SHAPED, args=(Ref(name), extents(value)), free=True))

@@ -127,7 +127,9 @@ def alive(backward: Graph, tangents: Sequence[str], live: Collection[str]) -> Gr
         for name in gone:
             zeros = f"{name}#zeros"
             if zeros not in values:
-                values[zeros] = replace(values[name], name=zeros, storage=zeros, kind="made", path="")
+                values[zeros] = replace(
+                    values[name], name=zeros, storage=zeros, kind="made", path="", label="zeros"
+                )
                 tasks.append(_zeros(task, zeros, values[zeros]))
         tasks.append(task.reading({**names, **{n: f"{n}#zeros" for n in gone}}))
     outputs = tuple(names.get(name, name) for name in backward.outputs if name not in dead)

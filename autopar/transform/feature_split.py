@@ -100,7 +100,7 @@ def _separable(graph: Graph, chosen: Iterable[Stretch]) -> Graph:
         elif task.name in rows and len(task.inputs) > 2:
             (output,) = task.outputs
             product = f"{output}#product"
-            values.append(replace(graph.value[output], name=product, storage=product))
+            values.append(replace(graph.value[output], name=product, storage=product, label="product"))
             tasks.append(replace(task, args=task.args[:2], kwargs=(), outputs=(product,), cuts=()))
             tasks.append(
                 replace(

@@ -236,7 +236,9 @@ class _Selection:
                 for old, new in fresh.items():
                     storage = graph.value[old].storage
                     storage += "#again" * (old in lost or storage in fresh)
-                    values.append(dataclasses.replace(graph.value[old], name=new, storage=storage))
+                    values.append(
+                        dataclasses.replace(graph.value[old], name=new, storage=storage, label="again")
+                    )
                 again = dataclasses.replace(
                     again.reading(names), name=f"{first.name}#again", outputs=tuple(fresh.values()),
                     after=(anchor,) if anchor else (), phase=task.phase,

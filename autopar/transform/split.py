@@ -240,7 +240,7 @@ class _Split:
             names = {name: parts[index] for name, parts in zip(reads, parts_in)}
             for name, axis, parts in zip(task.outputs, cut.outputs, parts_out):
                 storage = self.storage(self.graph.value[name], parts[index], names)
-                self.put(self.graph.value[name], parts[index], axis, size, storage)
+                self.put(self.graph.value[name], parts, index, axis, storage)
             args = task.args
             for path in cut.scale:
                 args = _scaled(args, path, size, self.total)
@@ -266,14 +266,24 @@ class _Split:
         parts = [f"{name}#{index}" for index in range(len(self.sizes))]
         return (name, *parts[1:]) if axis == OWN else tuple(parts)
 
-    def put(self, value: Value, name: str, axis: int | None, size: int, storage: str) -> None:
-        """Add the part of a value with `size` rows of the batch on `axis`."""
+    def put(self, value: Value, names: Sequence[str], index: int, axis: int | None, storage: str) -> None:
+        """Add part `index` of a value, with its rows of the batch on `axis`."""
+        name, size = names[index], self.sizes[index]
         shape, nbytes, opened = value.shape, value.bytes, value.open
         if axis is not None and axis >= 0:
             opened = of_part(value, axis, size, self.total)
             shape = (*shape[:axis], shape[axis] // self.total * size, *shape[axis + 1 :])
             nbytes = nbytes // self.total * size
-        self.values[name] = Value(name, shape, value.dtype, nbytes, storage, open=opened)
+        self.values[name] = Value(
+            name,
+            shape,
+            value.dtype,
+            nbytes,
+            storage,
+            part=(value.name, index),
+            label=value.label,
+            open=opened,
+        )
 
     def storage(self, value: Value, name: str, names: dict[str, str]) -> str:
         """Return the storage of a new output: that of the input whose memory it shared, or its own."""
@@ -329,7 +339,7 @@ class _Split:
             label = name if axis == self.axis.get(name) else f"{name}#axis{axis}"
             names = tuple(f"{label}#{index}" for index in range(len(self.sizes)))
             for index, (size, stop) in enumerate(zip(self.sizes, self.stops)):
-                self.put(value, names[index], axis, size, self.values[name].storage)
+                self.put(value, names, index, axis, self.values[name].storage)
                 args = (Ref(name), axis, stop - size, stop, self.total)
                 self.add(names[index], f"{label}#part{index}", PART, args, name, free=True)
             self.parts[name, axis] = names
@@ -342,7 +352,9 @@ class _Split:
         producer = self.graph.producer.get(value)
         where = self.graph.task[producer] if producer else Task("", "")
         added = Task(task, target, args, outputs=(output,), free=free, phase=self.phase)
-        self.tasks.append(dataclasses.replace(added, module=where.module, source=where.source))
+        self.tasks.append(
+            dataclasses.replace(added, module=where.module, source=where.source, label=where.label)
+        )
 
     def after(self, task: Task, part: int | None = None) -> tuple[str, ...]:
         """Return the tasks to follow, by the names of their parts: a part follows the same part.

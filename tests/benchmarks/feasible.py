@@ -12,10 +12,9 @@ from collections.abc import Iterator
 
 from autopar.errors import BoundWarning, MemoryCapError, PlanError
 from autopar.planner import schedule
-from autopar.planner.formats import described
 from autopar.system.text import table
 
-from .judging import Data, Goal, verdict
+from .judging import Data, Goal, described, verdict
 from .replay import replay
 from .varied import lacks_links, varied
 from .verify import infeasibilities

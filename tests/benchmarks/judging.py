@@ -10,7 +10,7 @@ from typing import Any
 from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
 from autopar.planner import place, schedule
-from autopar.planner.formats import described, read
+from autopar.planner.formats import read
 
 from .verify import infeasibilities
 
@@ -35,6 +35,44 @@ class Judged:
     def bound(self) -> float:
         """Seconds below which no plan can be, as the planner proves."""
         return self.data["lower_bound_s"]
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """A plan as the judge reads it: makespan, lower bound, tasks and transfers by start, in seconds; simultaneous
+    steps of zero length are in execution order. `stopped`: if the search was cut short."""
+    costed = plan.costed
+    number = {
+        lane: index for device in costed.machine.devices for index, lane in enumerate(device.compute_lanes)
+    }
+    tasks = [
+        {
+            "id": costed.cluster[step.cluster].tasks[0],
+            "device": step.device,
+            "lane": number[step.lane],
+            "start_s": step.start,
+            "end_s": step.end,
+        }
+        for step in plan.placed
+    ]
+    transfers = [
+        {
+            "value": t.value,
+            "src": t.src,
+            "dst": t.dst,
+            "start_s": t.start,
+            "end_s": t.end,
+        }
+        for t in plan.transfers
+    ]
+    found: dict[str, Any] = {
+        "makespan_s": plan.makespan,
+        "lower_bound_s": plan.lower_bound,
+        "tasks": tasks,
+        "transfers": transfers,
+    }
+    if plan.stopped:
+        found["stopped"] = plan.stopped
+    return found
 
 
 def planned(graph: Data, **asked: Any) -> Judged:

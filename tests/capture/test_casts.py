@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 import torch
+from machines import machine
+from models import mlp
 from torch import nn
-from training_models import machine, mlp
 
 import autopar
 from autopar.session.compare import error

@@ -1,15 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of one operator wait for each other by spinning, which is slow where cores have other work too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def spins_nowhere(one_thread: None) -> None:
+    """Ranks share few cores."""

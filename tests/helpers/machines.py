@@ -68,3 +68,14 @@ def away(costed: CostedGraph) -> dict[str, str]:
         for task, to in found.items()
         if task in costed.cost and costed.cost[task].seconds[at[to]] is not None
     }
+
+
+def machine(devices: int = 2, **caps: int) -> Machine:
+    """A CPU and some stand-ins for accelerators on the real clock, whose speed nobody says; `emulated0=` caps one."""
+    names = ["cpu", *(f"emulated:{index}" for index in range(devices))]
+    made = [
+        Device(name, "cpu" if name == "cpu" else "emulated", memory_bytes=caps.get(name.replace(":", "")))
+        for name in names
+    ]
+    links = [Link(a, b, 1e-6, 1e10, f"{a}>{b}") for a in names for b in names if a != b]
+    return Machine(tuple(made), tuple(links))

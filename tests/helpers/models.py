@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.session.compare import error
+
 
 class Convolutions(nn.Module):
     """Convolutions with BatchNorm, whose statistics are state."""
@@ -123,11 +125,11 @@ class Frozen(nn.Module):
         return self.head(torch.tanh(self.base(x)) * side)
 
 
-def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+def mlp(dtype: torch.dtype | None = None) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype=dtype)
 
 
-def _dropout() -> nn.Module:
+def dropout() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
 
 
@@ -162,8 +164,8 @@ class Case:
 
 
 MODELS = {
-    "mlp": Case(_mlp, _rows(6)),
-    "dropout": Case(_dropout, _rows(6)),
+    "mlp": Case(mlp, _rows(6)),
+    "dropout": Case(dropout, _rows(6)),
     "convolutions": Case(Convolutions, _rows(3, 6, 6)),
     "attention": Case(_attention, _rows(5, 8)),
     "recurrent": Case(Recurrent, _rows(5, 6)),
@@ -208,6 +210,17 @@ def train(call: Callable[..., Any], model: nn.Module, batches: Sequence[torch.Te
     return [*results, model.state_dict()]
 
 
+def eager_step(
+    model: Callable[..., Any], criterion: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, *batch: Any
+) -> torch.Tensor:  # fmt: skip
+    """Return the loss of one step of the plain loop, for a batch of inputs and targets."""
+    optimizer.zero_grad()
+    value = criterion(model(batch[0]), batch[1])
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
 def steps(step: Callable[..., torch.Tensor], model: nn.Module, batches: Sequence[torch.Tensor]) -> list[Any]:
     """Return the loss of each whole step, and the state afterwards."""
     torch.manual_seed(1)
@@ -225,3 +238,9 @@ def assert_same(ours: Any, eager: Any, *, exact: bool = False) -> None:
             torch.testing.assert_close(one, other, rtol=near, atol=near, check_stride=False)
         else:
             assert type(one) is type(other) and one == other
+
+
+def alike(model: nn.Module, twin: nn.Module, most: float = 1e-5) -> bool:
+    """Return True if the gradients of two models are equal within rounding, or None for the same parameters."""
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    return all(error(mine.grad, plain.grad) <= most for mine, plain in pairs)

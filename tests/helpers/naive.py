@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from autopar.ir.costed import Cluster, CostedGraph, TaskCost
 from autopar.ir.device import Device, Link
-from autopar.ir.graph import Graph, Task, Value
+from autopar.ir.graph import Graph, Value
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
 from autopar.ir.timeline import Placed, Transfer
@@ -64,9 +64,13 @@ def plan(
         (made, home) for made, _ in graph.updates
     )
     costs = tuple(
-        TaskCost(t.name, (1.0,) * len(machine.devices), workspace.get(t.name, 0)) for t in graph.tasks
+        TaskCost(t.name, (seconds.get(t.name, 1.0),) * len(machine.devices), workspace.get(t.name, 0))
+        for t in graph.tasks
     )
-    clusters = tuple(_cluster(t, machine) for t in graph.tasks)
+    clusters = tuple(
+        Cluster(cost.task, (cost.task,), cost.seconds, 0.0, t.inputs, t.outputs, t.after)
+        for cost, t in zip(costs, graph.tasks, strict=True)
+    )
     costed = CostedGraph(graph, machine, costs, clusters, homes, delivered)
     ready = {f"{name}@{home}": 0.0 for name in (*graph.inputs, *graph.state)}
     free: dict[str, float] = {}
@@ -120,10 +124,4 @@ def plan(
         tuple(resident),
         (),
         last,
-    )
-
-
-def _cluster(task: Task, machine: Machine) -> Cluster:
-    return Cluster(
-        task.name, (task.name,), (1.0,) * len(machine.devices), 0.0, task.inputs, task.outputs, task.after
     )

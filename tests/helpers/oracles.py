@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.judging import described
 from benchmarks.verify import infeasibilities
 
 from autopar.ir.costed import CostedGraph
 from autopar.ir.plan import Plan
 from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
-from autopar.planner.formats import described, read
+from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.model.timing import timing

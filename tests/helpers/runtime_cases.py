@@ -1,4 +1,4 @@
-"""Hand-made captured graphs, plans and programs for the tests of the runtime."""
+"""Captured graphs that are written by hand, each task with its lane, for the tests of the runtime."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from naive import plan
 
-from autopar.ir.costed import Cluster, CostedGraph, TaskCost
 from autopar.ir.device import Device, Link
 from autopar.ir.graph import Graph, Ref, Task, Value
 from autopar.ir.machine import Machine
 from autopar.ir.plan import Plan
-from autopar.ir.program import Buffer, Compute, Copy, Free, Lane, Program, Record, Step, Wait
-from autopar.ir.timeline import Placed, Transfer
+from autopar.ir.program import Program
+from autopar.lowering.lower import lower
 from autopar.runtime.executor import Executor
 
 THREADS = torch.get_num_threads()
@@ -22,7 +22,7 @@ THREADS = torch.get_num_threads()
 
 @dataclass
 class Case:
-    """A graph built call by call; each task says where it is, copies and hand-offs follow from that."""
+    """A graph built call by call; each task says on which lane it is."""
 
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     inputs: tuple[str, ...] = ("x",)
@@ -72,109 +72,10 @@ class Case:
         return graph.check()
 
     def build(self) -> tuple[Any, Plan, Program]:
-        """Lower by hand: every value goes straight to each device that reads it, every hand-off is an
-        event.
-        """
+        """Return the graph as captured, its plan, in which copies take no time, and the program of that plan."""
         graph, machine = self.graph(), self.machine()
-        steps: dict[str, list[Step]] = {lane: [] for lane in machine.lanes}
-        buffers: dict[str, Buffer] = {}
-        maker: dict[str, str] = {}
-        events = 0
-        waited: set[tuple[str, str]] = set()
-        uses: dict[str, list[str]] = {}
-        transfers, at = [], 0.0
-
-        def kind_of(name: str, device: str) -> str:
-            if name in graph.producer:
-                return (
-                    "result"
-                    if device == "cpu" and (name in self.outputs or name in dict(self.updates))
-                    else "made"
-                )
-            return "given" if device == "cpu" else "resident" if name in self.state else "made"
-
-        def add(name: str, device: str) -> str:
-            buffer = f"{name}@{device}"
-            buffers.setdefault(
-                buffer, Buffer(buffer, name, device, graph.value[name].bytes, buffer, kind_of(name, device))
-            )  # type: ignore[arg-type]
-            return buffer
-
-        def handoff(source: str, lane: str) -> None:
-            nonlocal events
-            steps[source].append(Record(f"e{events}"))
-            steps[lane].append(Wait(f"e{events}"))
-            events += 1
-
-        def need(name: str, device: str, lane: str) -> str:
-            buffer = f"{name}@{device}"
-            home = self.lanes[graph.producer[name]].rsplit("/", 1)[0] if name in graph.producer else "cpu"
-            if buffer not in buffers:
-                add(name, device)
-                if home != device and buffers[buffer].kind != "resident":
-                    if home != "cpu" and device != "cpu":
-                        pass
-                    queue = machine.copy_lane(home, device)
-                    source = need(name, home, queue)
-                    steps[queue].append(Copy(source, buffer))
-                    maker[buffer] = queue
-                    transfers.append(Transfer(name, home, device, queue, at, at, at, graph.value[name].bytes))
-            if buffer in maker and maker[buffer] != lane and (buffer, lane) not in waited:
-                waited.add((buffer, lane))
-                handoff(maker[buffer], lane)
-            uses.setdefault(buffer, []).append(lane)
-            return buffer
-
-        placed = []
-        for task in graph.tasks:
-            lane = self.lanes[task.name]
-            device = lane.rsplit("/", 1)[0]
-            reads = tuple(need(name, device, lane) for name in task.inputs)
-            writes = tuple(add(name, device) for name in task.outputs)
-            maker.update(dict.fromkeys(writes, lane))
-            steps[lane].append(Compute(task.name, reads, writes))
-            placed.append(Placed(task.name, device, lane, at, at + self.seconds))
-            at += self.seconds
-        outputs = []
-        for name in (*self.outputs, *(made for made, _ in self.updates)):
-            queue = (
-                machine.copy_lane(self.lanes[graph.producer[name]].rsplit("/", 1)[0], "cpu")
-                if name in graph.producer
-                else "cpu/0"
-            )
-            outputs.append(
-                need(
-                    name, "cpu", queue if f"{name}@cpu" not in buffers else maker.get(f"{name}@cpu", "cpu/0")
-                )
-            )
-        for buffer, lanes in uses.items():
-            if buffers[buffer].kind == "made":
-                for lane in dict.fromkeys(lanes):
-                    if lane != maker[buffer]:
-                        handoff(lane, maker[buffer])
-                steps[maker[buffer]].append(Free(buffer))
-        program = Program(
-            "net",
-            tuple(Lane(lane, lane.rsplit("/", 1)[0], tuple(found)) for lane, found in steps.items()),
-            tuple(buffers.values()),
-            tuple(outputs[: len(self.outputs)]),
-            tuple(
-                (buffer, target) for buffer, (_, target) in zip(outputs[len(self.outputs) :], self.updates)
-            ),
-        )
-        seconds = tuple(self.seconds for _ in machine.devices)
-        costed = CostedGraph(
-            graph,
-            machine,
-            tuple(TaskCost(task.name, seconds) for task in graph.tasks),
-            tuple(
-                Cluster(task.name, (task.name,), seconds, 0.0, task.inputs, task.outputs, task.after)
-                for task in graph.tasks
-            ),
-            tuple((name, "cpu") for name in (*self.inputs, *self.state)),
-            tuple((name, "cpu") for name in self.outputs),
-        )
-        plan = Plan(costed, "by hand", tuple(placed), tuple(transfers), (), (), at)
+        took = dict.fromkeys(graph.task, self.seconds) | {f"copy {name}": 0.0 for name in graph.value}
+        made = plan(graph, machine, self.lanes, seconds=took)
         captured = SimpleNamespace(
             graph=graph,
             state={name: (self.state, name) for name in self.state},
@@ -182,7 +83,7 @@ class Case:
             home=torch.device("cpu"),
             sizes=(),
         )
-        return captured, plan, program
+        return captured, made, lower(made)
 
     def executor(self) -> Executor:
         return Executor(*self.build())

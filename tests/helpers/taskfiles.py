@@ -6,8 +6,9 @@ import json
 import random
 from typing import Any
 
+from benchmarks.judging import described
+
 from autopar.planner import schedule
-from autopar.planner.formats import described
 
 
 def link(src: str, dst: str, **more: Any) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def test_a_link_is_as_fast_as_its_slower_end_unless_it_was_measured():
         ("9999 x cpu over ib-400", "more than 4,096"),
         ("1 x (cpu + 1000000000 h100) over ib-400", "more than 1,024 chips"),
         ("2 x cpu over 0 ib-400", "names no network"),
+        ("cpu + cpu", "one CPU device"),
+        ("(cpu + h100) + cpu", "names no network"),
         (8, "is not text"),
     ],
 )

@@ -11,8 +11,8 @@ import pytest
 import torch
 from capturing import joint
 from cut_cases import b, i, r
+from machines import machine
 from torch import nn
-from training_models import machine
 
 from autopar.lowering.check import check
 from autopar.lowering.lower import lower

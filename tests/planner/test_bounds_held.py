@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.instances import small
+from benchmarks.judging import described as written
 from benchmarks.verify import infeasibilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from autopar.ir.plan_check import sound
 from autopar.ir.serialize import encode
 from autopar.planner import place, schedule
 from autopar.planner.bounds import lower_bound
-from autopar.planner.formats import described as written
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 

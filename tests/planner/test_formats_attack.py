@@ -1,16 +1,20 @@
 """Graph files and saved plans that somebody broke: a plan that holds, or one sentence, and never a traceback."""
 
+from __future__ import annotations
+
+import copy
 import json
 import random
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import networkx
 import pytest
+from benchmarks.judging import described
 from benchmarks.verify import infeasibilities
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutated import mutated, nested
 from taskfiles import randomly, small
 from test_formats import broken
 from tiny import tiny
@@ -20,7 +24,62 @@ from autopar.__main__ import main
 from autopar.errors import AutoparError, BoundWarning, DeviceError, MemoryCapError, PlanError
 from autopar.ir.plan import Plan
 from autopar.planner import replan, schedule
-from autopar.planner.formats import read, text
+from autopar.planner.formats import read
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists in lists."""
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+JUNK: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, -0.0, 0.5, 1.5, 1e308, 1e30, 1e-30, 5e-324, 1e-320, 10**30, 10**31, 10**400,
+    float("nan"), float("inf"), float("-inf"), "", "\ud800", "a\x00b", "t0", "d0", "cpu", "x" * 3000, "\n", "{}",
+    "\u00e9", "\ufeff", "]]>", '"', "1.5.2", [], {}, [1], {"1": 1.0}, {"0": 1}, {"\u00b2": 1}, {"1": {}},
+    {"float": "x"}, {"ref": []}, {"complex": [1]}, nested(50), nested(200),
+)  # fmt: skip
+"""Values put in the place of others."""
+
+
+def mutated(data: Any, seed: int) -> Any:
+    """A copy of parsed JSON in which one to three things are replaced, left out, copied from elsewhere or renamed."""
+    draw = random.Random(seed)
+    data = copy.deepcopy(data)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        spots = _spots(data)
+        if not spots:
+            break
+        inside, key = draw.choice(spots)
+        how = draw.random()
+        if how < 0.6:
+            inside[key] = copy.deepcopy(draw.choice(JUNK))
+        elif how < 0.75:
+            del inside[key]
+        elif how < 0.85:
+            other, there = draw.choice(spots)
+            inside[key] = copy.deepcopy(other[there])
+        elif isinstance(inside, list):
+            inside.insert(key, copy.deepcopy(inside[key]))
+        else:
+            name = draw.choice((f"{key}x", key[:-1], "\ud800", "id", "bytes"))
+            inside[name] = inside.pop(key)
+    return data
+
+
+def _spots(data: Any) -> list[tuple[Any, Any]]:
+    """Every place in it, as what holds it and the key or position there."""
+    found = []
+    left = [data]
+    while left:
+        at = left.pop()
+        keys = list(at) if isinstance(at, dict) else range(len(at)) if isinstance(at, list) else ()
+        found += [(at, key) for key in keys]
+        left += [at[key] for key in keys]
+    return found
+
 
 HALF = "a\ud800b"
 GRAPHS = st.builds(
@@ -70,7 +129,7 @@ def test_whole_characters_of_every_kind_go_all_the_way(tmp_path):
     )
     graph["values"][0]["id"] = "\U0001f600\ufffe]]>\"'<&\u202e"
     plan = schedule(graph)
-    assert infeasibilities(graph, json.loads(text(plan))) == []
+    assert infeasibilities(graph, described(plan)) == []
     for name in PICTURES:
         plan.draw(tmp_path / f"plan.{name}")
         assert (tmp_path / f"plan.{name}").read_text(encoding="utf-8")
@@ -124,7 +183,7 @@ def test_what_json_allows_and_a_graph_does_not(content, says, tmp_path, capsys):
 def test_a_byte_order_mark_is_none_of_the_graph(tmp_path):
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(small()), encoding="utf-8-sig")
-    assert text(schedule(path)) == text(schedule(small()))
+    assert described(schedule(path)) == described(schedule(small()))
 
 
 def test_a_path_that_is_none():
@@ -183,7 +242,7 @@ def test_a_transfer_longer_than_any_plan_is_avoided():
         except MemoryCapError:
             continue
         planned += 1
-        assert infeasibilities(graph, json.loads(text(plan))) == []
+        assert infeasibilities(graph, described(plan)) == []
     assert planned > 20
 
 
@@ -196,7 +255,7 @@ def test_a_graph_with_something_changed_is_planned_or_refused(tmp_path, graph, s
     except AutoparError as error:
         assert len(str(error)) < 10_000
         return
-    assert infeasibilities(graph, json.loads(text(plan))) == []
+    assert infeasibilities(graph, described(plan)) == []
     assert str(plan) and (seed % 5 or plan.explain())
     plan.draw(tmp_path / "plan.svg")
     plan.save(tmp_path / "plan.json")

@@ -1,16 +1,15 @@
 """Graphs of networkx, as costed graphs."""
 
-import json
-
 import networkx
 import numpy
 import pytest
+from benchmarks.judging import described
 from benchmarks.verify import infeasibilities
 from taskfiles import small
 
 from autopar.errors import PlanError
 from autopar.planner import schedule
-from autopar.planner.formats import described, plain, read, text
+from autopar.planner.formats import plain, read
 
 
 def test_networkx_graphs():
@@ -38,7 +37,7 @@ def test_numbers_may_be_those_of_numpy():
     graph.add_edge("a", "b", bytes=numpy.uint8(7))
     plan = schedule(graph)
     assert plan.makespan == 1.5
-    assert json.loads(text(plan))["tasks"][1]["end_s"] == 1.5
+    assert described(plan)["tasks"][1]["end_s"] == 1.5
 
 
 def test_edges_of_a_networkx_multigraph_are_values_of_their_own():

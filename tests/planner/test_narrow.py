@@ -5,6 +5,7 @@ import random
 from unittest import mock
 
 import pytest
+from benchmarks.judging import described
 from benchmarks.verify import infeasibilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from taskfiles import randomly
 
 from autopar.errors import PlanError
 from autopar.planner import place
-from autopar.planner.formats import described, read
+from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.instances import planted, small
+from benchmarks.judging import described
 from benchmarks.varied import varied
 from benchmarks.verify import infeasibilities
 from graphs import machine, random_dag
@@ -21,7 +22,7 @@ from oracles import carried_out, needs_native, timed_again, uncapped, verified
 
 from autopar.errors import PlanError
 from autopar.planner import native, place
-from autopar.planner.formats import described, read
+from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.search import KEEP, Annealing, Listed, evaluate
 from autopar.planner.search import anneal as search

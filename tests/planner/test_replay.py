@@ -1,11 +1,12 @@
 """What becomes of plans when only placement and orders are kept: the planner's promises hold."""
 
 import pytest
+from benchmarks.judging import described
 from benchmarks.replay import replay
 from taskfiles import link, planned
 
 from autopar.planner import place
-from autopar.planner.formats import described, read
+from autopar.planner.formats import read
 from autopar.planner.model.simulator import Schedule
 
 

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from benchmarks.judging import described
 from benchmarks.verify import infeasibilities
 from oracles import needs_native
 from taskfiles import randomly
@@ -11,7 +12,7 @@ from test_bounds import random_schedule
 
 from autopar.errors import MemoryCapError
 from autopar.planner import schedule
-from autopar.planner.formats import described, read
+from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play
 from autopar.planner.model.timing import memory

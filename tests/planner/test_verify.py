@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from benchmarks.judging import described
 from benchmarks.replay import replay
 from benchmarks.verify import infeasibilities
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,6 @@ from taskfiles import link, planned, randomly, small
 
 from autopar.errors import MemoryCapError
 from autopar.planner import schedule
-from autopar.planner.formats import described
 
 
 def random_plan(seed: int, tight: bool, wired: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
-import torch
 from test_examples_training import example, main
 from zoo.entry import library
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 DEVICES = ("--devices", "cpu", "emulated:0")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of one operator wait for each other by spinning, which is slow where cores have other work too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 """The commands of `python -m autopar`, as a user types them."""
 
 import gzip
+import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import autopar
 from autopar.__main__ import main
-from autopar.planner import native
+from autopar.cli import doctor
+from autopar.runtime.kernels import onnx_runtime, open_vino
 
 pytestmark = pytest.mark.slow
 
@@ -54,14 +58,15 @@ def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     machine = ["--machine", "cpu-16,h100-sxm,h100-sxm"]
     assert main(["plan", "mymodel:make", *machine, "--out", "plan.json"]) == 0
-    assert "declared machine, not run" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert not told.out and told.err.count("\n") == 1 and "wrote plan.json" in told.err
     assert json.loads((tmp_path / "plan.json").read_text())["format"] == "autopar plan 1"
     for wrong, words in [
         (["mymodel"], "is not MODULE:FACTORY"),
         (["nothing:make"], "No module named 'nothing'"),
         (["mymodel:other"], "no attribute 'other'"),
         ([":make"], "is not MODULE:FACTORY"),
-        (["mymodel.py:make"], "write the module without .py, mymodel:make"),
+        (["nothing.py:make"], "there is no file nothing.py"),
         (["mymodel:fails"], "mymodel.py:6"),
         (["broken:make"], "broken.py, line 1"),
         (["failing:make"], "ZeroDivisionError: division by zero"),
@@ -80,7 +85,29 @@ def test_plan_from_the_shell(tmp_path, monkeypatch, capsys):
 def test_doctor_says_what_there_is(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert all(words in out for words in ("cpu", "h100-sxm", native.TOLD))
+    for name in ("cpu", "onnxruntime", "openvino", "inductor", "C++ compiler", "native search", "caches"):
+        assert name in out
+    assert "h100-sxm" not in out and max(map(len, out.splitlines())) <= 100
+    assert main(["doctor", "--chips"]) == 0
+    out = capsys.readouterr().out
+    assert "h100-sxm" in out and max(map(len, out.splitlines())) <= 100
+
+
+def test_doctor_says_what_to_type_for_what_is_missing(capsys, monkeypatch):
+    absent = {"onnxruntime", "openvino", "cairosvg"}
+    find, which = importlib.util.find_spec, shutil.which
+    for module in (doctor, onnx_runtime, open_vino):
+        monkeypatch.setattr(module, "find_spec", lambda name: None if name in absent else find(name))
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if "+" in name else which(name, **more))
+    assert main(["doctor", "--json", "cpu"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    libraries, tools = told["kernel libraries"], told["tools"]
+    assert "pip install 'autopar[onnxruntime]'" in libraries["onnxruntime"]
+    assert "pip install 'autopar[openvino]'" in libraries["openvino"]
+    assert "install g++" in libraries["inductor"] and "apt install g++" in tools["C++ compiler"]
+    assert "pip install 'autopar[png]'" in tools[".png pictures"]
+    assert told["versions"]["torch"].startswith(torch.__version__)
+    assert told["machine"]["devices"][0]["name"] == "cpu"
 
 
 def test_the_package_is_a_command():

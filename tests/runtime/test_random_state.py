@@ -6,8 +6,9 @@ import copy
 
 import pytest
 import torch
+from machines import machine
+from models import eager_step
 from torch import nn
-from training_models import machine
 
 import autopar
 from autopar.session.compare import error
@@ -120,10 +121,7 @@ def test_of_a_training_step(check):
     for rows in (4, 6, 4, 6):
         x, y = torch.randn(rows, 6, generator=draw), torch.randn(rows, 6, generator=draw)
         state = torch.get_rng_state()
-        one.zero_grad()
-        loss = nn.functional.mse_loss(twin(x), y)
-        loss.backward()
-        one.step()
+        loss = eager_step(twin, nn.functional.mse_loss, one, x, y)
         after = torch.get_rng_state()
         torch.set_rng_state(state)
         assert step(x, y).item() == pytest.approx(loss.item(), rel=1e-5)

@@ -36,15 +36,6 @@ class Net(nn.Module):
         return {"y": self.third(h) + x, "left": left, "rows": [self.tied(x).sum(1), x.t()]}
 
 
-@pytest.fixture
-def one_thread():
-    """Eager with as many threads as a lane has: sums of several threads are rounded in another order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @by_turns("name, train", DEVICES, [False, True])

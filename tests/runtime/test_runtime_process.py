@@ -24,8 +24,8 @@ def _interrupted() -> list[tuple[str, list[str], float]]:
 
     def sleep(x: torch.Tensor) -> torch.Tensor:
         if slow[0]:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-            for _ in range(100):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            for _ in range(40):
                 time.sleep(0.01)
         return x + 1
 

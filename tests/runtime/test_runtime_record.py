@@ -60,9 +60,8 @@ def test_bytes_alive_are_those_of_the_storages():
     executor = case.executor()
     _, timeline = executor.run([torch.zeros(n)])
     memory = {memory.device: memory for memory in timeline.memory}
-    # The input at home; copies of both, the sum of them (a view adds nothing) and a scalar on the
-    # accelerator.
-    assert 4 * n <= memory["cpu"].peak < 5 * n
+    # Input and weight at home; on the accelerator copies of both, their sum (a view adds nothing) and a scalar.
+    assert 8 * n <= memory["cpu"].peak < 9 * n
     assert 12 * n <= memory["emulated:0"].peak < 13 * n
     assert memory["emulated:0"].steps[0] == (0.0, 4 * n), "at the start only what resides there"
     assert memory["emulated:0"].steps[-1][1] == 4 * n, "at the end nothing else is left"
@@ -102,7 +101,7 @@ def test_a_declared_clock_lasts_what_the_model_says(lanes):
 
 
 @pytest.mark.parametrize(
-    ("slow_down", "seconds"), [(100.0, 1e-3), pytest.param(3000.0, 1e-5, marks=pytest.mark.slow)]
+    ("slow_down", "seconds"), [(100.0, 1e-3), pytest.param(1500.0, 1e-5, marks=pytest.mark.slow)]
 )
 @torch.no_grad()
 def test_lanes_overlap_on_a_declared_clock_and_one_wire_carries_one_copy_at_a_time(slow_down, seconds):

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 import torch
+from machines import machine
+from models import eager_step, mlp
 from torch import nn
-from training_models import machine, mlp
 
 import autopar
 
@@ -33,10 +34,7 @@ def doors(model, optimizer):
     fast = autopar.compile(model, machine(), split=2, policy="round_robin")
 
     def own(x, y):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(fast(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = eager_step(fast, nn.functional.mse_loss, optimizer, x, y)
         return loss.detach()
 
     step = autopar.train_step(
@@ -58,10 +56,7 @@ def test_hundreds_of_steps(door):
     for turn in range(STEPS):
         x, y = batches[turn % len(batches)]
         mine = take(x, y)
-        theirs.zero_grad()
-        loss = nn.functional.mse_loss(plain(x), y)
-        loss.backward()
-        theirs.step()
+        loss = eager_step(plain, nn.functional.mse_loss, theirs, x, y)
         if turn in (WARM, STEPS - 1):
             marks[turn] = alive(), peak(), threading.active_count()
     assert mine.item() == pytest.approx(loss.item(), rel=1e-9)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from machines import machine
 from torch import nn
-from training_models import machine
 
 import autopar
 from autopar.errors import CaptureError, PlanError, RunError

@@ -29,7 +29,7 @@ class Scaled(nn.Module):
 def inline(fast: autopar.Compiled) -> bool:
     """True if the last call had a program that is called as a plain function, and later calls take it."""
     served, prepared = fast._placement.session.ready()
-    return prepared.executor.inline is not None and bool(served._shorts)
+    return prepared.executor.arguments is not None and bool(served._shorts)
 
 
 def replaced(model: Scaled) -> None:

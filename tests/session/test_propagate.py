@@ -6,8 +6,8 @@ import pytest
 import torch
 from capturing import capture
 from fake_devices import gpus
+from machines import machine
 from torch import library, nn
-from training_models import machine
 
 from autopar.errors import PlanError
 from autopar.lowering.check import check

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from machines import machine
+from models import mlp
 from torch import nn
 from torch.autograd import grad
-from training_models import machine, mlp
 
 import autopar
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.forks import forked
+from models import eager_step
 from plain_loop import FORCED, THREE, Pair, batches, far, mlp
 from torch import nn
 from torch.optim import SGD, Adam
@@ -158,9 +159,7 @@ def test_a_model_may_have_a_criterion_of_its_own():
     )
     for x, y in batches(1) * 3:
         step(x, y)
-        optimizer.zero_grad()
-        loss(plain(x), y).backward()
-        optimizer.step()
+        eager_step(plain, loss, optimizer, x, y)
     pairs = zip((*model.parameters(), *rule.parameters()), (*plain.parameters(), *loss.parameters()))
     assert all(far(ours, theirs) <= 1e-9 for ours, theirs in pairs)
 

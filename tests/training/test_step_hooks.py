@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
+from machines import machine
+from models import eager_step, mlp
 from torch import nn
-from training_models import machine, mlp
 
 import autopar
 
@@ -44,9 +45,7 @@ def test_a_hook_changes_the_step_as_in_the_plain_loop(kind, late):
             hooked(model, kind, seen)
             hooked(plain, kind, [])
         step(x, y)
-        theirs.zero_grad()
-        nn.functional.mse_loss(plain(x), y).backward()
-        theirs.step()
+        eager_step(plain, nn.functional.mse_loss, theirs, x, y)
     assert len(seen) >= (2 if late else 4)
     assert "hook" in step.explain()
     for mine, other in zip(model.parameters(), plain.parameters()):

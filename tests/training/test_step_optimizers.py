@@ -90,15 +90,6 @@ def test_a_hook_of_the_optimizer_is_called_while_it_is_there():
     assert len(calls) == 2 and IN_PROGRAM in pair.step.explain()
 
 
-def test_momentum_that_is_turned_on_in_mid_run():
-    pair = Pair(mlp, partial(SGD, lr=0.1))
-    for momentum in (0.0, 0.9, 0.0):
-        for optimizer in (pair.optimizer, pair.theirs):
-            optimizer.param_groups[0]["momentum"] = momentum
-        pair.same(batches(3))
-        assert IN_PROGRAM in pair.step.explain()
-
-
 def test_parameters_of_no_optimizer_are_told_unless_they_are_frozen(caplog):
     for freeze in (True, False):
         model = mlp()

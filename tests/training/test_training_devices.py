@@ -7,8 +7,8 @@ import pytest
 import torch
 from capturing import joint
 from fake_devices import gpus, run_fake
+from models import Convolutions, Tied, mlp
 from torch import nn
-from training_models import Convolved, Tied, mlp
 
 from autopar.lowering.lower import lower
 from autopar.session.options import Options
@@ -38,7 +38,7 @@ class Recurs(nn.Module):
 
 CASES = {
     "mlp": (mlp, lambda: torch.randn(8, 6)),
-    "conv, eval": (lambda: Convolved().eval(), lambda: torch.randn(4, 3, 6, 6)),
+    "conv, eval": (lambda: Convolutions().eval(), lambda: torch.randn(4, 3, 6, 6)),
     "tied": (Tied, lambda: torch.randint(0, 11, (8,))),
     "attends": (Attends, lambda: torch.randn(4, 5, 8)),
     "attends, bf16": (lambda: Attends().bfloat16(), lambda: torch.randn(4, 5, 8).bfloat16()),
@@ -89,7 +89,7 @@ def test_tasks_mean_the_same_on_a_gpu(name, policy, parts):
 
 def test_what_a_gpu_keeps_and_a_cpu_does_not_has_its_bytes():
     torch.manual_seed(0)
-    model, x = Convolved().eval(), torch.randn(4, 3, 6, 6)
+    model, x = Convolutions().eval(), torch.randn(4, 3, 6, 6)
     captured = joint(model, (x,))
     before, plan = captured.graph, placed(captured, x, "single cuda:0", None)
     graph = plan.costed.graph

@@ -8,8 +8,9 @@ import torch
 from capturing import joint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from machines import machine
+from models import Convolutions, mlp
 from torch import nn
-from training_models import Convolved, machine, mlp
 
 import autopar
 from autopar.costs.detect import detect
@@ -42,7 +43,7 @@ class Attends(nn.Module):
 
 MODELS = {
     "mlp": (mlp, lambda: torch.randn(64, 6)),
-    "convolutions and a norm": (Convolved, lambda: torch.randn(6, 3, 6, 6)),
+    "convolutions and a norm": (Convolutions, lambda: torch.randn(6, 3, 6, 6)),
     "attention": (Attends, lambda: torch.randn(6, 5, 16)),
 }
 WAYS = {
@@ -251,7 +252,7 @@ def test_a_plan_made_ahead_has_the_memory_of_the_halves():
 
 
 def test_a_plan_made_ahead_may_recompute_and_keep_statistics_of_each_part():
-    model, x = Convolved(), torch.randn(6, 3, 6, 6)
+    model, x = Convolutions(), torch.randn(6, 3, 6, 6)
 
     def ahead(**options):
         found = autopar.plan(model, machine(), policy="round_robin", split=2, example_inputs=(x,), **options)

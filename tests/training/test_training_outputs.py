@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
+from machines import machine
 from torch import nn
-from training_models import machine
 
 import autopar
 from autopar.runtime.autograd_bridge import unalias

@@ -6,9 +6,10 @@ import weakref
 
 import pytest
 import torch
+from machines import machine
+from models import Convolutions, alike, mlp
 from torch import library, nn
 from torch.utils.checkpoint import checkpoint
-from training_models import Convolved, alike, machine, mlp
 from turns import by_turns
 
 import autopar
@@ -49,24 +50,6 @@ def test_a_checkpoint_around_the_first_call(reentrant):
     for call in (fast, fast, twin, twin):
         checkpoint(call, x, use_reentrant=reentrant).sum().backward()
     assert alike(model, twin)
-
-
-def test_a_forward_hook_counts_from_the_next_call_on():
-    model, x = mlp(), data()
-    fast = compiled(model)
-    before = fast(x)
-    handle = model[0].register_forward_hook(lambda module, inputs, output: output * 2)
-    assert error(fast(x), model(x)) <= 1e-5
-    handle.remove()
-    assert error(fast(x), before) <= 1e-5
-
-
-def test_a_hook_of_the_compiled_model_is_called():
-    fast, seen = compiled(mlp()), []
-    fast.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    fast(data())
-    fast(data())
-    assert seen == [(8, 3), (8, 3)]
 
 
 def test_a_parameter_that_no_module_holds_is_trained():
@@ -146,7 +129,7 @@ def test_sparse_gradients_are_trained_as_written(caplog):
 
 
 def test_statistics_of_the_parts_are_not_held_against_those_of_the_whole():
-    model, x = Convolved(), torch.randn(6, 3, 6, 6)
+    model, x = Convolutions(), torch.randn(6, 3, 6, 6)
     twin = copy.deepcopy(model)
     found = compiled(model, batch_norm="per_part")(x)
     parts = torch.cat([twin(x[:3]), twin(x[3:])])

@@ -12,12 +12,12 @@ import networkx
 import pytest
 import torch
 from capturing import joint
+from machines import machine
 from plain_loop import Pair, batches
 from program_text import parse
 from redundant import redundant
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from training_models import machine
 from twins import Twins, eager
 from twins import batches as twin_batches
 

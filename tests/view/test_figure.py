@@ -3,9 +3,9 @@
 import networkx
 import pytest
 import torch
+from machines import machine
 from stale import stale
 from torch import nn
-from training_models import machine
 
 import autopar
 

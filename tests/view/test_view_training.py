@@ -23,6 +23,11 @@ from autopar.view.report.statistics import phases
 from autopar.view.timeline import timeline_svg
 
 
+def part_of(name):
+    whole, mark, number = name.partition("#")
+    return (whole, int(number)) if mark else None
+
+
 def step(layers=("fc1", "fc2"), parts=2, seconds=1e-4, copy=2e-5):
     """One training step of a chain of layers, as autopar makes them: the batch in parts, weights at home on the
     CPU; scheduled one task after the other in each lane."""
@@ -34,7 +39,7 @@ def step(layers=("fc1", "fc2"), parts=2, seconds=1e-4, copy=2e-5):
 
     def add(name, target, reads, *made, **more):
         for value in made:
-            values[value] = Value(value, (4, 4), "float32", 64, value)
+            values[value] = Value(value, (4, 4), "float32", 64, value, part=part_of(value))
         tasks.append(Task(name, target, tuple(map(Ref, reads)), outputs=made, unpack=len(made) > 1, **more))
 
     for part in range(parts):
@@ -147,7 +152,10 @@ def test_a_run_of_several_tasks_is_called_after_what_takes_its_time():
 def test_a_gradient_that_is_a_view_of_a_sum_is_called_a_gradient_from_its_parts_on():
     """A bias: `sum_1` of the parts, of which its gradient is a view."""
     b = Value("fc.bias", (4,), "float32", 16, "fc.bias", "state", "fc.bias")
-    made = [Value(name, (4,), "float32", 16, name) for name in ("g#0", "g#1", "g", "fc.bias.grad")]
+    made = [
+        Value(name, (4,), "float32", 16, name, part=part_of(name))
+        for name in ("g#0", "g#1", "g", "fc.bias.grad")
+    ]
     tasks = (
         Task("g#0", "aten.sum.default", (Ref("fc.bias"),), outputs=("g#0",), part="rows 0", phase="backward"),
         Task("g#1", "aten.sum.default", (Ref("fc.bias"),), outputs=("g#1",), part="rows 1", phase="backward"),

@@ -47,7 +47,7 @@ def machine(*names: str) -> Machine:
 class TaskByTask:
     """In the place of an `Executor`: the planned graph one task after the other, updates written at the end."""
 
-    inline, any_size, due, raced = None, False, False, True
+    any_size, due, raced = False, False, True
 
     def __init__(self, captured: Captured, plan: Plan, program: Program, *_: Any) -> None:
         self.captured, self.graph, self.program = captured, plan.costed.graph, program

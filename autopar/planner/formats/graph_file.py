@@ -1,6 +1,7 @@
 """The graph file of autopar: tasks, values, devices and links as JSON, as a `CostedGraph`.
 
-{"tasks": [{"id": "a", "seconds": {"cpu": 1.0, "cuda:0": 0.2}, "state_bytes": 0, "workspace_bytes": 0, "colocate": "g",
+{"format": "autopar graph 1",
+"tasks": [{"id": "a", "seconds": {"cpu": 1.0, "cuda:0": 0.2}, "state_bytes": 0, "workspace_bytes": 0, "colocate": "g",
 "pin": "cpu"}], "values": [{"id": "v", "producer": "a", "consumers": ["b"], "bytes": 4096, "deliver_to": "cpu"},
 {"id": "x", "producer": null, "home": "cpu", "consumers": ["a"], "bytes": 64}], "devices": [{"name": "cpu", "lanes": 2,
 "memory_bytes": null}], "links": [{"src": "cpu", "dst": "cuda:0", "latency_s": 1e-5, "bytes_per_s": 2.5e10, "wire":
@@ -23,6 +24,7 @@ from ...ir.costed import Cluster, CostedGraph, TaskCost
 from ...ir.device import Device, Link
 from ...ir.graph import Graph, Ref, Task, Value
 from ...ir.machine import Machine
+from ...ir.serialize import require_format
 from ..model.toposort import topological
 from .fields import LARGEST, SMALLEST, JsonObject, known, seconds
 
@@ -32,6 +34,7 @@ VALUE = frozenset(("id", "producer", "home", "consumers", "bytes", "deliver_to")
 """Keys of a value."""
 DEVICE = frozenset(("name", "lanes", "memory_bytes"))
 """Keys of a device."""
+FORMAT = "autopar graph 1"
 LINK = frozenset(("src", "dst", "latency_s", "bytes_per_s", "wire"))
 """Keys of a link."""
 TARGET = "task"
@@ -64,6 +67,10 @@ def costed(data: Any, name: str = "graph", machine: Machine | None = None) -> Co
     first error. Near linear in tasks, values and their consumers.
     """
     whole = JsonObject(data, "the graph")
+    if "format" in whole.data:
+        require_format(
+            whole.data, FORMAT, f"the graph {name!r}", "give a file as docs/formats.md describes", PlanError
+        )
     # A file name may contain lone surrogates, which no text can encode.
     name = name.encode(errors="replace").decode()
     entries = _listed(whole, "tasks")

@@ -42,7 +42,7 @@ def native_dropout(steps: Steps) -> bool:
     output, mask = steps.task.outputs
     shape, dtype = steps.shape(name), steps.dtype(name)
     unit = f"{steps.task.name}#unit"
-    steps.value(unit, shape, dtype, open=steps.values[name].open)
+    steps.value(unit, shape, dtype, open=steps.values[name].open, label="unit")
     ones = _ones(steps, name)
     steps.append(
         steps.task.name, steps.task.target, (Ref(ones), probability, True), (unit, mask), unpack=True
@@ -159,7 +159,7 @@ def nll_forward(steps: Steps) -> bool:
     part = output if last else steps.named(step)
     unread = f"{steps.task.name}#unread"
     steps.value(part, rows if each else (), dtype, open=steps.values[target].open if each else ())
-    steps.value(unread, (), dtype)
+    steps.value(unread, (), dtype, label="unread")
     name = steps.task.name if last else part
     cuts = []
     for axis, size in enumerate(rows):

@@ -62,7 +62,14 @@ class Steps:
         """
         task = self.named(step)
         output = make or task
-        self.value(output, shape, dtype, view, open)
+        self.value(
+            output,
+            shape,
+            dtype,
+            view,
+            open,
+            label="" if make else step.rpartition("_")[2] if "." in step else step,
+        )
         self.append(task, target, args, (output,), kwargs=kwargs, cuts=cuts, free=bool(view))
         return output
 
@@ -99,16 +106,22 @@ class Steps:
         return f"{self.task.name}#{step}" if step else self.task.name
 
     def value(
-        self, name: str, shape: tuple[int, ...], dtype: str, view: str = "", open: tuple[int, ...] = ()
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        view: str = "",
+        open: tuple[int, ...] = (),
+        label: str = "",
     ) -> None:
-        """Add a value, or update an existing one. `open`: its `Value.open`."""
+        """Add a value, or update an existing one. `open`, `label`: those of the value."""
         storage, known = self.values[view].storage if view else name, self.values.get(name)
         order: tuple[int, ...] = ()
         if known is not None and known.shape == shape:
             order, open = known.order, known.open
         nbytes = math.prod(shape) * _BYTES[dtype]
         self.values[name] = Value(
-            name, shape, dtype, nbytes, storage, order=order, open=open if shape else (1,)
+            name, shape, dtype, nbytes, storage, order=order, label=label, open=open if shape else (1,)
         )
 
     def opened(self, names: Iterable[str], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -136,10 +136,10 @@ def batch_norm_backward(steps: Steps) -> bool:
     for key, on, out in zip(("dweight", "dbias"), mask[1:], steps.task.outputs[1:]):
         direct = on and steps.dtype(out) == acc
         sums.append(out if direct else f"{steps.task.name}#{key}")
-        steps.value(sums[-1], (shape[1],), acc)
+        steps.value(sums[-1], (shape[1],), acc, label="" if direct else key)
     dweight, dbias = sums
     none = f"{steps.task.name}#none"
-    steps.values[none] = Value(none, (), "object", 0, none)
+    steps.values[none] = Value(none, (), "object", 0, none, label="none")
     stats = (None, None, Ref(mean), Ref(invstd), True, arguments["eps"], (False, True, True))
     args = (Ref(grad), Ref(name), _ref(weight), *stats)
     cuts = _cuts(steps, args, {name, grad}, shape, (OWN, SUMMED, SUMMED))
