@@ -24,8 +24,7 @@ from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..planner import place
 from ..transform.divide import alive, constants, divide, reached
-from .other_sizes import keeps_caps
-from .stages import deliveries, living, proved
+from .stages import deliveries, keeps_caps, living, proved
 
 STANDING = "standing on "
 """Prefix of the names of stand-in states, each for all that a device holds and a half does not read."""

@@ -12,9 +12,10 @@ plan. If they exceed a cap, the whole is planned again with the cap reduced by t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -26,17 +27,17 @@ from ..capture import Captured
 from ..capture.captured import restore_strides
 from ..capture.results import resizable
 from ..costs.detect import slowed
-from ..errors import MemoryCapError
+from ..errors import MemoryCapError, RunError
+from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..ir.timeline import Timeline
-from ..runtime.autograd_bridge import Written, bridge, unalias
+from ..runtime.autograd_bridge import Written, bridge, placed, unalias
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..transform.divide import closed
 from .halves import STANDING, Half, Halves
-from .held_state import Held, HeldState
 from .kernel_selection import KernelExecutor, build_kernels
 from .options import Options
 from .stages import Prepared, copies, executed, homes_of, plan_captured, timed
@@ -44,11 +45,76 @@ from .stages import Prepared, copies, executed, homes_of, plan_captured, timed
 Recorder: TypeAlias = Callable[[], list[Timeline] | None]
 """Returns the list that takes timelines of calls; None: they are not recorded."""
 
+Held: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""A state that a forward has read, and an alias that keeps its memory."""
+
+_ABSENT = object()
+
 _TIGHTENED = 6
 """Limit on the plans of a joint graph, each with tighter caps, until both halves fit."""
 
 _LESS = 0.97
 """Factor on the caps after no plan was found for tighter ones."""
+
+
+class HeldState:
+    """The weights and buffers that the backward of a joint graph reads.
+
+    exclusive: the context in which state of the model may be replaced for a moment.
+    """
+
+    def __init__(
+        self, captured: Captured, backward: Graph, exclusive: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self._name, self._exclusive = captured.graph.name, exclusive
+        # A slice of a weight is a view of the tensor that holds the weight.
+        read = [
+            value
+            for name in backward.state
+            if name in captured.state and not (value := backward.value[name]).slice
+        ]
+        self._slots = [captured.state[value.name] for value in read]
+        self._reread = {at: value.path for at, value in enumerate(read) if value.name in captured.reread}
+        """Paths of state that eager's backward reads itself, by position."""
+
+    def taken(self) -> list[Held]:
+        """Return the state that a forward has just read."""
+        return [(owner[key], owner[key].detach()) for owner, key in self._slots]
+
+    @contextlib.contextmanager
+    def restored(self, held: Sequence[Held]) -> Iterator[None]:
+        """Within the block, let the backward read the state of its forward, even if other tensors have taken its place,
+        as at the end of `torch.func.functional_call`, or other memory (`.data = …`).
+
+        Raises RunError if eager would read the other memory.
+        """
+        tensors = [self._as_read(at, *each) for at, each in enumerate(held)]
+        slots: Any = self._slots
+        if all(owner.get(key) is tensor for (owner, key), tensor in zip(slots, tensors)):
+            yield
+            return
+        with self._exclusive():
+            replaced = [(owner, key, owner.get(key, _ABSENT)) for owner, key in slots]
+            try:
+                for (owner, key), tensor in zip(slots, tensors):
+                    owner[key] = tensor
+                yield
+            finally:
+                for owner, key, tensor in replaced:
+                    owner[key] = tensor
+                    if tensor is _ABSENT:
+                        del owner[key]
+
+    def _as_read(self, at: int, tensor: torch.Tensor, alias: torch.Tensor) -> torch.Tensor:
+        if placed(tensor) == placed(alias):
+            return tensor
+        if at not in self._reread:
+            return alias
+        raise RunError(
+            f"{self._name}: the memory of {self._reread[at]} was replaced between a forward and its backward "
+            "(`.data = …`), and eager would combine values of the old memory with gradients of the new one; call "
+            "backward() before, or replace the parameter itself"
+        )
 
 
 class Training:

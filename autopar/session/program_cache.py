@@ -191,19 +191,6 @@ class ProgramCache(OrderedDict[Hashable, P]):
             self._said = True
         return full
 
-    def drop(self, program: P) -> None:
-        """Drop an entry, and all programs for other sizes; the next call makes it anew."""
-        for key, entry in list(self.items()):
-            if entry is program:
-                del self[key]
-        program.close()
-        self.drop_resized()
-
-    def close(self) -> None:
-        """Stop the threads of all; the next call starts them again."""
-        for program in tuple(self.values()):
-            program.close()
-
     def resized(self, sizes: Hashable) -> P | None:
         """Return the program made for other sizes that serves these; None if there is none."""
         return self._resized.get(sizes)

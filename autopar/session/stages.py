@@ -19,17 +19,17 @@ from ..costs.clustering import repriced, unfused
 from ..costs.detect import one_lane, slowed, with_slow_down
 from ..costs.measure import measured
 from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
-from ..costs.roofline import Ratios, cost
+from ..costs.roofline import Ratios, cost, workspace
 from ..errors import MemoryCapError
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.open_size import resized
 from ..ir.plan import Plan
-from ..ir.program import Program
+from ..ir.program import Program, tasks_of
 from ..lowering.check import check
 from ..lowering.lower import lower
-from ..lowering.memory_bound import Peak
+from ..lowering.memory_bound import Peak, fits
 from ..planner import replan
 from ..planner.lists.single import seconds_moved
 from ..runtime.executor import Executor
@@ -44,7 +44,6 @@ from .kernel_build import Form, in_place, symbols_of
 from .kernel_selection import KernelExecutor, KernelSelection
 from .kernel_verdict import refused
 from .options import Options
-from .other_sizes import keeps_caps
 from .propagate import propagated
 from .saved_plan import as_given
 from .streaming import shortest
@@ -119,6 +118,22 @@ class Prepared:
     def close(self) -> None:
         """Stop its threads; the next call starts them again."""
         self.executor.close()
+
+
+def keeps_caps(program: Program, graph: Graph) -> bool:
+    """Return True if a program keeps every memory cap in a call in which the values of its graph have the bytes that
+    `graph` tells."""
+    buffers = tuple(
+        each if each.kind == "resident" else replace(each, bytes=graph.value[each.value].bytes)
+        for each in program.buffers
+    )
+    tasks = (task for _, step in program.steps() for task in tasks_of(step))
+    scratch = tuple((task, workspace(graph, graph.task[task])) for task in tasks)
+    everything = sum(each.bytes for each in buffers) + sum(nbytes for _, nbytes in scratch)
+    # The bound takes milliseconds, as much as a short call, and each length of a sequence may be new.
+    return all(everything <= cap for _, cap in program.caps) or fits(
+        replace(program, buffers=buffers, workspace=scratch)
+    )
 
 
 def prepare(
