@@ -163,7 +163,7 @@ def test_whole_characters_of_every_kind_go_all_the_way(tmp_path):
     ],
     ids=range(12),
 )
-def test_what_json_allows_and_a_graph_does_not(content, says, tmp_path, capsys):
+def test_files_that_json_allows_and_a_graph_does_not_are_refused(content, says, tmp_path, capsys):
     path = tmp_path / "graph.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(PlanError, match=says) as caught:

@@ -43,7 +43,7 @@ def test_most_of_what_fits_is_found():
     assert refused <= 2
 
 
-def test_what_can_never_fit_is_refused():
+def test_graphs_that_can_never_fit_are_refused():
     graph = short(8)
     for device in graph["devices"]:
         device["memory_bytes"] = 1
