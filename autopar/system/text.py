@@ -157,9 +157,11 @@ def ticking(title: str, stream: TextIO | None = None) -> Iterator[None]:
             out.flush()
 
     teller = threading.Thread(target=tell, name="autopar progress", daemon=True)
-    teller.start()
     try:
+        # An interrupt may come while the thread starts.
+        teller.start()
         yield
     finally:
         over.set()
-        teller.join()
+        if teller.is_alive():
+            teller.join()

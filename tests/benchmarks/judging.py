@@ -95,11 +95,6 @@ def by_policy(graph: Data, policy: str, costed: CostedGraph | None = None) -> Ju
     return judged(graph, plan, time.process_time() - start)
 
 
-def unwired(graph: Data, wire: Any = None) -> Data:
-    """The graph with every link on the wire `wire`; None: links carry any number of transfers at once."""
-    return {**graph, "links": [{**link, "wire": wire} for link in graph["links"]]}
-
-
 def by_direction(graph: Data) -> Data:
     """The graph with a wire for each direction of each link."""
     links = [{key: own for key, own in link.items() if key != "wire"} for link in graph["links"]]

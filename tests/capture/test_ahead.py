@@ -58,7 +58,7 @@ def branching(h):
     ],
     ids=["branch", "shapes", "error", "sizes", "break"],
 )  # fmt: skip
-def test_what_is_not_one_graph_is_refused_with_the_line(then, line, why):
+def test_calls_that_are_not_one_graph_are_refused_with_the_line(then, line, why):
     model = Counting(then)
     with pytest.raises(autopar.CaptureError, match=why) as caught:
         autopar.plan(model, ABSENT, example_inputs=(torch.zeros(8, 4),))

@@ -40,7 +40,7 @@ def test_autocast_to_another_dtype_is_another_call(first, training):
     fast.close()
 
 
-def test_so_it_is_in_a_training_step():
+def test_a_training_step_follows_the_autocast_around_it():
     """A step keeps what is computed under the autocast around it for the calls under the same."""
     model, x, y = mlp(), torch.randn(4, 6), torch.randn(4, 3)
     seen = []

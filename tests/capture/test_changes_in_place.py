@@ -147,7 +147,7 @@ def test_statistics_of_a_norm_in_training_are_kept() -> None:
             assert all(map(torch.equal, ours, theirs))
 
 
-def test_what_does_nothing_is_no_task() -> None:
+def test_operators_without_effect_are_no_tasks() -> None:
     fast = autopar.compile(Attention().eval(), ["cpu"], check="never")
     with torch.no_grad():
         fast(torch.randn(2, 5, 8))

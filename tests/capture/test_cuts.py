@@ -149,7 +149,7 @@ def test_every_cut_of_a_call_gives_the_call(case: Any) -> None:
 
 
 @pytest.mark.parametrize("case", NONE, ids=identify)
-def test_what_needs_its_whole_input_has_no_cut(case: Any) -> None:
+def test_operators_that_need_their_whole_input_have_no_cut(case: Any) -> None:
     op, args, kwargs, _ = case
     assert cuts(op, args, kwargs, op(*args, **kwargs)) == ()
 

@@ -217,6 +217,6 @@ def test_the_buffer_of_log_sigmoid_is_what_a_cpu_makes_it() -> None:
          *(r(4), r(4).abs(), True, 1e-5, [True] * 3)),
     case(aten.addmm.default, r(1), r(1, 6), r(6, 1)),
 ], ids=identify)  # fmt: skip
-def test_what_knows_the_number_of_rows_is_not_summed(each: Case) -> None:
+def test_reductions_that_depend_on_the_number_of_rows_are_not_summed(each: Case) -> None:
     op, args, kwargs, _ = each
     assert all(SUMMED not in cut.outputs for cut in cuts(op, args, kwargs, op(*args, **kwargs)))

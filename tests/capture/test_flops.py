@@ -57,7 +57,7 @@ def test_recurrent_layers_multiply_with_each_weight_at_each_step(kind, bidirecti
     assert flops(op, args, {}, op(*args)) == 2 * 4 * 3 * matrices
 
 
-def test_what_only_moves_bytes_has_none():
+def test_operators_that_only_move_bytes_have_no_flops():
     x = r(3, 4)
     for op, args in ((aten.relu.default, (x,)), (aten.t.default, (x,)), (aten.sum.default, (x,))):
         assert flops(op, args, {}, op(*args)) == 0

@@ -48,7 +48,7 @@ def test_tasks_get_what_is_given_and_what_was_made_before_them():
     assert torch.equal(x, torch.ones(4, 4)) and torch.equal(w, torch.full((4, 4), 2.0))
 
 
-def test_what_is_not_given_and_not_made_is_made_up():
+def test_missing_inputs_are_generated():
     seen, graph = [], chain("other", "mine")
     found = replayed(graph, graph.tasks[1:], CPU, {"other": None, "mine": spying(seen)}, {}, 0.01)
     assert found.keys() == {"t1"} and found["t1"] > 0

@@ -143,7 +143,7 @@ def longest(c):
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**9), st.integers(2, 40))
-def test_what_one_fusion_delays_is_shorter_than_the_shortest_run(seed, tasks):
+def test_a_fusion_delays_by_less_than_the_shortest_run(seed, tasks):
     fused = random_graph(seed, tasks)
     apart = costed(fused.graph, fused.machine, fused.costs)
     merged = sum(len(cluster.tasks) > 1 for cluster in fused.clusters)

@@ -150,7 +150,7 @@ def test_the_longest_path_says_where_a_weight_lives() -> None:
         (3, PlanError, "home=3 is not known"),
     ],
 )
-def test_what_is_no_home_is_refused(home, error, text) -> None:
+def test_unknown_homes_are_refused(home, error, text) -> None:
     with pytest.raises(error, match=text):
         planned(layers(1), torch.randn(2, 64), home=home)
 

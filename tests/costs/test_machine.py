@@ -143,7 +143,7 @@ def test_a_machine_survives_being_saved(tmp_path):
         assert Machine.load(tmp_path / "m.json") == machine
 
 
-def test_what_is_no_saved_machine_is_refused(tmp_path):
+def test_files_that_hold_no_machine_are_refused(tmp_path):
     file = tmp_path / "m.json"
     for text, match in (("\x80pickle", "is not JSON"), ("[]", "is not an 'autopar machine 1' file")):
         file.write_text(text)

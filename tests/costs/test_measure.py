@@ -85,7 +85,7 @@ def test_each_distinct_operation_is_timed_once_and_kept(folder, caplog, monkeypa
     assert not caplog.text
 
 
-def test_what_is_measured_prices_the_graph(monkeypatch):
+def test_measurements_price_the_graph(monkeypatch):
     machine = detect(["cpu", "emulated:0"])
     one = square(64, matmul(64))
     found = measure(one, machine, {}, **QUICK)
@@ -198,7 +198,7 @@ def test_the_longest_operations_are_measured_where_the_budget_is_short():
     assert measure(square(256, matmul(256)), machine, {}, budget_s=1e-7) == {}
 
 
-def test_what_is_far_from_the_roofline_is_measured_again_but_not_for_ever(folder):
+def test_measurements_far_from_the_roofline_are_repeated_a_limited_number_of_times(folder):
     machine, one = detect(["cpu"]), square(64, matmul(64))
     measure(one, machine, {}, **QUICK)
     (label,) = entries(folder)

@@ -117,7 +117,7 @@ def test_sizes_as_people_write_them(text, size):
 @pytest.mark.parametrize(
     "text", ["", "GiB", "6 gigs", "-1", -1, None, True, "1e9", float("inf"), float("nan"), "6 GB!"]
 )
-def test_what_is_no_size_is_refused_with_an_example(text):
+def test_invalid_sizes_are_refused_with_an_example(text):
     with pytest.raises(DeviceError, match="write bytes as a number, or"):
         parse_bytes(text)
 

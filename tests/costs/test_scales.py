@@ -52,7 +52,7 @@ def test_scales_are_kept_by_chip(folder):
 @pytest.mark.parametrize(
     "wrong", ["x", [["f", 1e-6]], [["f", -1.0, 2.0]], [[1, 1.0, 2.0]], [["f", 1.0, "2"]], {"f": 1}]
 )
-def test_what_is_no_scale_is_not_used(folder, wrong):
+def test_invalid_scales_are_not_used(folder, wrong):
     keep({"one": (("f", 1e-6, 2.0),)})
     (file,) = folder.glob("scales-*.json")
     data = json.loads(file.read_text())

@@ -168,7 +168,7 @@ def test_differences_are_said_shortly():
     assert "1 more differ, b" in said
 
 
-def test_ties_are_told():
+def test_tied_weights_are_part_of_the_description():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     apart = described(model)
     model[1].weight = model[0].weight

@@ -341,7 +341,7 @@ def _refused(rank: int, root: str, what: str) -> str:
         ("shape", "rank 1: model.weight was not saved: the checkpoint is of another model"),
     ],
 )
-def test_what_one_rank_cannot_do_every_rank_says(tmp_path, what, says):
+def test_an_error_of_one_rank_is_raised_on_every_rank(tmp_path, what, says):
     first, second = ranks(2, _refused, str(tmp_path), what)
     assert first == second and re.match(says, first), first
     assert load_latest(tmp_path, {}) == (5 if what == "shape" else None)

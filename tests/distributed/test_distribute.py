@@ -249,7 +249,7 @@ def _one_cannot(rank: int) -> list[str]:
     return said
 
 
-def test_what_one_process_cannot_or_wants_otherwise_every_process_says():
+def test_errors_and_differences_of_one_process_are_raised_on_all():
     (no_memory, other), second = ranks(2, _one_cannot, timeout_s=60)
     assert second == [no_memory, other]
     assert "rank 1 could not measure the model: OutOfMemoryError: no memory is left" in no_memory
@@ -317,7 +317,7 @@ def _refused(rank: int) -> list[str]:
     return said
 
 
-def test_what_cannot_be_distributed_is_refused_on_every_rank():
+def test_unsupported_models_are_refused_on_every_rank():
     for said in ranks(2, _refused):
         for text, (_, wanted) in zip(said, REFUSED, strict=True):
             assert re.search(wanted, text), text

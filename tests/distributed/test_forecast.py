@@ -82,7 +82,7 @@ def test_a_layer_sums_its_activations_twice_and_shares_out_its_products(chain):
         assert not any(unit.divisible for unit in own if "norm" in unit.module)
 
 
-def test_what_no_backward_reads_is_not_saved(chain):
+def test_values_that_no_backward_reads_are_not_saved(chain):
     forward = _priced(captured(*on_no_device(tied), train=False), HOSTS, 1)[0](2)
     assert forward.saved[-1] == 0 and chain.units[-1].saved_bytes == 0
     saved = sum(unit.saved_bytes for unit in chain.units if unit.block == "layers.3")

@@ -33,7 +33,7 @@ def _offset(rank: int) -> tuple[float, float]:
     return clock_offset()
 
 
-def test_offsets_of_clocks_are_right_within_the_error_that_is_said():
+def test_clock_offsets_are_within_their_reported_error():
     first, *others = ranks(3, _offset)
     assert first == (0.0, 0.0)
     for rank, (offset, error) in enumerate(others, 1):

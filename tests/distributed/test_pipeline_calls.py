@@ -160,5 +160,5 @@ def _unfrozen(rank: int) -> str:
     return str(refused.value)
 
 
-def test_what_is_trained_later_is_refused_since_nobody_would_sum_its_gradients():
+def test_unfreezing_after_distribution_is_refused():
     assert all("requires_grad of 0.weight has changed" in said for said in ranks(2, _unfrozen))

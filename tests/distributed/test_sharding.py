@@ -264,6 +264,6 @@ def _refusals(rank: int) -> list[str]:
     return said
 
 
-def test_what_cannot_be_sharded_is_refused_on_every_rank():
+def test_unsupported_sharding_is_refused_on_every_rank():
     for said in ranks(2, _refusals):
         assert all(remedy in text for text, (_, remedy) in zip(said, REFUSED, strict=True))

@@ -52,7 +52,7 @@ def test_caps_that_only_the_whole_model_exceeds_do_not_count():
     assert _of(TWO.limited(dict.fromkeys(TWO.device, "1MiB"))) < 0.9
 
 
-def test_what_cannot_be_planned_counts_as_on_the_first_device(monkeypatch):
+def test_a_model_without_a_plan_counts_as_on_the_first_device(monkeypatch):
     from autopar import PlanError
     from autopar.distributed.pipeline import profile
 

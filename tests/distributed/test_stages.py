@@ -161,7 +161,7 @@ def test_units_that_write_are_timed_on_copies():
 
 
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
-def test_what_crosses_a_cut_is_made_before_it_and_read_after_it(name):
+def test_tensors_that_cross_a_cut_are_made_before_and_read_after_it(name):
     *_, chain = captured(name)
     for cut in range(1, len(chain.nodes)):
         for node in chain.crossing[cut]:
@@ -191,7 +191,7 @@ def test_a_profile_leaves_buffers_and_random_numbers_as_they_were():
     assert sum(saved for _, _, saved in times) >= x.nbytes
 
 
-def test_what_cannot_be_captured_or_cut_into_rows_is_refused():
+def test_models_without_a_graph_or_a_batch_are_refused():
     class Asks(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1 if x.sum() > 0 else x - 1

@@ -159,7 +159,7 @@ def test_replicas_of_split_models_equal_one_process(name: str) -> None:
     assert [(one + other) / 2 for one, other in zip(ours, others)] == pytest.approx(wanted, rel=CLOSE)
 
 
-def test_heads_that_cannot_be_shared_evenly_are_said() -> None:
+def test_the_report_names_heads_that_ranks_cannot_share_evenly() -> None:
     tokens = batch("gpt", 0)[0]
     plan = planned(GPT(heads=2), tokens, parts=4)
     assert "2 pieces" in str(plan) and "4 ranks cannot share" in str(plan)
@@ -256,7 +256,7 @@ def planned(model: nn.Module, given: Tensor, parts: int = 2) -> TensorPlan:
         "weight norm",
     ],
 )
-def test_what_cannot_be_a_pair_is_said(model: nn.Module, why: str) -> None:
+def test_the_report_names_why_layers_are_not_split(model: nn.Module, why: str) -> None:
     plan = planned(model, torch.randn(2, 4, 8))
     assert not any(group.rows for group in plan.split)
     assert why in plan.explain()

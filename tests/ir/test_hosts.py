@@ -58,7 +58,7 @@ def test_a_link_is_as_fast_as_its_slower_end_unless_it_was_measured():
         (8, "is not text"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_part_and_an_example(text, said):
+def test_unreadable_declarations_are_refused_with_the_part_and_an_example(text, said):
     with pytest.raises(DeviceError, match=said):
         Hosts.declare(text)
 
@@ -95,7 +95,7 @@ def test_a_distribution_comes_back_from_its_file(tmp_path):
         ({"stages": tuple(Stage(i, i + 1, 1, 1, 1, 1, 1) for i in range(4))}, "one stage to a process"),
     ],
 )
-def test_what_is_no_distribution_is_refused(changes, said):
+def test_invalid_distributions_are_refused(changes, said):
     with pytest.raises(PlanError, match=said):
         _distribution(**changes).check()
 

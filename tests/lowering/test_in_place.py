@@ -87,7 +87,7 @@ def test_with_more_lanes_second_buffers_stay() -> None:
     assert len(two.lanes) == 2 and overwriting(two, step(), updates) is two
 
 
-def test_what_may_not_be_overwritten_keeps_its_buffer() -> None:
+def test_values_still_needed_keep_their_buffers() -> None:
     program = alone()
     assert overwriting(program, step(), lambda _: False) is program
     weight = replace(step(), outputs=("g_", "w"))

@@ -88,7 +88,7 @@ def test_random_graphs_anywhere(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["auto", "heft", "round_robin"])
-def test_what_the_planner_says_fits_is_lowered(policy: str) -> None:
+def test_plans_that_fit_are_lowered(policy: str) -> None:
     """Plans of the real planner, with and without caps: what it takes to fit can be proved to fit."""
     planned = 0
     for seed in range(3):

@@ -80,7 +80,7 @@ def chain() -> tuple[Graph, Program]:
     return made, pieced(lower(plan(made, machine(1), ["cpu"])), made, nothing)
 
 
-def test_what_a_piece_must_be_is_checked() -> None:
+def test_invalid_pieces_are_refused() -> None:
     made, program = chain()
     (piece,) = pieces(program)
     lane = program.lanes[0]

@@ -76,7 +76,7 @@ def test_cores_change_no_schedule(near, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_too_large_is_polished():
+def test_graphs_too_large_for_annealing_are_refined():
     made = Instance(read(planted(2, 1_600, 4, 1.0)[0]))
     bound = lower_bound(made)
     assert anneal(made, bound) == []
@@ -89,7 +89,7 @@ def test_what_is_too_large_is_polished():
     assert polish(made, bound, play, STEPS, math.inf) == []
 
 
-def test_it_ends_at_the_bound(monkeypatch):
+def test_annealing_ends_at_the_bound(monkeypatch):
     """A chain on equal devices is at its bound at once: nothing is changed."""
     made = Instance(chain(12, replace(machine(2), queued=False), nbytes=1))
 

@@ -15,7 +15,7 @@ def test_a_run_of_random_graphs_counts_every_outcome(capsys):
     assert "1 of them planned a second time" in capsys.readouterr().out
 
 
-def test_what_is_wrong_with_a_plan_is_told(monkeypatch):
+def test_the_bench_names_faults_of_plans(monkeypatch):
     seed = next(n for n in range(99) if feasible.attempt(n)[0] == "planned")
     with monkeypatch.context() as patch:
         patch.setattr("autopar.planner.portfolio.lower_bound", lambda instance, enough: math.inf)

@@ -70,7 +70,7 @@ def test_a_planted_optimum_is_the_bound(ratio, speeds):
         assert lower_bound(Instance(read(graph))) <= length * (1 + 1e-9)
 
 
-def test_what_must_cross_a_wire_bounds_the_schedule():
+def test_necessary_transfers_bound_the_schedule():
     inputs = [
         {"id": f"x{k}", "producer": None, "home": "cpu", "consumers": [f"t{k}"], "bytes": 100}
         for k in range(8)
@@ -103,14 +103,14 @@ def relayed(slow: float, wire: str | None) -> float:
     return lower_bound(Instance(read(graph)))
 
 
-def test_what_a_value_may_go_round_does_not_bound_the_schedule():
+def test_avoidable_transfers_do_not_bound_the_schedule():
     # Through r the last of four inputs is there after 5 s; two by each way take 3 s, and all over a bus 8 s or more.
     assert relayed(100.0, None) <= 5.1
     assert relayed(1.5, None) <= 3.1
     assert 3.9 <= relayed(100.0, "bus") <= 8.1
 
 
-def test_what_does_not_fit_the_fastest_device_is_done_elsewhere():
+def test_tasks_that_do_not_fit_the_fastest_device_go_elsewhere():
     tasks = [{"id": f"t{k}", "seconds": {"a": 1.0, "b": 5.0}, "state_bytes": 10} for k in range(10)]
     graph = {"tasks": tasks, "values": [], "links": []}
     graph["devices"] = [{"name": "a", "lanes": 1, "memory_bytes": 50}, {"name": "b", "lanes": 1}]

@@ -51,7 +51,7 @@ def test_however_a_plan_comes_about_its_bounds_are_held_against_it(tmp_path):
         assert Plan.load(path).lower_bound == 0.0
 
 
-def test_what_raced_and_lost_refutes_a_bound_too(monkeypatch):
+def test_losing_candidates_refute_a_bound_too(monkeypatch):
     costed = read(small(1, tasks=10))
     best, worst = place(costed), place(costed, "round_robin")
     assert worst.makespan > best.makespan * 1.1

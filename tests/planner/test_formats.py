@@ -106,7 +106,7 @@ def test_a_file_and_its_data_give_the_same_plan(tmp_path):
     assert described(schedule(path)) == described(schedule(str(path))) == described(schedule(graph))
 
 
-def test_what_the_format_does_not_have_is_not_looked_at():
+def test_unknown_fields_are_ignored():
     graph = small()
     graph["comment"] = graph["tasks"][0]["comment"] = "for people"
     assert described(schedule(graph)) == described(schedule(small()))
@@ -226,7 +226,7 @@ def test_a_home_that_is_not_heeded_is_told_of(caplog):
 
 
 @pytest.mark.parametrize(("graph", "says"), WRONG, ids=[says for _, says in WRONG])
-def test_what_is_wrong_is_said_in_one_line(graph, says):
+def test_errors_of_graph_files_are_one_line(graph, says):
     with pytest.raises(PlanError, match=says) as caught:
         schedule(graph)
     assert "\n" not in str(caught.value)
@@ -283,7 +283,7 @@ def test_words_of_the_call_that_mean_nothing_get_a_sentence(given, says):
         schedule(small(), **given)
 
 
-def test_a_ceiling_that_cuts_the_search_short_is_said():
+def test_a_plan_says_that_its_search_was_cut_short():
     graph = randomly(random.Random(1), 60)
     assert described(schedule(graph, budget_s=1e-9)).get("stopped") == "time"
     assert "stopped" not in described(schedule(graph))
@@ -321,7 +321,7 @@ def test_pins_that_leave_a_group_no_device_get_a_sentence():
         schedule(graph, pins={"c": "cpu"})
 
 
-def test_what_only_delivers_takes_as_long_as_its_way():
+def test_a_graph_that_only_delivers_takes_as_long_as_the_transfer():
     graph = {
         "tasks": [],
         "values": [

@@ -147,16 +147,10 @@ def test_whole_characters_of_every_kind_go_all_the_way(tmp_path):
         ),
         ('{"tasks": [], ' + json.dumps(small())[1:], r"'tasks' twice in its object"),
         (json.dumps(small()).replace("4096", "9" * 5000), "too many digits"),
-        (json.dumps(small()).replace("4096", "9" * 400), "is 9{57}….*1e.30 is the largest value allowed"),
         (
             json.dumps(small()).replace("4096", "NaN"),
             "'bytes' of value 'v' is nan; it must be a finite number",
         ),
-        (
-            json.dumps(small()).replace("4096", "1e999"),
-            "'bytes' of value 'v' is inf; it must be a finite number",
-        ),
-        (json.dumps(small()).replace("4096", "-Infinity"), "'bytes' of value 'v' is -inf"),
         ('{"tasks": ' + "[" * 100_000, "nested too deeply"),
         (
             json.dumps(small()).replace("4096", "[" * 900 + "]" * 900),
@@ -168,9 +162,9 @@ def test_whole_characters_of_every_kind_go_all_the_way(tmp_path):
         ('"tasks"', "must be an object"),
         ("NaN", "must be an object"),
     ],
-    ids=range(15),
+    ids=range(12),
 )
-def test_what_json_allows_and_a_graph_does_not(content, says, tmp_path, capsys):
+def test_files_that_json_allows_and_a_graph_does_not_are_refused(content, says, tmp_path, capsys):
     path = tmp_path / "graph.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(PlanError, match=says) as caught:

@@ -33,7 +33,7 @@ def placements(instance):
 @pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**9))
-def test_what_is_left_holds_every_placement_and_one_is_planned(seed):
+def test_narrowed_devices_keep_every_feasible_placement(seed):
     draw = random.Random(seed)
     graph = randomly(draw, 5)
     graph["links"] = [own for own in graph["links"] if draw.random() < 0.5]

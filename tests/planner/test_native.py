@@ -55,7 +55,7 @@ def cooled(instance: Instance, seed: int, steps: float) -> list[Listed]:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
-def test_it_was_built_here():
+def test_the_native_search_was_built_here():
     assert native.LIBRARY, native.TOLD
     assert native.TOLD.startswith("plans are searched for by ")
 
@@ -106,7 +106,7 @@ def shown(timed: Listed):
 
 
 @needs_native
-def test_it_ends_at_its_bound():
+def test_a_chain_ends_at_its_bound():
     instance = Instance(read(planted(0, 20, 2, 1.0)[0]))
     start = begun(instance, 0)
     chain = Annealing(start.now, start.makespan, 0)
@@ -157,7 +157,7 @@ def test_without_it_one_line_says_what_to_do(caplog):
 
 
 @needs_native
-def test_what_does_not_load_is_said(tmp_path):
+def test_the_reason_names_a_library_that_does_not_load(tmp_path):
     (made,) = (Path(native.__file__).parent).glob("_search.*")
     assert native._loaded(tmp_path) == (None, "was not built when autopar was installed")
     here = tmp_path / made.name
@@ -183,7 +183,7 @@ def test_in_a_clone_it_is_as_new_as_its_sources(tmp_path):
     assert native._loaded(folder) == (None, f"was built before its sources were changed ({here})")
 
 
-def test_what_to_type_is_said(tmp_path):
+def test_the_reason_names_what_to_type(tmp_path):
     folder = tmp_path / "autopar" / "planner" / "native"
     said = native._said(None, "was not built", folder)
     assert "the native search was not built;" in said and said.endswith("--no-cache-dir autopar")

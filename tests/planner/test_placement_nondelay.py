@@ -23,7 +23,7 @@ def served(instance: Instance) -> Play:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_is_carried_out_in_the_time_it_says(seed: int) -> None:
+def test_list_schedules_take_the_predicted_time(seed: int) -> None:
     instance = Instance(read(instances.small(seed)))
     play = served(instance)
     busy = evaluate(instance, play.device, play.start[: instance.clusters], eager=True)

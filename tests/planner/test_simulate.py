@@ -106,7 +106,7 @@ def test_orders_that_wait_for_each_other_are_an_error():
         ({CPU: ("a", "b", "c"), "gpu/0": ("d",)}, "names the lane 'gpu/0'; there are cpu/0"),
     ],
 )
-def test_what_is_no_schedule_of_the_graph_is_an_error(lanes, text):
+def test_invalid_schedules_are_errors(lanes, text):
     with pytest.raises(PlanError, match=text):
         simulate(diamond(), Schedule("x", lanes))
 

@@ -33,7 +33,7 @@ def short(seed: int):
 @pytest.mark.slow
 def test_most_of_what_fits_is_found():
     refused = 0
-    for seed in range(40):
+    for seed in range(20):
         graph = short(seed)
         try:
             plan = schedule(graph)
@@ -41,10 +41,10 @@ def test_most_of_what_fits_is_found():
             refused += 1
             continue
         assert not infeasibilities(graph, json.loads(json.dumps(described(plan))))
-    assert refused <= 4
+    assert refused <= 2
 
 
-def test_what_can_never_fit_is_refused():
+def test_graphs_that_can_never_fit_are_refused():
     graph = short(8)
     for device in graph["devices"]:
         device["memory_bytes"] = 1

@@ -80,7 +80,7 @@ def test_a_list_is_given_up_only_where_it_is_too_long(made, eager):
     assert evaluate(instance, device, keys, limit=0.0, eager=eager).ended == 0
 
 
-def test_what_waits_for_itself_never_ends():
+def test_circular_lists_never_end():
     """Of two clusters of a chain on one device, the second first."""
     instance = Instance(chain(2, machine(1)))
     assert evaluate(instance, [0, 0], [0.0, 1.0]).makespan < math.inf

@@ -44,7 +44,7 @@ def test_plans_can_be_carried_out(seed, tight, wired):
         assert again["makespan_s"] == pytest.approx(plan["makespan_s"])
 
 
-def test_what_ends_first_where_no_way_leads_on_is_planned_elsewhere():
+def test_tasks_are_not_placed_where_no_link_leads_on():
     times = [{"p": 1.0, "q": 5.0}, {"s": 8.0}, {"s": 0.2}, {"s": 1.0}, {"q": 0.5}]
     graph = {
         "tasks": [{"id": f"t{n}", "seconds": seconds} for n, seconds in enumerate(times)],
@@ -112,7 +112,7 @@ def test_every_way_to_spoil_a_plan_is_found(says):
     assert any(says in sentence for sentence in found), found
 
 
-def test_what_takes_no_time_is_before_or_after_what_does_and_hides_nothing():
+def test_steps_of_no_time_hide_no_overlap():
     seconds = {"a": 1.0, "b": 0.5, "c": 0.0}
     graph = {
         "tasks": [{"id": name, "seconds": {"p": s}} for name, s in seconds.items()],

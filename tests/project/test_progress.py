@@ -54,3 +54,16 @@ def test_a_line_is_logged_now_and_then_where_there_is_no_terminal(caplog, monkey
     assert {(record.name, record.levelname) for record in caplog.records} == {("autopar", "WARNING")}
     assert out.getvalue() == ""
     assert counting() <= before
+
+
+def test_an_interrupt_as_the_count_starts_leaves_no_thread(monkeypatch):
+    before, start = counting(), threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), progress.ticking("capture", Terminal()):
+        pass
+    assert counting() <= before

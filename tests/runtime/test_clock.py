@@ -61,7 +61,7 @@ def call(hands: Hands, tasks, slow_down: float = 1.0) -> Clock:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_said_to_be_enough_nearly_is_and_never_more_than_lateness_calls_for(hands, seed):
+def test_the_suggested_slow_down_suffices_and_is_not_excessive(hands, seed):
     draw = random.Random(seed)
     tasks = []
     for number in range(12):
@@ -77,7 +77,7 @@ def test_what_is_said_to_be_enough_nearly_is_and_never_more_than_lateness_calls_
     assert clock.enough <= max(1.0, clock.late / TOLERANCE) * MARGIN
 
 
-def test_who_waits_for_one_that_is_late_is_late_for_the_same_reason(hands):
+def test_lateness_of_a_waiting_lane_counts_once(hands):
     clock = call(hands, [(0, 1.0, 1.9, ()), (1, 1e-3, 1e-3, (0,))])
     assert clock.enough <= 2 * MARGIN
 

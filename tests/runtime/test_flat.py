@@ -35,7 +35,7 @@ def test_many_tensors_go_in_one_transfer_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
-def test_what_copies_take_is_what_a_graph_says(dtype: torch.dtype) -> None:
+def test_bytes_of_copies_match_the_graph(dtype: torch.dtype) -> None:
     tensors = [torch.zeros(shape, dtype=dtype) for shape in [(), (3,), (64,), (5, 7), (1000,)]]
     states = [
         Value(f"w{n}", tuple(t.shape), str(dtype).removeprefix("torch."), t.nbytes, f"w{n}", "state")

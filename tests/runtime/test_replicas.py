@@ -89,7 +89,7 @@ def test_a_copy_out_of_date_is_given_up_though_only_another_program_reads_it() -
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_copies_that_nobody_reads_any_more_are_gone() -> None:
+def test_unread_copies_are_freed() -> None:
     seen: list = []
     state, pool = {"w": torch.randn(4, 4)}, Replicas()
     made, where, calls = reading(FIRST, seen)

@@ -96,7 +96,7 @@ def test_a_fused_optimizer_and_refresh_are_seen_whatever_they_write() -> None:
     assert not weights.unchanged() and not other.unchanged()
 
 
-def test_what_is_watched_may_still_be_resized() -> None:
+def test_watched_tensors_may_be_resized() -> None:
     tensor = torch.ones(8)
     _, weights = watched(tensor)
     assert weights.unchanged()

@@ -43,7 +43,7 @@ def test_norms_are_summed_in_the_order_that_autograd_lays_gradients_out() -> Non
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_is_left_in_grad_is_laid_out_as_the_parameter_and_nobody_elses(shared: bool) -> None:
+def test_grad_has_the_strides_of_the_parameter_and_memory_of_its_own(shared: bool) -> None:
     parameter = torch.nn.Parameter(torch.zeros(5, 7))
     for gradient in (torch.randn(7, 5).t(), torch.randn(5, 7)):
         found = as_grad(gradient, parameter, shared)

@@ -221,7 +221,7 @@ def test_autocast_around_the_call_does_not_reach_the_step():
         lambda model: Adam(model.parameters(), foreach=True, weight_decay=0.1),
     ],
 )
-def test_no_task_changes_what_it_reads(make, clip_norm, nbytes):
+def test_update_tasks_do_not_modify_their_inputs(make, clip_norm, nbytes):
     twins = Twins(make)
     stepping = twins.stepping(clip_norm, nbytes)
     captured, values = stepping.captured, stepping.executed(twins.batch, 10**6)

@@ -76,7 +76,7 @@ def test_steps_in_parts_are_the_optimizers(kind: str, clip: float | None) -> Non
     assert apart(model, plain) < 1e-5
 
 
-def test_what_is_too_large_to_be_trained_on_one_device_is_on_two() -> None:
+def test_a_model_too_large_for_one_device_trains_on_two() -> None:
     model = pair()
     plain = copy.deepcopy(model)
     optimizer, own = OPTIMIZERS["adamw"](model), OPTIMIZERS["adamw"](plain)

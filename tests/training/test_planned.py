@@ -63,7 +63,7 @@ def test_the_update_and_its_state_are_in_the_plan(name: str, criterion, meta: bo
     assert not optimizer.state and all(p.grad is None for p in model.parameters())
 
 
-def test_it_is_the_plan_that_a_step_takes() -> None:
+def test_a_plan_ahead_equals_the_plan_of_the_step() -> None:
     """Planned ahead for the machine at hand: the tasks of `train_step` once its optimizer has state."""
     model, batch = layers(), (torch.randn(8, 256), torch.randn(8, 256))
     optimizer = torch.optim.Adam(model.parameters())
@@ -112,7 +112,7 @@ def test_weights_on_the_device_are_updated_there() -> None:
         (lambda p: torch.optim.SGD, CaptureError, "the optimizer is the class SGD; give an instance"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_planned_is_said(make, error, text) -> None:
+def test_errors_of_planning_name_the_reason(make, error, text) -> None:
     model = layers(1)
     with pytest.raises(error, match=text):
         autopar.plan(
@@ -120,7 +120,7 @@ def test_what_cannot_be_planned_is_said(make, error, text) -> None:
         )
 
 
-def test_what_is_no_loss_is_said() -> None:
+def test_errors_name_what_is_no_loss() -> None:
     model, x = layers(1), torch.randn(2, 256)
     ask = {"example_inputs": (x, x), "criterion": lambda a, b: (a - b).abs()}
     with pytest.raises(CaptureError, match="only one number can be minimised"):

@@ -66,7 +66,7 @@ def test_a_gradient_made_with_its_graph_may_be_used_as_a_number(placed):
     torch.testing.assert_close(*found)
 
 
-def test_what_draws_has_no_second_derivative():
+def test_random_operators_have_no_second_derivative():
     model, x = nn.Sequential(mlp(), nn.Dropout()), torch.randn(8, 6, requires_grad=True)
     loss = autopar.compile(model, ["cpu"])(x).sum()
     (gradient,) = grad(loss, x, create_graph=True)

@@ -164,7 +164,7 @@ def test_a_model_may_have_a_criterion_of_its_own():
     assert all(far(ours, theirs) <= 1e-9 for ours, theirs in pairs)
 
 
-def test_what_is_wrong_is_said_with_what_to_type_next():
+def test_errors_of_a_step_name_the_remedy():
     model = mlp().double()
     optimizer, rule = MOMENTUM(model.parameters()), nn.CrossEntropyLoss()
     x, y = batches(1)[0]

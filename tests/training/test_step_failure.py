@@ -155,7 +155,7 @@ class Refusing(SGD):
 
 
 @pytest.mark.parametrize("way", ["optimizer", "hook", "accumulating"])
-def test_what_raises_after_the_backward_leaves_buffers_as_they_were(way):
+def test_an_error_after_the_backward_leaves_buffers_unchanged(way):
     pair = Pair(lambda: Fragile(False), functools.partial(Refusing, lr=0.1))
     pair.same(batches(3))
     before = snapshot(pair)

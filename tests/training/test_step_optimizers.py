@@ -68,7 +68,7 @@ def loaded(model: nn.Module, optimizer: Optimizer) -> None:
 @pytest.mark.parametrize(
     "between", [weights_written, stepped_by_hand, pytest.param(loaded, marks=pytest.mark.release)]
 )
-def test_what_is_changed_between_steps_is_what_the_next_step_reads(between: Between):
+def test_a_step_reads_changes_made_between_steps(between: Between):
     pair = Pair(mlp, Adam)
     for _ in range(2):
         pair.same(batches(2))

@@ -87,7 +87,7 @@ def test_tasks_mean_the_same_on_a_gpu(name, policy, parts):
     assert all(results[name].device.type == "cpu" for name in results)
 
 
-def test_what_a_gpu_keeps_and_a_cpu_does_not_has_its_bytes():
+def test_statistics_that_only_a_gpu_saves_count_their_bytes():
     torch.manual_seed(0)
     model, x = Convolutions().eval(), torch.randn(4, 3, 6, 6)
     captured = joint(model, (x,))

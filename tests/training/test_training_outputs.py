@@ -24,7 +24,7 @@ class Shows(nn.Module):
 
 
 @pytest.mark.parametrize("way", [["cpu"], None], ids=["one", "three"])
-def test_no_view_of_what_is_the_callers_is_a_way_to_overwrite_it(way):
+def test_writes_to_returned_views_do_not_reach_the_callers_tensors(way):
     model, x = Shows(), torch.randn(8, 6)
     before = {name: tensor.clone() for name, tensor in [*model.state_dict().items(), ("x", x)]}
     fast = autopar.compile(model, way or machine(), policy="round_robin")

@@ -180,7 +180,7 @@ def test_training_is_planned_for_a_machine_one_does_not_have():
     assert {task.phase for task in frozen.costed.graph.tasks} == {"forward"}
 
 
-def test_what_was_planned_ahead_is_what_compile_uses():
+def test_compile_uses_a_plan_made_ahead():
     model, x = mlp(), data()
     plan = autopar.plan(model, machine(), example_inputs=(x,), **HALVES)
     fast = compiled(model)
@@ -190,7 +190,7 @@ def test_what_was_planned_ahead_is_what_compile_uses():
     }
 
 
-def test_a_compiled_model_goes_when_nobody_has_it():
+def test_an_unreferenced_compiled_model_is_freed():
     fast = compiled(mlp())
     fast(data()).sum().backward()
     session = weakref.ref(fast._placement.session)
@@ -311,7 +311,7 @@ def test_a_weight_may_be_an_argument_too():
 
 @pytest.mark.parametrize("split", [None, 2])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_what_is_computed_again_gives_the_same_gradients(share, split):
+def test_recomputation_gives_the_same_gradients(share, split):
     layers = [layer for _ in range(3) for layer in (nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU())]
     model, x = nn.Sequential(*layers), data()
     twin = copy.deepcopy(model)

@@ -90,7 +90,7 @@ def test_a_budget_is_met_where_cheap_tasks_allow(name: str) -> None:
 
 
 @by_turns("name, budget", CASES, [0.5, 0.0])
-def test_what_comes_again_comes_late(name: str, budget: float) -> None:
+def test_recomputed_tasks_run_late_in_the_backward(name: str, budget: float) -> None:
     after = recomputed(case(name).graph, budget)
     again = [task for task in after.tasks if task.name.endswith("#again")]
     assert again

@@ -75,7 +75,7 @@ def test_a_flow_through_statistics_is_rejoined_and_cut_again() -> None:
     assert len(parted.updates) == len(captured.graph.updates) > 0
 
 
-def test_what_reads_the_batch_whole_is_rejoined_once() -> None:
+def test_a_value_that_tasks_read_whole_is_rejoined_once() -> None:
     layer = nn.Linear(8, 8).double()
 
     def model(x: torch.Tensor) -> Any:
@@ -117,7 +117,9 @@ def test_random_tasks_stay_whole_and_in_order() -> None:
     ],
     ids=["views alone", "one cheap task", "a batch of one"],
 )
-def test_what_gains_nothing_stays_whole(model: Any, rows: int, sizes: tuple[int, ...]) -> None:
+def test_graphs_that_gain_nothing_by_a_split_stay_whole(
+    model: Any, rows: int, sizes: tuple[int, ...]
+) -> None:
     captured = capture(model, (torch.randn(rows, 8, **D),), {})
     assert split(captured.graph, sizes) is captured.graph
     assert batch_of(captured.graph) == rows

@@ -140,7 +140,7 @@ def test_the_batch_is_that_of_the_forward_alone() -> None:
     assert batch_of(graph(values, tasks, "y dw")) is None
 
 
-def test_what_contracts_the_batch_needs_all_of_it_in_parts() -> None:
+def test_contractions_over_the_batch_need_all_operands_in_parts() -> None:
     values = [value("x", 8, 4, kind="input"), value("y", 8, 4), value("z", 4, 4)]
     tasks = [task("f", "x", "y", ROWS, flops=9)]
     for cut, summed in ((Cut((0, 0), (SUMMED,)), True), (Cut((0, None), (SUMMED,)), False)):

@@ -308,7 +308,9 @@ def test_sizes_that_equal_the_batch_by_chance_do_no_harm() -> None:
     ids=["no sums of rows", "means within a row"],
 )
 @torch.no_grad()
-def test_what_sums_no_rows_stays(model: Callable[..., Any], shape: tuple[int, ...]) -> None:
+def test_graphs_without_sums_over_rows_are_unchanged(
+    model: Callable[..., Any], shape: tuple[int, ...]
+) -> None:
     graph = capture(model, (torch.randn(shape),), {}).graph
     assert summed(graph) == graph
 
