@@ -73,8 +73,7 @@ def demo(argv: Sequence[str]) -> int:
         )
     # torch warns once when it traces without numpy, which nothing here needs.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    sys.argv = ["python -m autopar demo", *argv]
-    # Imported, not run as a script: its help would show the script's name instead of the command.
+    sys.argv = [str(script), *argv]
     sys.path.insert(0, str(script.parent))
     import_module(script.stem).main()
     return 0

@@ -1,19 +1,17 @@
 """A two-layer MLP on one CPU and two accelerators: placed, run, drawn, explained.
 
-    python examples/two_layer_mlp.py [--split N] [--batch 8192 --width 4096] [--out DIR]
-    python examples/two_layer_mlp.py --train [--steps 200] [--out DIR]
+With two GPUs it uses them. Without, worker threads emulate two T4s on a slowed clock: the values are real, and the
+times are those of the T4s. Everything printed and drawn says so.
 
-With two GPUs it uses them. Without, two declared T4s are stood in for by worker threads on a slowed-down clock
-(the values are real, the times are the model's), and everything printed and drawn says so.
-
-With --train it is the training step of d2l.ai, figure 13.3.1: a batch of 100 in two halves, forward and backward on
-each device, gradients summed and weights updated on the CPU and copied back while the backward goes on.
+With --train it is a training step: a batch in two halves, forward and backward on each device, gradients summed and
+weights updated on the CPU and copied back while the backward goes on, as in d2l.ai, figure 13.3.1.
 """
 
 import argparse
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,7 +19,10 @@ from torch import nn
 
 import autopar
 from autopar import view
-from autopar.runtime.record import Recording
+from autopar.cli import Parser
+from autopar.ir.timeline import Timeline
+from autopar.runtime.record import Recording, scaled
+from autopar.system.text import seconds
 
 
 class MLP(nn.Module):
@@ -58,35 +59,27 @@ def emulated(plan: autopar.Plan) -> str:
         return ""
     chips = [device.chip for device in machine.devices if device.kind == "emulated"]
     return (
-        f"Emulated: this machine lacks two GPUs, so {len(chips)} worker threads compute the real values in place of "
-        f"{len(chips)} {chips[0]}s, on a clock {machine.slow_down:g} times slower than theirs: measured ÷ "
-        f"{machine.slow_down:g} is what they would take."
+        f"Emulated: {len(chips)} worker threads compute the real values of {len(chips)} {chips[0]}s,\n"
+        f"on a clock {machine.slow_down:g} times slower; all times are those of the chips."
     )
 
 
-def sizes(devices: autopar.Machine | list[str]) -> None:
-    """Where splitting pays and where it does not, by prediction alone."""
-    print(f"{'net':>18} {'batch':>6}  {'one device':>20}  {'placed':>9}  decision")
-    for inputs, hidden, outputs, batch in [
-        (784, 256, 10, 256),
-        (1024, 1024, 1024, 1024),
-        (2048, 2048, 2048, 8192),
-    ]:
-        model, x = MLP(inputs, hidden, outputs), torch.empty(batch, inputs)
-        with torch.no_grad():
-            plan = autopar.plan(model, devices, example_inputs=(x,))
-        device, single = plan.best_single or ("none", float("nan"))
-        used = sorted(
-            {placed.device for placed in plan.placed if plan.costed.cluster[placed.cluster].seconds}
-        )
-        split = plan.costed.graph.split
-        why = (
-            f"{split} on {', '.join(used)}"
-            if split
-            else f"stays on {', '.join(used)}: nothing tried is clearly faster"
-        )
-        print(f"{inputs:>6}-{hidden}-{outputs:<6} {batch:>6}  {single * 1e3:>8.3f} ms {device:>8}  "
-              f"{plan.makespan * 1e3:>6.3f} ms  {why}")  # fmt: skip
+def on_the_chips_clock(plan: autopar.Plan, timeline: Timeline) -> Timeline:
+    """A measured timeline in the time of the declared chips, beside the prediction."""
+    return replace(scaled(timeline, 1 / (plan.costed.machine.slow_down or 1)), predicted=plan.timeline())
+
+
+def gain(plan: autopar.Plan, timeline: Recording) -> str:
+    """The table of the best single device, the prediction and the measurement."""
+    device, single = plan.best_single or ("none", float("nan"))
+    measured = on_the_chips_clock(plan, timeline.median).makespan
+    late = "  (no figure: this machine is too busy for its clock)" if timeline.last.needs_slow_down else ""
+    rows = [
+        ("best single device", single, f"everything on {device}"),
+        ("placed, predicted", plan.makespan, f"{single / plan.makespan:.2f} × as fast"),
+        ("placed, measured", measured, f"{single / measured:.2f} × as fast{late}"),
+    ]
+    return "\n".join(f"  {name:18}  {seconds(time):>8}  {note}" for name, time, note in rows)
 
 
 HOME = {"*.weight": "cpu", "*.bias": "cpu"}
@@ -134,43 +127,48 @@ def recorded(
     return step, timeline
 
 
-def train(steps: int, out: Path) -> None:
-    """The figure, the loss curves, and how much of the reduction hides behind the backward."""
+def train(steps: int, out: Path, report: bool) -> None:
+    """A step that gains, how much of the reduction hides behind the backward, and the loss curves."""
     devices = machine()
+    step, timeline = recorded(MLP(32, 1024, 1024), 4096, devices, HOME, calls=1)
+    plan = step.plan
+    print(
+        f"A training step of a two-layer MLP, 32-1024-1024, batch of 4096 rows in two halves\n{emulated(plan)}\n"
+    )
+    print(gain(plan, timeline))
+    shares = [view.hidden(plan, each) for each in (plan.timeline(), timeline.last)]
+    print(
+        f"\nGradients are copied and summed while the backward runs: {shares[0]:.0%} of it as predicted, "
+        f"{shares[1]:.0%} as measured."
+    )
+    if report:
+        print(f"\n{step.explain()}\n")
+    pictures(step, timeline, out, "train")
+    step.close()
+
     real = devices if isinstance(devices, list) else ["cpu", "emulated:0", "emulated:1"]
+    print(f"\nThe losses of {steps} steps of 784-256-10, batch 100, beside those of the plain loop")
     for dtype, allowed in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        found = curve(steps, dtype, real)
         print(
-            f"{dtype!s:>14}: after {steps} steps the loss is the plain loop's to {found:.1e} (at most {allowed:.0e})"
+            f"  {str(dtype).removeprefix('torch.')}: {curve(steps, dtype, real):.1e} apart (limit {allowed:.0e})"
         )
 
-    print(f"\n{'784-256-10, batch 100':>26}  {'predicted':>9}  {'measured':>8}  {'moved':>7}")
-    for label, pins in (("weights at home on the CPU", HOME), ("the planner's own choice", {})):
-        torch.manual_seed(0)
-        step, timeline = recorded(MLP(784, 256, 10), 100, devices, pins)
-        slow = step.plan.costed.machine.slow_down or 1
-        print(f"{label:>26}  {step.plan.makespan * 1e6:6.0f} µs  {timeline.median.makespan / slow * 1e6:5.0f} µs  "
-              f"{step.plan.moved / 1e6:.2f} MB")  # fmt: skip
-        name = "train" if pins else "train_free"
-        for suffix in ("html", "svg"):
-            step.draw(out / f"{name}.{suffix}")
-        step.close()
 
-    step, timeline = recorded(MLP(32, 1024, 1024), 4096, devices, HOME, calls=1)
-    print()
-    print(step.explain())
-    print(f"\n{emulated(step.plan)}")
-    late = " (no figure: the machine was too slow for its clock)" if timeline.last.needs_slow_down else ""
-    shares = [view.hidden(step.plan, each) for each in (step.plan.timeline(), timeline.last)]
-    print(
-        f"\n32-1024-1024, batch 4096: of the reduction {shares[0]:.0%} is hidden behind the backward as predicted, "
-        f"{shares[1]:.0%} as measured{late}"
-    )
-    for name in ("train_run.json.gz", "train_run.html", "train_run.svg"):
-        timeline.save(out / name)
-    print(
-        f"wrote {out}/train.html, train.svg, train_free.html, train_free.svg, train_run.json.gz, .html, .svg"
-    )
+def pictures(fast: autopar.Compiled | autopar.TrainStep, timeline: Recording, out: Path, name: str) -> None:
+    """Draw the placed graph and the recorded call, and say where the pictures are."""
+    run = on_the_chips_clock(fast.plan, timeline.median)
+    print("\nPictures")
+    for file, what in ((f"{name}.html", "the placed graph"), (f"{name}.svg", "the same as a picture")):
+        fast.draw(out / file)
+        print(f"  {out / file}  {what}")
+    prefix = "run" if name == "placed" else f"{name}_run"
+    for suffix, what in (
+        ("html", "the recorded call"),
+        ("svg", "the same"),
+        ("json.gz", "for ui.perfetto.dev"),
+    ):
+        run.save(out / f"{prefix}.{suffix}")
+        print(f"  {out / prefix}.{suffix}  {what}")
 
 
 def positive(text: str) -> int:
@@ -180,8 +178,10 @@ def positive(text: str) -> int:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = Parser(
+        prog="python -m autopar demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_argument(
         "--split", default="auto", type=lambda text: text if text == "auto" else positive(text),
@@ -194,18 +194,17 @@ def main() -> None:
     options.add_argument(
         "--out", default=Path("out"), type=Path, help="folder for the pictures (default out)"
     )
-    options.add_argument("--train", action="store_true", help="the training step of d2l.ai, figure 13.3.1")
+    options.add_argument("--train", action="store_true", help="a training step instead of a call")
+    options.add_argument("--report", action="store_true", help="also print explain(), the whole report")
     options.add_argument("--steps", default=200, type=positive, help="steps of the loss curves (default 200)")
     chosen = options.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.train:
-        train(chosen.steps, chosen.out)
+        train(chosen.steps, chosen.out, chosen.report)
         return
 
     torch.manual_seed(0)
     devices = machine()
-    sizes(devices)
-
     model, x = MLP(chosen.width, chosen.width, chosen.width).eval(), torch.randn(chosen.batch, chosen.width)
     fast = autopar.compile(model, devices, split=chosen.split)
     with torch.no_grad():
@@ -215,17 +214,13 @@ def main() -> None:
             until_it_counts(timeline, lambda: fast(x))
     error = ((y - reference).abs().max() / reference.abs().max()).item()
 
-    print()
-    print(fast.explain())
-    print(f"\n{emulated(fast.plan)}")
-    print(f"equal to eager: max|Δ| ÷ max|reference| = {error:.1e}")
-    for name in ("placed.html", "placed.svg"):
-        fast.draw(chosen.out / name)
-    for name in ("run.json.gz", "run.html", "run.svg"):
-        timeline.save(chosen.out / name)
-    print(
-        f"wrote {chosen.out}/placed.html, placed.svg, run.json.gz (open it in ui.perfetto.dev), run.html, run.svg"
-    )
+    width = chosen.width
+    print(f"A two-layer MLP, {width}-{width}-{width}, batch of {chosen.batch} rows\n{emulated(fast.plan)}\n")
+    print(gain(fast.plan, timeline))
+    print(f"\nEqual to eager: max|Δ| ÷ max|reference| = {error:.1e}")
+    if chosen.report:
+        print(f"\n{fast.explain()}")
+    pictures(fast, timeline, chosen.out, "placed")
 
 
 if __name__ == "__main__":

@@ -205,6 +205,35 @@ class _Outcome:
         return "; ".join(filter(None, (doubt, self.serving)))
 
 
+class _Axis:
+    """A logarithmic axis of durations, for a terminal."""
+
+    COLUMNS = 30
+
+    def __init__(self, times: Sequence[float]) -> None:
+        self.low, self.high = min(times, default=1.0), max(times, default=1.0)
+
+    def heading(self) -> str:
+        """Return the least and the greatest duration, at the ends of the axis."""
+        low, high = seconds(self.low), seconds(self.high)
+        return f"{low}{'quartiles':^{self.COLUMNS - len(low) - len(high)}}{high}"
+
+    def drawn(self, base: float, median: float, quartiles: tuple[float, float]) -> str:
+        """Return a dot at the median on a line from quartile to quartile; a bar at `base`."""
+        first, last, middle, bar = map(self._column, (*quartiles, median, base))
+        cells = [" "] * self.COLUMNS
+        cells[bar] = "│"
+        cells[first : last + 1] = "─" * (last + 1 - first)
+        cells[middle] = "●"
+        return "".join(cells)
+
+    def _column(self, time: float) -> int:
+        if self.low == self.high:
+            return 0
+        share = math.log(time / self.low) / math.log(self.high / self.low)
+        return min(max(round(share * (self.COLUMNS - 1)), 0), self.COLUMNS - 1)
+
+
 @dataclass(frozen=True)
 class Row:
     """A contest: its title, and its outcomes, eager's first."""
@@ -224,18 +253,20 @@ class Row:
         return min(others, key=lambda one: one.median, default=self.outcomes[0])
 
     def __str__(self) -> str:
-        """Return the table."""
+        """Return the table, with medians and quartiles as dots and lines on a logarithmic axis."""
         unit = "step" if self.train else "call"
-        rows = [("", f"a {unit}", "quartiles", f"÷ {EAGER}", "build", "error", "")]
+        axis = _Axis([end for one in self.outcomes if one.blocks for end in one.quartiles])
+        base = self.outcomes[0].median
+        rows = [("", f"a {unit}", f"÷ {EAGER}", axis.heading(), "build", "error", "")]
         for one in self.outcomes:
-            figures = ("-", "-", "-")
+            figures = ("-", "-", "")
             if one.blocks:
-                spread = " to ".join(map(seconds, one.quartiles))
-                figures = (seconds(one.median), spread, f"{self.ratio(one.name):.3f}")
+                drawn = axis.drawn(base, one.median, one.quartiles)
+                figures = (seconds(one.median), f"{self.ratio(one.name):.3f}", drawn)
             built = "-" if one.built_s is None else f"{one.built_s:.1f} s"
             error = "-" if one.error is None else f"{one.error:.1e}"
             rows.append((one.name, *figures, built, error, one.remark()))
-        return f"{self.title}\n\n{table(rows, right=(1, 2, 3, 4, 5), widest=130)}"
+        return f"{self.title}\n\n{table(rows, right=(1, 2, 4, 5), widest=130)}"
 
     def data(self) -> dict[str, Any]:
         """Return the row as plain data, with its medians and ratios."""

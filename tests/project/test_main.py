@@ -27,11 +27,16 @@ def run(*words, **more):
 
 def test_the_demo_runs_on_three_devices_and_draws(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
-    assert main(["demo", "--batch", "256", "--width", "256", "--split", "2", "--out", str(tmp_path)]) == 0
+    call = ["demo", "--batch", "256", "--width", "256", "--split", "2", "--out", str(tmp_path)]
+    assert main(call) == 0
     out = capsys.readouterr().out
-    for words in ("EMULATED, declared clock", "best single device", "lower bound", "predicted", "measured"):
+    for words in ("best single device", "placed, predicted", "placed, measured", "256-256-256", "256 rows"):
         assert words in out
-    assert "784-256-10" in out and "stays on" in out
+    # One sentence says what is emulated, and all lines fit a terminal.
+    assert out.count("Emulated: ") == 1 and max(map(len, out.splitlines())) <= 100 + len(str(tmp_path))
+    assert main([*call, "--report"]) == 0
+    out = capsys.readouterr().out
+    assert "EMULATED, declared clock" in out and "lower bound" in out
     error = float(out.split("max|Δ| ÷ max|reference| = ")[1].split()[0])
     assert error <= 1e-5
     assert "EMULATED" in (tmp_path / "placed.svg").read_text()
