@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from torch import fx, nn
@@ -35,6 +36,9 @@ from .stages import Prepared
 log = logging.getLogger("autopar")
 
 Planned: TypeAlias = Prepared | Training
+
+WATCHED: ContextVar[list[tuple[Any, Sequence[Any], Sequence[Any]]] | None] = ContextVar("watched", default=None)
+"""The list that takes the graph, arguments and results of each call of a graph in this thread."""
 
 
 class Session(Recorded):
@@ -109,7 +113,11 @@ class Session(Recorded):
         own = weakref.ref(served)
 
         def call(*args: Any) -> Any:
-            return own()(*args)  # type: ignore[misc]
+            served: Any = own()
+            results = served(*args)
+            if (watched := WATCHED.get()) is not None:
+                watched.append((served, args, results))
+            return results
 
         return taking(call, floats)
 
