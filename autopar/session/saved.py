@@ -7,6 +7,8 @@ memory that all processes of a machine share. Each kernel is a file of its libra
 
 from __future__ import annotations
 
+import ast
+import copy
 import copyreg
 import dataclasses
 import json
@@ -24,24 +26,30 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured, restore_strides
+from ..capture.results import expressions
+from ..capture.torch_private import conditions_of
 from ..costs.calibrate import threads
 from ..costs.detect import accelerators
 from ..errors import AutoparError, CaptureError
+from ..ir.open_size import resized
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.executor import Executor
 from ..runtime.kernels import Kernel, named, tracing
+from ..runtime.kernels.piece_module import LEAST
 from ..runtime.replicas import Replicas
 from .classes import sharing
 from .kernel_build import Candidate, Form, modules_of, pieces_of, seen_in
-from .kernel_calls import with_eager_layout
+from .kernel_calls import KNOWN, with_eager_layout
 from .kernel_selection import KernelExecutor
 from .kernel_verdict import installed
+from .other_sizes import keeps_caps
 from .session import WATCHED, Session
 from .stages import Prepared
 
@@ -72,7 +80,9 @@ class SavedProgram:
     results: each leaf of the output: ("output", its index), ("argument", the leaf that it is) or ("value", itself).
     output: the tree of the output; modules: those that define its classes.
     state: the weight that is each state of the graph.
-    library, kernels: the kernels, by the first task of each piece.
+    library, kernels: the kernels, by the first task of each piece, for calls of any size or of the saved ones alone.
+    lengths: the length of each axis of each tensor among the arguments, as an expression in symbols; empty if the
+        program serves the saved sizes alone. expressions: those of `sizes`. conditions: what must hold.
     """
 
     plan: Plan
@@ -89,7 +99,11 @@ class SavedProgram:
     same: tuple[tuple[int, str], ...]
     strides: tuple[tuple[int, ...] | None, ...]
     library: str
+    any_size: bool
     kernels: dict[str, SavedKernel]
+    lengths: tuple[tuple[str, ...] | None, ...] = ()
+    expressions: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
 
 
 def save(session: Session, run: Callable[..., Any], folder: str | PathLike[str]) -> None:
@@ -200,7 +214,9 @@ def _saved(
             )
     made = [id(item) for item in results if isinstance(item, torch.Tensor)]
     found, form = pytree.tree_flatten(output)
-    library, program, kernels = _kernels(part, number, prepared, read)
+    inputs = tuple(places[id(tensor)] for tensor in read)
+    opened = _opened(graph.region, prepared, inputs, leaves)
+    library, program, any_size, kernels = _kernels(part, number, prepared, read, bool(opened[0]))
     state = {}
     for name, (owner, key) in captured.state.items():
         tensor = owner[key].detach()
@@ -213,7 +229,7 @@ def _saved(
         program,
         tuple(_form(leaf) for leaf in leaves),
         pytree.treespec_dumps(tree),
-        tuple(places[id(tensor)] for tensor in read),
+        inputs,
         tuple(_source(leaf, made, places, bool(captured.sizes)) for leaf in found),
         _tree(form, "its output"),
         tuple({kind.__module__: None for kind in _classes(form)}),
@@ -223,8 +239,73 @@ def _saved(
         captured.same,
         tuple(strides and tuple(strides) for strides in prepared.captured.strides),
         library,
+        any_size,
         kernels,
+        *opened,
     )
+
+
+def _opened(region: Any, prepared: Prepared, inputs: Sequence[int], leaves: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Return `lengths`, `expressions` and `conditions` of a program; empty if it is to serve the saved sizes alone:
+    lengths that are no plain expressions in the lengths of tensors, or layouts that depend on them."""
+    captured, made = prepared.captured, prepared.plan.costed.graph.outputs
+    value = prepared.plan.costed.graph.value
+    plain = all(
+        wanted is None or tuple(wanted) == torch.empty(value[name].shape, device="meta").stride()
+        for wanted, name in zip(captured.strides, made)
+    )
+    if not captured.sizes or not prepared.resizable or not plain:
+        return (), (), ()
+    fakes = dict(zip(inputs, region.inputs([place.fake for place in region.places])))
+    lengths = tuple(
+        tuple(str(getattr(getattr(size, "node", None), "expr", size)) for size in fakes[at].shape)
+        if at in fakes
+        else tuple(map(str, leaf.shape))
+        if isinstance(leaf, torch.Tensor)
+        else None
+        for at, leaf in enumerate(leaves)
+    )
+    texts = tuple(map(str, expressions(captured.open or ())))
+    conditions = tuple(conditions_of((captured.open or ())[0]))
+    try:
+        held = _lengths_of(lengths, leaves)
+        if held is None or [_value(text, held) for text in texts] != [*captured.sizes]:
+            return (), (), ()
+        if not all(_value(text, held) for text in conditions):
+            return (), (), ()
+    except (ValueError, NameError):
+        return (), (), ()
+    return lengths, texts, conditions
+
+
+_PLAIN = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Constant, ast.Load, ast.operator, ast.unaryop,
+    ast.cmpop,
+)  # fmt: skip
+
+
+def _value(text: str, names: Mapping[str, Any]) -> Any:
+    """Return the value of an arithmetic expression. Raises ValueError for any other, NameError for unknown names."""
+    tree = ast.parse(text, mode="eval")
+    if not all(isinstance(node, _PLAIN) for node in ast.walk(tree)):
+        raise ValueError(f"{text} is not plain arithmetic")
+    return eval(compile(tree, text, "eval"), {"__builtins__": {}}, dict(names))
+
+
+def _lengths_of(lengths: Sequence[tuple[str, ...] | None], leaves: Sequence[Any]) -> dict[str, int] | None:
+    """Return the number for each symbol in a call; None if its tensors have other forms than these."""
+    held: dict[str, int] = {}
+    pairs = []
+    for own, leaf in zip(lengths, leaves, strict=True):
+        if own is None:
+            continue
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() != len(own):
+            return None
+        pairs += zip(own, leaf.shape)
+    for text, length in pairs:
+        if text.isidentifier():
+            held.setdefault(text, length)
+    return held if all(_value(text, held) == length for text, length in pairs) else None
 
 
 def _source(leaf: Any, made: Sequence[int], places: Mapping[int, int], sized: bool) -> tuple[str, Any]:
@@ -278,23 +359,26 @@ def _shown(arguments: Sequence[tuple[Any, ...]]) -> str:
 
 
 def _kernels(
-    part: Path, number: int, prepared: Prepared, inputs: Sequence[Any]
-) -> tuple[str, Program, dict[str, SavedKernel]]:
-    """Return the library of a program's kernels, the program in their pieces, and the kernels, whose files it writes."""
+    part: Path, number: int, prepared: Prepared, inputs: Sequence[Any], opened: bool
+) -> tuple[str, Program, bool, dict[str, SavedKernel]]:
+    """Return the library of a program's kernels, the program in their pieces, whether they are for all sizes, and the
+    kernels, whose files it writes."""
     executor = prepared.executor
     candidate = executor.selection.storable(inputs) if isinstance(executor, KernelExecutor) else None
     if candidate is None:
         if isinstance(executor, KernelExecutor) and executor.serving not in ("eager", "the model itself"):
             log.warning("kernels of %s cannot be saved: PyTorch's own are", executor.serving)
-        return "eager", prepared.program, {}
+        return "eager", prepared.program, True, {}
     assert isinstance(executor, KernelExecutor)
-    form = dataclasses.replace(executor.selection.form, symbols=())
+    form = executor.selection.form
+    if not (opened and candidate.any_size):
+        form = dataclasses.replace(form, symbols=())
     kernels = {}
     for at, (name, (data, kernel)) in enumerate(_files(candidate, form, inputs)):
         file = f"{candidate.name}-{number}-{at}"
         (part / file).write_bytes(data)
         kernels[name] = dataclasses.replace(kernel, file=file)
-    return candidate.name, candidate.program, kernels
+    return candidate.name, candidate.program, bool(form.symbols), kernels
 
 
 def _files(
@@ -372,7 +456,7 @@ class SavedModel:
             key = (tree, *[_key(leaf) for leaf in leaves])
         else:
             key = (len(args), *[(item.shape, item.dtype) for item in args])
-        bound = self._calls.get(key)
+        bound = self._calls.get(key) or self._resized(key, leaves)
         if bound is None:
             saved = "; ".join(dict.fromkeys(_shown(each.saved.arguments) for each in self._programs))
             given = _shown([_form(leaf) for leaf in leaves])
@@ -381,6 +465,16 @@ class SavedModel:
                 "arguments, positional and by name as here, before fast.save"
             )
         return bound(leaves)
+
+    def _resized(self, key: tuple[Any, ...], leaves: Sequence[Any]) -> _Bound | None:
+        """Return a program that also serves arguments of these lengths; None if there is none."""
+        for each in self._programs:
+            if key[0] == each.key[0] and (found := each.resized(key, leaves)) is not None:
+                if len(self._calls) >= KNOWN:
+                    self._calls = {own.key: own for own in self._programs}
+                self._calls[key] = found
+                return found
+        return None
 
     @property
     def serving(self) -> str:
@@ -428,11 +522,11 @@ class _Bound:
         home = torch.device(saved.home)
         captured = Captured(graph, state, {}, list, list, home, sizes=saved.sizes).with_slices(graph)
         kernels = _restored(folder, saved, captured) if saved.kernels else None
-        self.executor = Executor(captured, saved.plan, saved.program, pool, kernels)
+        self.executor = self._any_size = Executor(captured, saved.plan, saved.program, pool, kernels)
         self._lock = lock if captured.stateful else nullcontext()
         self._state, self._inputs, self._kind = state, saved.inputs, home.type
         self._same = [(at, state.get(name), name) for at, name in saved.same]
-        self._strides = saved.strides if any(saved.strides) else ()
+        self._strides, self._dense = saved.strides if any(saved.strides) else (), False
         for name in saved.modules:
             import_module(name)
         self._output = pytree.treespec_loads(saved.output)
@@ -444,12 +538,30 @@ class _Bound:
         forms = ((torch.Size(a), _dtype(b)) if isinstance(a, tuple) else (a, b) for a, b in saved.arguments)
         self.key = (args.num_leaves if flat else tree, *forms)
 
+    def resized(self, key: tuple[Any, ...], leaves: Sequence[Any]) -> _Bound | None:
+        """Return the program for arguments of other lengths; None if it does not serve them."""
+        saved, program = self.saved, self.saved.program
+        kinds = [kind for _, kind in self.key[1:]] == [kind for _, kind in key[1:]]
+        held = _lengths_of(saved.lengths, leaves) if saved.lengths and saved.any_size and kinds else None
+        if held is None or not all(_value(text, held) for text in saved.conditions):
+            return None
+        sizes = tuple(_value(text, held) for text in saved.expressions)
+        graph = resized(saved.plan.costed.graph, sizes)
+        if min(held.values()) < LEAST or graph is None or not keeps_caps(program, graph):
+            return None
+        other = copy.copy(self)
+        other.executor = self._any_size.resized(sizes)
+        other._strides, other._dense = (), bool(self._strides)
+        return other
+
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Return the output of a call."""
         with self._lock:
             outputs = self.executor([leaves[at] for at in self._inputs])
         if self._strides:
             restore_strides(outputs, self._strides, self._kind)
+        elif self._dense:
+            outputs = [tensor.contiguous() for tensor in outputs]
         for index, place, name in self._same:
             if place is not None:
                 outputs[index] = place[0][place[1]]
@@ -469,7 +581,9 @@ def _restored(folder: Path, saved: SavedProgram, captured: Captured) -> dict[str
     library = named(saved.library)
     if library is None or library.load is None or library.missing():
         raise AutoparError(f"{folder} has kernels of {saved.library}: {library and library.missing()}")
-    form = Form(captured, saved.plan, saved.program, torch.get_num_threads())
+    free = {name: sympy.Symbol(name) for own in saved.lengths for name in own or () if name.isidentifier()}
+    symbols = tuple(sympy.sympify(_value(text, free)) for text in saved.expressions) if saved.any_size else ()
+    form = Form(captured, saved.plan, saved.program, torch.get_num_threads(), symbols=symbols)
     modules, kernels = modules_of(library, form, saved.program), {}
     for piece, device, count in pieces_of(form, saved.program):
         (module, takes), kernel = modules[piece.tasks[0]], saved.kernels[piece.tasks[0]]
