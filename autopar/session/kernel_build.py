@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured

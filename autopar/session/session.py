@@ -37,7 +37,9 @@ log = logging.getLogger("autopar")
 
 Planned: TypeAlias = Prepared | Training
 
-WATCHED: ContextVar[list[tuple[Any, Sequence[Any], Sequence[Any]]] | None] = ContextVar("watched", default=None)
+WATCHED: ContextVar[list[tuple[Any, Sequence[Any], Sequence[Any]]] | None] = ContextVar(
+    "watched", default=None
+)
 """The list that takes the graph, arguments and results of each call of a graph in this thread."""
 
 

@@ -22,12 +22,20 @@ which the other thread may wait."""
 LIBRARIES: dict[str, Library] = {
     "cudagraphs": Library(cuda_graphs.build, cuda_graphs.missing, devices=frozenset({"cuda"})),
     "onnxruntime": Library(
-        missing=onnx_runtime.missing, keeps=onnx_runtime.keeps, folds=True, any_size=True,
-        model=onnx_runtime.model, load=onnx_runtime.load,
+        missing=onnx_runtime.missing,
+        keeps=onnx_runtime.keeps,
+        folds=True,
+        any_size=True,
+        model=onnx_runtime.model,
+        load=onnx_runtime.load,
     ),
     "openvino": Library(
-        missing=open_vino.missing, keeps=open_vino.keeps, folds=True, any_size=True,
-        model=open_vino.model, load=open_vino.load,
+        missing=open_vino.missing,
+        keeps=open_vino.keeps,
+        folds=True,
+        any_size=True,
+        model=open_vino.model,
+        load=open_vino.load,
     ),
     "inductor frozen": Library(
         partial(inductor.build, frozen=True), inductor.missing, inductor.keeps, folds=True, any_size=True
