@@ -169,14 +169,21 @@ def _saved(
     """Return a program as it is saved, after a call of zeros that shows how arguments and outputs belong to its graph;
     write its kernels, and add its weights."""
     assert prepared.example is not None and prepared.source is not None
+    captured, runs = prepared.source, prepared.plan.costed.graph
     args, kwargs = prepared.example.filled()
     watched: list[Any] = []
     with torch.inference_mode(prepared.example.inference), torch.set_grad_enabled(prepared.example.grad):
+        changed = runs.mutated & captured.state.keys()
+        before = [(owner[key], owner[key].clone()) for owner, key in map(captured.state.__getitem__, changed)]
         token = WATCHED.set(watched)
         try:
-            output = run(*args, **kwargs)
+            with torch.random.fork_rng():
+                output = run(*args, **kwargs)
         finally:
             WATCHED.reset(token)
+            with torch.no_grad():
+                for tensor, known in before:
+                    tensor.copy_(known)
     if len(watched) != 1 or watched[0][0].written or not watched[0][0].whole:
         why = "; ".join(session.notes()) or "Python runs between or beside its graphs"
         raise CaptureError(f"a folder holds models that are one graph, and this one is not: {why}")
@@ -185,7 +192,6 @@ def _saved(
         raise CaptureError(
             "a call like the first one runs another program: save within the same contexts, such as autocast"
         )
-    captured, runs = prepared.source, prepared.plan.costed.graph
     own = {task.target for task in runs.tasks} & captured.calls.keys()
     if own:
         raise CaptureError(f"a folder cannot hold functions of your own: {', '.join(sorted(own))}")

@@ -110,6 +110,17 @@ def test_weights_are_those_that_were_saved(model, tmp_path):
     assert torch.equal(saved(x, mode="one"), before)
 
 
+def test_saving_leaves_the_state_of_the_model(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).requires_grad_(False)
+    fast = autopar.compile(model, ["cpu"])
+    x = torch.randn(8, 4)
+    fast(x)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fast.save(tmp_path / "saved")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(autopar.load(tmp_path / "saved")(x), model(x))
+
+
 def test_a_folder_that_does_not_fit_or_is_damaged_is_one_sentence(model, tmp_path):
     fast = autopar.compile(model, ["cpu"])
     with pytest.raises(autopar.AutoparError, match="nothing to save"):
