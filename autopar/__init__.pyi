@@ -28,6 +28,7 @@ from .ir.timeline import Span as Span
 from .ir.timeline import Timeline as Timeline
 from .planner import schedule as schedule
 from .session.compiled import Compiled as Compiled
+from .session.loaded import load as load
 from .training.step import TrainStep as TrainStep
 
 __version__: str

@@ -57,6 +57,18 @@ CONTEXT_FN = "_checkpoint_context_fn"
 """The key under which Dynamo keeps the `context_fn` of a checkpoint in the `meta` of its region."""
 
 
+def conditions_of(size: Any) -> list[str]:
+    """Return what a capture takes for granted of the symbols of its sizes, as expressions; `size` is one of them."""
+    env = size.node.shape_env
+    limits = [
+        f"{name} {relation} {bound}"
+        for name, own in env.var_to_range.items()
+        for relation, bound in ((">=", own.lower), ("<=", own.upper))
+        if isinstance(bound, sympy.Integer)
+    ]
+    return [*limits, *(str(guard.expr) for guard in env.guards)]
+
+
 INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mode)
 """The functions by which a graph of Dynamo's enters inference mode and leaves it."""
 _KERNELS: list[list[Any]] = []

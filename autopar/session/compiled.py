@@ -23,7 +23,7 @@ from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.record import Recording
 from .classes import sharing
-from .model_check import CALL, Call, judge
+from .model_check import CALL, Call, CallForm, judge
 from .model_session import ModelSession
 from .options import Options, one_of
 from .plain_model import PlainModel
@@ -73,6 +73,7 @@ class _Placement:
         before, outer = session.calls, CALL.set(call)
         try:
             output = self._compared(call)
+            self._note(args, kwargs)
         finally:
             CALL.reset(outer)
         if session.calls == before:
@@ -80,6 +81,12 @@ class _Placement:
         elif session.latest is not None and not session.latest[1].executor.raced and self._lost(args, kwargs):
             return model(*args, **kwargs)
         return output
+
+    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the form of the first call of the latest program."""
+        prepared = self.session.latest and self.session.latest[1]
+        if isinstance(prepared, Prepared) and prepared.example is None:
+            prepared.example = CallForm.of(args, kwargs)
 
     def _lost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if the plain model is faster in such calls, which is now known."""
@@ -118,6 +125,7 @@ class _Placement:
         """Capture and plan for these arguments without running."""
         with self.session.planning():
             self.run(*args, **kwargs)
+        self._note(args, kwargs)
         if self.session.latest is not None and not self.session.latest[1].executor.raced:
             self._lost(args, kwargs)
 
@@ -201,6 +209,17 @@ class Compiled:
 
         draw(self.plan, path)
 
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write all that has been prepared or called without gradients to a folder, which `autopar.load` serves in
+        other processes without a capture: plans, programs, kernels and the weights of now.
+
+        A folder that `save` wrote earlier is replaced in one step; processes that serve it keep it. Raises
+        AutoparError for a model that no folder can hold: graph breaks, side effects in Python, functions of its own.
+        """
+        from .saved import save
+
+        save(self._placement.session, self._placement.run, folder)
+
     def refresh(self) -> None:
         """Copy parameters to their devices again in the next call. Needed only after writes through `.data`
         or a numpy view: others (optimizers, `load_state_dict`, in place) leave a trace and are detected."""
@@ -222,7 +241,8 @@ class Compiled:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a compiled model cannot be pickled: it holds threads and streams. Save its plan with "
+            "a compiled model cannot be pickled: it holds threads and streams. For inference elsewhere: "
+            "fast.save(folder), then autopar.load(folder). For training, save its plan with "
             "fast.plan.save('plan.json') and the weights with torch.save(fast.state_dict(), …), then "
             "autopar.compile(model, devices, plan=autopar.Plan.load('plan.json'))"
         )

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..capture import Captured
@@ -121,6 +122,7 @@ class Candidate:
 
     weights: the fingerprint of the state that its kernels fold; None if they take all as arguments.
     trial: its executor for calls that change nothing.
+    program: the program in pieces.
     any_size: its kernels serve calls of all sizes.
     kernels: by the first task of each piece.
     """
@@ -129,6 +131,7 @@ class Candidate:
     executor: Executor
     weights: Weights | None
     trial: Executor
+    program: Program
     any_size: bool
     kernels: Mapping[str, Kernel]
     _resized: dict[tuple[float, ...], Executor] = field(default_factory=dict)
@@ -209,7 +212,7 @@ def _built(
             log.info("%s lacks %s: %s", name, ", ".join(sorted(lacking - known)), problem)
     executor = Executor(captured, form.plan, in_place(captured, form.plan, program), pool, kernels)
     trial = trying(form, program, pool, kernels) or executor
-    candidate = Candidate(name, executor, weights, trial, bool(form.symbols), kernels)
+    candidate = Candidate(name, executor, weights, trial, program, bool(form.symbols), kernels)
     scales = [largest(each) for each in zip(*(outputs for _, outputs in samples))]
     for inputs, outputs in samples:
         _judge(form, captured.sizes, inputs, trial(inputs), outputs, scales)
@@ -221,14 +224,14 @@ def _built(
         raise Refusal("weights changed while it was compiled", passing=True)
     recorded = any(
         _stays(buffer, form) and buffer.kind == "resident"
-        for piece, device, _ in _pieces(form, program)
+        for piece, device, _ in pieces_of(form, program)
         if device.type == "cuda"
         for buffer in map(program.buffer.__getitem__, piece.reads)
     )
     return candidate if library.folds or recorded else replace(candidate, weights=None)
 
 
-def _pieces(form: Form, program: Program) -> list[tuple[Piece, torch.device, int]]:
+def pieces_of(form: Form, program: Program) -> list[tuple[Piece, torch.device, int]]:
     """Return the pieces of a program, each with its device and number of threads."""
     machine, lanes = form.plan.costed.machine, program.lanes
     return [
@@ -255,7 +258,7 @@ def _compiled(
     library's errors."""
     graph = form.plan.costed.graph
     program = pieced(form.program, graph, eager)
-    pieces = _pieces(form, program)
+    pieces = pieces_of(form, program)
     if not pieces:
         types = {graph.value[value].dtype for task in graph.tasks for value in (*task.inputs, *task.outputs)}
         reasons = {differs(task, graph, name) for task in graph.tasks} - {""}
@@ -263,20 +266,28 @@ def _compiled(
             "; ".join((f"it can do none of the tasks, of {', '.join(sorted(types))}", *sorted(reasons)))
         )
     check(program, graph)
-    modules = {}
-    for piece, device, _ in pieces:
-        state = _folded(form, program, piece, device) if library.folds else {}
-        module, takes = modules[piece.tasks[0]] = module_of(
-            piece, program, graph, device, state, form.symbols
-        )
-        module.meta["stays"] = tuple(_stays(program.buffer[piece.reads[at]], form) for at in takes)
-    seen, kernels = _seen(form, program, pool, modules, inputs), {}
+    modules = modules_of(library, form, program)
+    seen, kernels = seen_in(form, program, pool, modules, inputs), {}
     for piece, _, count in pieces:
         (module, takes), (read, results) = modules[piece.tasks[0]], seen[piece.tasks[0]]
         with tracing(), threads(count):
             call = with_eager_layout(library.build(module, read), module, read, results)
         kernels[piece.tasks[0]] = Kernel(name, call, takes)
     return program, kernels
+
+
+def modules_of(
+    library: Library, form: Form, program: Program
+) -> dict[str, tuple[fx.GraphModule, tuple[int, ...]]]:
+    """Return the module that a library compiles for each piece of a program, by its first task, with `Kernel.takes`."""
+    graph, modules = form.plan.costed.graph, {}
+    for piece, device, _ in pieces_of(form, program):
+        state = _folded(form, program, piece, device) if library.folds else {}
+        module, takes = modules[piece.tasks[0]] = module_of(
+            piece, program, graph, device, state, form.symbols
+        )
+        module.meta["stays"] = tuple(_stays(program.buffer[piece.reads[at]], form) for at in takes)
+    return modules
 
 
 def _stays(buffer: Buffer, form: Form) -> bool:
@@ -421,7 +432,7 @@ _Tensors = Sequence[torch.Tensor]
 _Modules = Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]]
 
 
-def _seen(
+def seen_in(
     form: Form, program: Program, pool: Replicas, modules: _Modules, inputs: Sequence[Any]
 ) -> dict[str, tuple[_Tensors, _Tensors]]:
     """Return the inputs and outputs of each piece in a call with eager kernels."""

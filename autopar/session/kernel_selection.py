@@ -144,6 +144,29 @@ class KernelSelection:
         if keep:
             self.verdict.store(signature(self.form))
 
+    def storable(self, inputs: Sequence[Any]) -> Candidate | None:
+        """Return the fastest kernels that can be `Library.load`ed elsewhere, built anew unless they serve; None if
+        PyTorch's own are as fast. Guards, which cost nothing there, do not count."""
+        verdict = self.verdict
+        if self.candidate is not None and self._loads(self.candidate.name):
+            return self.candidate
+        if verdict is None or (self.candidate is None and verdict.winner == "eager"):
+            return None
+        limit = (1 - WORTH) * verdict.seconds.get("eager", 0.0)
+        names = [name for name in verdict.seconds if self._loads(name) and verdict.seconds[name] <= limit]
+        with _plainly({*self.form.types.values()}):
+            self.form.hold()
+            plain = trying(self.form, self.form.program, self.pool) or self.plain
+            names = sorted(names, key=verdict.seconds.__getitem__)[:1]
+            built = self._built(names, plain, _samples(plain, inputs), Verdict())
+            self.form.held.clear()
+        return next(iter(built.values()), None)
+
+    @staticmethod
+    def _loads(name: str) -> bool:
+        library = named(name)
+        return library is not None and library.load is not None
+
     def _select(self, inputs: Sequence[Any]) -> None:
         if not self._left and not self.form.changing:
             # Later calls would build again and again.

@@ -88,10 +88,11 @@ _SIZE = re.compile(r"OpenSize\(\d+, ")
 
 
 def _file() -> Path:
-    return cache.file_for("kernels", [_version(name) for name in PACKAGES])
+    return cache.file_for("kernels", [installed(name) for name in PACKAGES])
 
 
-def _version(name: str) -> str:
+def installed(name: str) -> str:
+    """Return the version of an installed package; "" if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -33,6 +33,40 @@ class Call(NamedTuple):
     expected: list[Any]
 
 
+class CallForm(NamedTuple):
+    """The form of a call: its arguments with tensors on the meta device and the devices of these, and whether gradients
+    and inference mode were on."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    devices: tuple[torch.device, ...]
+    grad: bool
+    inference: bool
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallForm:
+        """Return the form of a call that this thread makes."""
+        devices: list[torch.device] = []
+
+        def form(tensor: torch.Tensor) -> torch.Tensor:
+            devices.append(tensor.device)
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+        with torch.inference_mode(False):
+            args, kwargs = pytree.tree_map_only(torch.Tensor, form, (args, kwargs))
+        return cls(args, kwargs, (*devices,), torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+
+    def filled(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments of this form, with zeros in all tensors."""
+        devices = iter(self.devices)
+
+        def zeros(form: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(form, device=next(devices))
+
+        args, kwargs = pytree.tree_map_only(torch.Tensor, zeros, (self.args, self.kwargs))
+        return args, kwargs
+
+
 CALL: ContextVar[Call | None] = ContextVar("call", default=None)
 """The innermost call of a compiled model that this thread is in."""
 

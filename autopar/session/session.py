@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import fx, nn
@@ -33,6 +34,11 @@ from .options import Options
 from .program_cache import Done
 
 log = logging.getLogger("autopar")
+
+WATCHED: ContextVar[list[tuple[Any, Sequence[Any], Sequence[Any]]] | None] = ContextVar(
+    "watched", default=None
+)
+"""The list that takes the graph, arguments and results of each call of a graph in this thread."""
 
 
 class Session(Recorded):
@@ -111,7 +117,11 @@ class Session(Recorded):
         own = weakref.ref(served)
 
         def call(*args: Any) -> Any:
-            return own()(*args)  # type: ignore[misc]
+            served: Any = own()
+            results = served(*args)
+            if (watched := WATCHED.get()) is not None:
+                watched.append((served, args, results))
+            return results
 
         return taking(call, floats)
 

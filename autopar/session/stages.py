@@ -43,6 +43,7 @@ from .compare import present
 from .kernel_build import Form, in_place, symbols_of
 from .kernel_selection import KernelExecutor, KernelSelection
 from .kernel_verdict import refused
+from .model_check import CallForm
 from .options import Options
 from .propagate import propagated
 from .saved_plan import as_given
@@ -61,6 +62,7 @@ class Prepared:
     captured: has the original graph; `plan.costed.graph` is the one that runs. source: the capture with the
     strides of all outputs. single_s: measured seconds of the best single device; None if not timed.
     refusals: why kernels that were asked for are not compiled.
+    example: the form of its first call, by which `Compiled.save` repeats it.
     """
 
     captured: Captured
@@ -70,6 +72,7 @@ class Prepared:
     single_s: float | None = None
     source: Captured | None = None
     refusals: tuple[str, ...] = ()
+    example: CallForm | None = None
 
     def measure(self) -> None:
         """Time the operations on made-up inputs to update the prediction. The program stays."""

@@ -22,9 +22,21 @@ which the other thread may wait."""
 LIBRARIES: dict[str, Library] = {
     "cudagraphs": Library(cuda_graphs.build, cuda_graphs.missing, devices=frozenset({"cuda"})),
     "onnxruntime": Library(
-        onnx_runtime.build, onnx_runtime.missing, onnx_runtime.keeps, folds=True, any_size=True
+        missing=onnx_runtime.missing,
+        keeps=onnx_runtime.keeps,
+        folds=True,
+        any_size=True,
+        model=onnx_runtime.model,
+        load=onnx_runtime.load,
     ),
-    "openvino": Library(open_vino.build, open_vino.missing, open_vino.keeps, folds=True, any_size=True),
+    "openvino": Library(
+        missing=open_vino.missing,
+        keeps=open_vino.keeps,
+        folds=True,
+        any_size=True,
+        model=open_vino.model,
+        load=open_vino.load,
+    ),
     "inductor frozen": Library(
         partial(inductor.build, frozen=True), inductor.missing, inductor.keeps, folds=True, any_size=True
     ),

@@ -13,7 +13,8 @@ from ...ir.graph import Graph, Task
 from ...ops.composites import body
 
 Call: TypeAlias = Callable[..., Sequence[torch.Tensor]]
-Build: TypeAlias = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Call]
+Examples: TypeAlias = Sequence[torch.Tensor]
+Build: TypeAlias = Callable[[fx.GraphModule, Examples], Call]
 """The signature of a backend of `torch.compile`. `module.meta` tells more of a piece (`piece_module.module_of`)."""
 
 _NUMPY = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -44,8 +45,8 @@ class Kernel:
 class Library:
     """A library that compiles pieces.
 
-    build: compiles a module of ATen calls for inputs like the examples, with torch's number of threads. Raises any
-        error.
+    compiled: compiles a module of ATen calls for inputs like the examples, with torch's number of threads; None if
+        `model` and `load` do: the library's own file of a piece, and the kernel from it, in this or another process.
     missing: why it cannot be used here, as one sentence, or "".
     keeps: whether a task can be part of a piece.
     folds: it copies the weights, as attributes of the module, into the kernel, in the fastest layout.
@@ -53,12 +54,21 @@ class Library:
     devices: types of torch devices that it compiles for; None: all.
     """
 
-    build: Build
+    compiled: Build | None = None
     missing: Callable[[], str] = lambda: ""
     keeps: Callable[[Task, Graph], bool] = lambda task, graph: True
     folds: bool = False
     any_size: bool = False
     devices: frozenset[str] | None = frozenset({"cpu"})
+    model: Callable[[fx.GraphModule, Examples], bytes] | None = None
+    load: Callable[[bytes, fx.GraphModule, Examples], Call] | None = None
+
+    def build(self, module: fx.GraphModule, inputs: Examples) -> Call:
+        """Compile a piece for inputs like the examples. Raises any error of the library."""
+        if self.compiled is not None:
+            return self.compiled(module, inputs)
+        assert self.model is not None and self.load is not None
+        return self.load(self.model(module, inputs), module, inputs)
 
 
 def keeps_numpy(task: Task, graph: Graph) -> bool:

@@ -38,18 +38,24 @@ def keeps(task: Task, graph: Graph) -> bool:
     return not task.target.startswith(LAYERS) and keeps_numpy(task, graph)
 
 
-def build(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
-    """Export a piece, unless it is kept on disk, and load it in a session of its own. Raises Refusal if it cannot be
-    exported or is too large for one file, and the libraries' errors."""
+def model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
+    """Return a piece as an ONNX file, exported unless it is kept on disk. Raises Refusal if it cannot be exported or is
+    too large for one file, and the libraries' errors."""
     import onnxruntime
 
-    model = kept("onnxruntime", onnxruntime.__version__, module, inputs, lambda: _model(module, inputs))
+    return kept("onnxruntime", onnxruntime.__version__, module, inputs, lambda: _model(module, inputs))
+
+
+def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
+    """Load the `model` of a piece in a session of its own. Raises the library's errors."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
     options.log_severity_level = 3
     # Releases before 1.26 do not know it, and let idle helper threads spin for up to 50 ms, on cores that others need.
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     # The exporter drops inputs that a piece does not use.
     names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
     taken = [(each.name, names.index(each.name)) for each in session.get_inputs()]

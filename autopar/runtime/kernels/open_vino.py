@@ -37,9 +37,16 @@ def keeps(task: Task, graph: Graph) -> bool:
     )
 
 
-def build(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
-    """Convert and compile a piece, unless it is kept on disk. Raises Refusal with the operators that read larger
-    integers than it computes with, and the library's errors."""
+def model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
+    """Return a piece as a model of OpenVINO, converted unless it is kept on disk. Raises Refusal with the operators
+    that read larger integers than it computes with, and the library's errors."""
+    import openvino
+
+    return kept("openvino", openvino.__version__, module, inputs, lambda: _saved(_model(module, inputs)))
+
+
+def load(data: bytes, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
+    """Compile the `model` of a piece for this processor. Raises the library's errors."""
     import openvino
 
     settings = {
@@ -51,15 +58,13 @@ def build(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call:
         # With pinning, the models of all lanes would run on the first core.
         "ENABLE_CPU_PINNING": False,
     }
-
-    data = kept("openvino", openvino.__version__, module, inputs, lambda: _saved(_model(module, inputs)))
     graph, _, weights = data.partition(_END)
     core = openvino.Core()
     # It takes no empty file.
-    model = core.read_model(graph, weights or _END)
+    network = core.read_model(graph, weights or _END)
     # It gives its thread a stack for signals that is too small for Python's handlers: not this thread.
     with ThreadPoolExecutor(1) as other:
-        compiled = other.submit(core.compile_model, model, "CPU", settings).result()
+        compiled = other.submit(core.compile_model, network, "CPU", settings).result()
     request, count = compiled.create_infer_request(), len(compiled.outputs)
 
     def call(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -1,0 +1,411 @@
+"""A compiled model as a folder of files, which `loaded` serves in other processes without a capture.
+
+`model.json` says what the folder holds and for what it holds. `programs.pickle` has a `SavedProgram` for each program;
+its reader takes no class but those of plans and programs. `weights.pt` is read by `torch.load` as weights only, into
+memory that all processes of a machine share. Each kernel is a file of its library.
+"""
+
+from __future__ import annotations
+
+import ast
+import copyreg
+import dataclasses
+import json
+import logging
+import os
+import pickle
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..capture.results import expressions
+from ..capture.torch_private import conditions_of
+from ..costs.calibrate import threads
+from ..errors import AutoparError, CaptureError
+from ..ir.plan import Plan
+from ..ir.program import Program
+from ..runtime.kernels import named, tracing
+from ..runtime.replicas import Replicas
+from .kernel_build import Candidate, Form, modules_of, pieces_of, seen_in
+from .kernel_selection import KernelExecutor
+from .kernel_verdict import installed
+from .session import WATCHED, Session
+from .stages import Prepared
+
+log = logging.getLogger("autopar")
+
+FORMAT = "autopar model 1"
+ABOUT, PROGRAMS, WEIGHTS = "model.json", "programs.pickle", "weights.pt"
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedKernel:
+    """The file of a piece's kernel, the forms of its inputs and results, and the lengths for which it holds
+    (`piece_module.Bounds`). A form is shape, strides and dtype."""
+
+    file: str
+    read: tuple[tuple[Any, ...], ...]
+    results: tuple[tuple[Any, ...], ...]
+    bounds: dict[str, tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedProgram:
+    """One program with the form of its calls.
+
+    arguments: the form of each leaf of the arguments, which `tree` holds together: shape and dtype of a tensor, or type
+        and value.
+    inputs: the leaf that is each input of the graph.
+    results: each leaf of the output: ("output", its index), ("argument", the leaf that it is) or ("value", itself).
+    output: the tree of the output; modules: those that define its classes.
+    state: the weight that is each state of the graph.
+    library, kernels: the kernels, by the first task of each piece, for calls of any size or of the saved ones alone.
+    lengths: the length of each axis of each tensor among the arguments, as an expression in symbols; empty if the
+        program serves the saved sizes alone. expressions: those of `sizes`. conditions: what must hold.
+    """
+
+    plan: Plan
+    program: Program
+    arguments: tuple[Any, ...]
+    tree: str
+    inputs: tuple[int, ...]
+    results: tuple[tuple[str, Any], ...]
+    output: str
+    modules: tuple[str, ...]
+    state: dict[str, str]
+    sizes: tuple[float, ...]
+    home: str
+    same: tuple[tuple[int, str], ...]
+    strides: tuple[tuple[int, ...] | None, ...]
+    library: str
+    any_size: bool
+    kernels: dict[str, SavedKernel]
+    lengths: tuple[tuple[str, ...] | None, ...] = ()
+    expressions: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+
+def save(session: Session, run: Callable[..., Any], folder: str | PathLike[str]) -> None:
+    """Write the programs of a session to a folder; `run` calls the model through them. Raises AutoparError as
+    `Compiled.save` says."""
+    known = [
+        prepared
+        for graph in session.graphs
+        for prepared in [*graph.programs.values()]
+        if isinstance(prepared, Prepared) and prepared.example is not None
+    ]
+    if not known:
+        why = "; ".join(session.notes())
+        raise AutoparError(
+            "there is nothing to save: call the compiled model under torch.no_grad(), or fast.prepare(…) its arguments"
+            + (f" ({why})" if why else "")
+        )
+    path = Path(folder)
+    if path.exists() and not (path / ABOUT).exists() and (not path.is_dir() or any(path.iterdir())):
+        raise AutoparError(f"{path} is there and is no saved model; give a new folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    try:
+        _write(part, session, run, known)
+        os.chmod(part, 0o777 & ~_umask())
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+            path.replace(old)
+            part.replace(path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            part.replace(path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _write(part: Path, session: Session, run: Callable[..., Any], known: Sequence[Prepared]) -> None:
+    weights: dict[str, torch.Tensor] = {}
+    programs = [_saved(part, number, session, run, each, weights) for number, each in enumerate(known)]
+    torch.save(weights, part / WEIGHTS)
+    with (part / PROGRAMS).open("wb") as file:
+        _Writer(file, pickle.HIGHEST_PROTOCOL).dump([_fields(each) for each in programs])
+    about = {
+        "format": FORMAT,
+        "versions": _versions({each.library for each in programs}),
+        "processor": platform.machine(),
+        "accelerators": sorted(
+            device.name
+            for device in session.machine.devices
+            if torch.device(device.torch_device).type != "cpu"
+        ),
+        "calls": [shown(each.arguments, each) for each in programs],
+        "bytes": {file.name: file.stat().st_size for file in sorted(part.iterdir())},
+    }
+    (part / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def _versions(libraries: set[str]) -> dict[str, str]:
+    names = ("autopar", "torch", *sorted(libraries - {"eager"}))
+    return {name: installed(name) for name in names}
+
+
+def _saved(
+    part: Path,
+    number: int,
+    session: Session,
+    run: Callable[..., Any],
+    prepared: Prepared,
+    weights: dict[str, torch.Tensor],
+) -> SavedProgram:
+    """Return a program as it is saved, after a call of zeros that shows how arguments and outputs belong to its graph;
+    write its kernels, and add its weights."""
+    assert prepared.example is not None and prepared.source is not None
+    captured, runs = prepared.source, prepared.plan.costed.graph
+    args, kwargs = prepared.example.filled()
+    watched: list[Any] = []
+    with torch.inference_mode(prepared.example.inference), torch.set_grad_enabled(prepared.example.grad):
+        changed = runs.mutated & captured.state.keys()
+        before = [(owner[key], owner[key].clone()) for owner, key in map(captured.state.__getitem__, changed)]
+        token = WATCHED.set(watched)
+        try:
+            with torch.random.fork_rng():
+                output = run(*args, **kwargs)
+        finally:
+            WATCHED.reset(token)
+            with torch.no_grad():
+                for tensor, known in before:
+                    tensor.copy_(known)
+    if len(watched) != 1 or watched[0][0].written or not watched[0][0].whole:
+        why = "; ".join(session.notes()) or "Python runs between or beside its graphs"
+        raise CaptureError(f"a folder holds models that are one graph, and this one is not: {why}")
+    graph, given, results = watched[0]
+    if session.latest is None or prepared is not session.latest[1]:
+        raise CaptureError(
+            "a call like the first one runs another program: save within the same contexts, such as autocast"
+        )
+    own = {task.target for task in runs.tasks} & captured.calls.keys()
+    if own:
+        raise CaptureError(f"a folder cannot hold functions of your own: {', '.join(sorted(own))}")
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    places = {id(leaf): at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    read = graph.region.inputs(given)
+    for name, tensor in zip(runs.inputs, read):
+        if id(tensor) not in places:
+            raise CaptureError(
+                f"{name} is not an argument but comes from Python, such as a tensor that the model holds and is no "
+                "parameter or buffer; register_buffer it"
+            )
+    made = [id(item) for item in results if isinstance(item, torch.Tensor)]
+    found, form = pytree.tree_flatten(output)
+    inputs = tuple(places[id(tensor)] for tensor in read)
+    opened = _opened(graph.region, prepared, inputs, leaves)
+    library, program, any_size, kernels = _kernels(part, number, prepared, read, bool(opened[0]))
+    state = {}
+    for name, (owner, key) in captured.state.items():
+        tensor = owner[key].detach()
+        state[name] = next((known for known, other in weights.items() if other is tensor), "")
+        if not state[name]:
+            state[name] = f"{name} {number}" if name in weights else name
+            weights[state[name]] = tensor
+    return SavedProgram(
+        prepared.plan,
+        program,
+        tuple(form_of(leaf) for leaf in leaves),
+        pytree.treespec_dumps(tree),
+        inputs,
+        tuple(_source(leaf, made, places, bool(captured.sizes)) for leaf in found),
+        _tree(form, "its output"),
+        tuple({kind.__module__: None for kind in _classes(form)}),
+        state,
+        captured.sizes,
+        str(captured.home),
+        captured.same,
+        tuple(strides and tuple(strides) for strides in prepared.captured.strides),
+        library,
+        any_size,
+        kernels,
+        *opened,
+    )
+
+
+def _opened(
+    region: Any, prepared: Prepared, inputs: Sequence[int], leaves: Sequence[Any]
+) -> tuple[Any, Any, Any]:
+    """Return `lengths`, `expressions` and `conditions` of a program; empty if it is to serve the saved sizes alone:
+    lengths that are no plain expressions in the lengths of tensors, or layouts that depend on them."""
+    captured, made = prepared.captured, prepared.plan.costed.graph.outputs
+    value = prepared.plan.costed.graph.value
+    plain = all(
+        wanted is None or tuple(wanted) == torch.empty(value[name].shape, device="meta").stride()
+        for wanted, name in zip(captured.strides, made)
+    )
+    if not captured.sizes or not prepared.resizable or not plain:
+        return (), (), ()
+    fakes = dict(zip(inputs, region.inputs([place.fake for place in region.places])))
+    lengths = tuple(
+        tuple(str(getattr(getattr(size, "node", None), "expr", size)) for size in fakes[at].shape)
+        if at in fakes
+        else tuple(map(str, leaf.shape))
+        if isinstance(leaf, torch.Tensor)
+        else None
+        for at, leaf in enumerate(leaves)
+    )
+    texts = tuple(map(str, expressions(captured.open or ())))
+    conditions = tuple(conditions_of((captured.open or ())[0]))
+    try:
+        held = lengths_of(lengths, leaves)
+        if held is None or [value_of(text, held) for text in texts] != [*captured.sizes]:
+            return (), (), ()
+        if not all(value_of(text, held) for text in conditions):
+            return (), (), ()
+    except (ValueError, NameError):
+        return (), (), ()
+    return lengths, texts, conditions
+
+
+_PLAIN = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Constant, ast.Load, ast.operator, ast.unaryop,
+    ast.cmpop,
+)  # fmt: skip
+
+
+def value_of(text: str, names: Mapping[str, Any]) -> Any:
+    """Return the value of an arithmetic expression. Raises ValueError for any other, NameError for unknown names."""
+    tree = ast.parse(text, mode="eval")
+    if not all(isinstance(node, _PLAIN) for node in ast.walk(tree)):
+        raise ValueError(f"{text} is not plain arithmetic")
+    return eval(compile(tree, text, "eval"), {"__builtins__": {}}, dict(names))
+
+
+def lengths_of(lengths: Sequence[tuple[str, ...] | None], leaves: Sequence[Any]) -> dict[str, int] | None:
+    """Return the number for each symbol in a call; None if its tensors have other forms than these."""
+    held: dict[str, int] = {}
+    pairs: list[tuple[str, int]] = []
+    for own, leaf in zip(lengths, leaves, strict=True):
+        if own is None:
+            continue
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() != len(own):
+            return None
+        pairs += zip(own, leaf.shape)
+    for text, length in pairs:
+        if text.isidentifier():
+            held.setdefault(text, length)
+    return held if all(value_of(text, held) == length for text, length in pairs) else None
+
+
+def _source(leaf: Any, made: Sequence[int], places: Mapping[int, int], sized: bool) -> tuple[str, Any]:
+    """Return what a leaf of the output is (`SavedProgram.results`)."""
+    if isinstance(leaf, torch.Tensor):
+        if id(leaf) in made:
+            return "output", made.index(id(leaf))
+        if id(leaf) in places:
+            return "argument", places[id(leaf)]
+    elif leaf is None or isinstance(leaf, (bool, str)) or (isinstance(leaf, (int, float)) and not sized):
+        return "value", leaf
+    raise CaptureError(
+        f"a folder cannot hold an output of type {type(leaf).__name__}; return tensors, in tuples, lists, dicts or "
+        "classes that torch.utils._pytree knows"
+    )
+
+
+def _tree(tree: pytree.TreeSpec, what: str) -> str:
+    try:
+        return pytree.treespec_dumps(tree)
+    except NotImplementedError as error:
+        raise CaptureError(f"the class of {what} cannot be written to a file: {error}") from None
+
+
+def _classes(tree: pytree.TreeSpec) -> Iterator[type]:
+    if tree.type is not None and tree.type.__module__ != "builtins":
+        yield tree.type
+    for child in tree.children():
+        yield from _classes(child)
+
+
+def form_of(leaf: Any) -> tuple[Any, ...]:
+    """Return the form of one leaf of the arguments. Raises CaptureError for one that a file cannot hold."""
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), str(leaf.dtype)
+    if leaf is None or isinstance(leaf, (bool, int, float, str)):
+        return type(leaf).__name__, leaf
+    raise CaptureError(
+        f"a folder cannot hold an argument of type {type(leaf).__name__}; pass tensors, numbers and text, in tuples, "
+        "lists and dicts"
+    )
+
+
+def shown(arguments: Sequence[tuple[Any, ...]], saved: SavedProgram | None = None) -> str:
+    """Return the forms of arguments as text, with the open lengths of a saved program and what must hold for them."""
+    opened = saved is not None and saved.any_size and bool(saved.lengths)
+    lengths = saved.lengths if saved is not None and opened else [None] * len(arguments)
+    items = [
+        f"{kind.removeprefix('torch.')} [{', '.join(map(str, own or shape))}]"
+        if isinstance(shape, tuple)
+        else repr(kind)
+        for (shape, kind), own in zip(arguments, lengths)
+    ]
+    where = f" where {' and '.join(dict.fromkeys(saved.conditions))}" if saved is not None and opened else ""
+    return ", ".join(items) + where
+
+
+def _kernels(
+    part: Path, number: int, prepared: Prepared, inputs: Sequence[Any], opened: bool
+) -> tuple[str, Program, bool, dict[str, SavedKernel]]:
+    """Return the library of a program's kernels, the program in their pieces, whether they are for all sizes, and the
+    kernels, whose files it writes."""
+    executor = prepared.executor
+    candidate = executor.selection.storable(inputs) if isinstance(executor, KernelExecutor) else None
+    if candidate is None:
+        if isinstance(executor, KernelExecutor) and executor.serving not in ("eager", "the model itself"):
+            log.warning("kernels of %s cannot be saved: PyTorch's own are", executor.serving)
+        return "eager", prepared.program, True, {}
+    assert isinstance(executor, KernelExecutor)
+    form = executor.selection.form
+    if not (opened and candidate.any_size):
+        form = dataclasses.replace(form, symbols=())
+    kernels = {}
+    for at, (name, (data, kernel)) in enumerate(_files(candidate, form, inputs)):
+        file = f"{candidate.name}-{number}-{at}"
+        (part / file).write_bytes(data)
+        kernels[name] = dataclasses.replace(kernel, file=file)
+    return candidate.name, candidate.program, bool(form.symbols), kernels
+
+
+def _files(
+    candidate: Candidate, form: Form, inputs: Sequence[Any]
+) -> Iterator[tuple[str, tuple[bytes, SavedKernel]]]:
+    library: Any = named(candidate.name)
+    modules = modules_of(library, form, candidate.program)
+    seen = seen_in(form, candidate.program, Replicas(), modules, inputs)
+    for piece, _, count in pieces_of(form, candidate.program):
+        module, (read, results) = modules[piece.tasks[0]][0], seen[piece.tasks[0]]
+        with tracing(), threads(count):
+            data = library.model(module, read)
+        bounds = module.meta.get("bounds", {})
+        yield piece.tasks[0], (data, SavedKernel("", _layouts(read), _layouts(results), bounds))
+
+
+def _layouts(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], ...]:
+    return tuple((tuple(each.shape), each.stride(), str(each.dtype)) for each in tensors)
+
+
+class _Writer(pickle.Pickler):
+    """Pickles plans and programs without what they have computed about themselves."""
+
+    def reducer_override(self, item: Any) -> Any:
+        if not dataclasses.is_dataclass(item) or isinstance(item, type) or not hasattr(item, "__dict__"):
+            return NotImplemented
+        return copyreg.__newobj__, (type(item),), _fields(item)  # type: ignore[attr-defined]
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
