@@ -1,4 +1,4 @@
-"""What the README says to type, typed."""
+"""What the page on training says to type, typed."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,12 @@ from torch import nn
 
 import autopar
 
-TEXT = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 def snippet(name):
     found = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", TEXT, re.DOTALL)
-    assert found, f"the README has no snippet {name}"
+    assert found, f"the page has no snippet {name}"
     return found[1]
 
 
@@ -36,7 +36,7 @@ def taken(names, batches):
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_as_the_readme_says(tmp_path):
+def test_a_run_is_resumed_as_its_page_says(tmp_path):
     draw = torch.Generator().manual_seed(1)
     batches = [
         (torch.randn(8, 6, generator=draw), torch.randint(0, 3, (8,), generator=draw)) for _ in range(6)
