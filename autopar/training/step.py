@@ -26,6 +26,7 @@ from ..session.kernel_selection import build_kernels
 from ..session.options import Options
 from ..session.program_cache import Done
 from ..session.stages import Prepared
+from ..system.text import wrapped
 from .facts import step_facts
 from .group import AveragingGroup
 from .losses import Loss, in_rule, refused
@@ -281,20 +282,21 @@ class TrainStep(Recorded):
         with self._lock:
             return ready.whole() or ready.gradients
 
-    def explain(self) -> str:
-        """Explain the plan and how the weights are updated; without a plan, why there is none. Never raises."""
-        from ..view import explain
+    def explain(self, *names: str) -> str:
+        """Return the report on the step and how the weights are updated; without a plan, why there is none.
+
+        names: sections, or names that a report or a picture shows, as in `Plan.explain`.
+        """
+        from ..view import Report, explain
 
         try:
             plan = self.plan
         except AutoparError as reason:
-            return str(reason)
+            return Report(wrapped(str(reason)))
         measured = self.timeline if self.timeline and self.timeline.title == plan.costed.graph.name else None
         notes = [*unused([self.ready().captured.graph], self.options.pins), self._updated()]
-        notes += [
-            executor.selection.note for executor in self._signatures.with_kernels() if executor.selection.note
-        ]
-        return explain(plan, measured, None, notes)
+        kernels = [each.selection.table for each in self._signatures.with_kernels() if each.selection.table]
+        return explain(plan, measured, None, notes, *names, kernels=kernels, serving=self.serving)
 
     def _updated(self) -> str:
         """Return one sentence on how the weights are updated, and why."""
