@@ -123,6 +123,7 @@ def _head(plan: Plan, serving: str) -> str:
     lines = [head, *([wrapped(f"[{machine.label}]")] if machine.label else [])]
     if serving:
         devices = ", ".join(dict.fromkeys(placed.device for placed in plan.placed))
+        serving = "PyTorch's kernels" if serving == "eager" else serving
         lines.append(wrapped(f"served by {serving}" + (f" on {devices}" if devices else "")))
     return "\n".join(lines)
 
