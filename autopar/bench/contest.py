@@ -23,7 +23,7 @@ from ..costs.blocks import Block, counted, disturbed, median, timed
 from ..costs.calibrate import threads
 from ..errors import AutoparError
 from ..session import compare
-from ..system.text import brief, seconds, table, ticking
+from ..system.text import brief, seconds, stage, table
 from .rivals import EAGER, Case, Entrant, Rival
 
 PATIENCE = 0.6
@@ -66,7 +66,7 @@ def contest(
         turns, serving = {}, {}
         patient = replace(case, patience_s=PATIENCE * build_s)
         for rival in rivals:
-            with ticking(f"{title}: building {rival.name}"):
+            with stage(f"{title}: building {rival.name}"):
                 outcome, entrant, answers = _built(rival, patient, build_s)
             if entrant is not None:
                 stack.callback(entrant.close)

@@ -18,6 +18,7 @@ from ..errors import CaptureError
 from ..ops.composites.rules import whole_layers
 from ..system import versions
 from ..system.process import uncollected
+from ..system.text import stage
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
@@ -96,8 +97,11 @@ class _Entry:
                 self.resume()
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        settings = torch._dynamo.config.patch(**self.settings)
-        with settings, quiet, uncollected(), whole_layers(), restored_state():
+        settings, tracing = (
+            torch._dynamo.config.patch(**self.settings),
+            stage(f"torch.compile traces {self.name}"),
+        )
+        with tracing, settings, quiet, uncollected(), whole_layers(), restored_state():
             try:
                 found, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:

@@ -224,14 +224,15 @@ class Plan:
             )
         return _device_map(self.costed, {placed.cluster: placed.device for placed in self.placed})
 
-    def explain(self, *clusters: str) -> str:
-        """Return the report, or reasons for the placement of clusters by name or glob: waits, end on each
-        device.
+    def explain(self, *names: str) -> str:
+        """Return the report, at most 50 lines of 100 columns; or what is asked for: sections in full ("costs",
+        "devices", "phases", "candidates", "path", "reasons", "hardware", or "all"), or why something is where it is, by
+        any name that a report or picture shows, or a glob.
 
-        The report has the critical path with its waits, and the kinds of devices and the links that would shorten
-        the plan most if they were twice as fast. Raises PlanError for a name that no cluster has.
+        Raises PlanError for a name that nothing has.
         """
-        return str(pictures.render("explain", self, *clusters))
+        report: str = pictures.render("explain", self, *names)
+        return report
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw as `.html`, `.svg`, `.png` or `.dot`."""

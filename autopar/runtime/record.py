@@ -22,6 +22,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Compute, Copy, Lane, Piece, Program, Step, makes, tasks_of
 from ..ir.timeline import Memory, Span, Timeline
+from ..system.text import counted, seconds
 
 log = logging.getLogger("autopar")
 
@@ -283,6 +284,14 @@ class Recording:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the median call: `.json`, `.json.gz` for Perfetto, `.svg`, `.html`, `.png` as a picture."""
         self.median.save(path)
+
+    def __repr__(self) -> str:
+        if not self.calls:
+            return "recording without calls"
+        return f"recording of {counted(len(self.calls), 'call')}, median {seconds(self.median.makespan)}"
+
+    def _repr_html_(self) -> str | None:
+        return self.median._repr_html_() if self.calls else None
 
 
 class _Clocked(Protocol):

@@ -22,6 +22,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.record import Recording
+from ..system.text import wrapped
 from .classes import sharing
 from .model_check import CALL, Call, CallForm, judge
 from .model_session import ModelSession
@@ -183,25 +184,37 @@ class Compiled:
         """Measure every call inside the block: `with fast.record() as timeline: fast(x)`."""
         return self._placement.session.record()
 
-    def explain(self) -> str:
-        """Explain the plan: best single device, lower bound, predicted and recorded seconds, bytes moved, utilization,
-        memory peaks, reasons.
+    def explain(self, *names: str) -> str:
+        """Return the report: what serves and why, predicted and recorded seconds, kernels, devices, and what would
+        help; at most 50 lines of 100 columns.
 
-        For a plan with one lane, the operations are timed now, about 1 s, once. Never raises: without a plan, it is the
-        reason why there is none.
+        names: sections in full ("costs", "notes", "kernels", "devices", "phases", "candidates", "path", "reasons",
+            "hardware", or "all"), or any name that a report or a picture shows, such as "fc1 #0".
+
+        For a plan with one lane, the operations are timed now, about 1 s, once. Without a plan, it is the reason why
+        there is none. Raises PlanError for a name that nothing has.
         """
-        from ..view import explain
+        from ..view import Report, explain
 
         session = self._placement.session
         try:
             _, ready = session.ready()
         except AutoparError as reason:
-            return str(reason)
+            return Report(wrapped(str(reason)))
         if isinstance(ready, Prepared) and session.options.explains(session.machine):
             ready.measure()
         timeline = session.timeline
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
-        return explain(ready.plan, measured, ready.single_s, session.notes())
+        kernels = session.kernel_tables()
+        return explain(
+            ready.plan,
+            measured,
+            ready.single_s,
+            session.notes(),
+            *names,
+            kernels=kernels,
+            serving=self.serving,
+        )
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the placed graph as `.html`, `.svg`, `.png` or `.dot`."""

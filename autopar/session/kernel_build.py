@@ -125,6 +125,7 @@ class Candidate:
     program: the program in pieces.
     any_size: its kernels serve calls of all sizes.
     kernels: by the first task of each piece.
+    error: largest difference from eager's results, relative to the largest value.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Candidate:
     program: Program
     any_size: bool
     kernels: Mapping[str, Kernel]
+    error: float = 0.0
     _resized: dict[tuple[float, ...], Executor] = field(default_factory=dict)
 
     def tried(self, inputs: Sequence[Any]) -> list[Any]:
@@ -214,8 +216,10 @@ def _built(
     trial = trying(form, program, pool, kernels) or executor
     candidate = Candidate(name, executor, weights, trial, program, bool(form.symbols), kernels)
     scales = [largest(each) for each in zip(*(outputs for _, outputs in samples))]
-    for inputs, outputs in samples:
-        _judge(form, captured.sizes, inputs, trial(inputs), outputs, scales)
+    errors = [
+        _judge(form, captured.sizes, inputs, trial(inputs), outputs, scales) for inputs, outputs in samples
+    ]
+    candidate = replace(candidate, error=max(errors))
     if form.symbols:
         _compare_sizes(form, samples[0][0], trial, plain)
         if candidate.failure:
@@ -327,16 +331,22 @@ def _judge(
     results: Sequence[Any],
     eager: Sequence[Any],
     scales: Sequence[float],
-) -> None:
-    """Raise Refusal if a result differs from eager's by more than the tolerance, and from the float64 result by more
+) -> float:
+    """Return the largest difference from eager's results.
+
+    Raises Refusal if a result differs from eager's by more than the tolerance, and from the float64 result by more
     than twice eager's error. Errors are relative to `scales`, the largest values over all samples: a result of
     one number may be near zero in one of them."""
     wide: list[Any] = []
+    largest_off = 0.0
     for index, (ours, right, floor) in enumerate(zip(results, eager, scales)):
-        if (off := error(ours, right, floor)) > limit(right):
+        off = error(ours, right, floor)
+        largest_off = max(largest_off, off)
+        if off > limit(right):
             wide = wide or _in_double(form, sizes, inputs)
             if not no_worse(ours, right, wide[index], floor):
                 raise Refusal(f"its answer differs from eager's by {off:.1g}, {limit(right):.1g} is allowed")
+    return largest_off
 
 
 def _compare_sizes(form: Form, inputs: Sequence[Any], trial: Executor, plain: Executor) -> None:

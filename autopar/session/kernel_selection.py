@@ -7,6 +7,7 @@ import copy
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,7 +29,7 @@ from ..runtime.lanes.host import clone
 from ..runtime.replicas import Replicas
 from ..runtime.weights import Weights
 from ..system.process import return_freed_memory
-from ..system.text import ticking
+from ..system.text import stage, wrapped
 from .kernel_build import Candidate, Form, Sample, build, perturbed, trying
 from .kernel_verdict import PLAIN, Verdict, more, signature
 
@@ -87,21 +88,20 @@ class KernelSelection:
         return self.due or self.candidate is not None
 
     @property
-    def note(self) -> str:
-        """The verdict and the sizes that it holds for; "" before there is one."""
+    def table(self) -> str:
+        """The kernels compared and the sizes that this holds for; "" before there are any."""
         graph = self.form.plan.costed.graph
         if self.verdict is None:
             return ""
         inputs = [graph.value[name] for name in graph.inputs]
         shapes = ", ".join(f"{value.path or value.name} {list(value.shape)}" for value in inputs[:SHOWN])
         shapes += f" and {len(inputs) - SHOWN} more inputs" if len(inputs) > SHOWN else ""
-        sizes = (
-            f"; for all sizes from {LEAST} on, chosen with {shapes}" if self.any_size else f"; for {shapes}"
-        )
-        more = "; weights have changed, and eager serves until they rest" if self.due else ""
+        sizes = f" for all sizes from {LEAST} on, chosen with {shapes}" if self.any_size else f" for {shapes}"
+        more = "\nweights have changed, and eager serves until they rest" if self.due else ""
         if self.candidate is not None and self.candidate.failure:
-            more = f"; eager serves some sizes: {self.candidate.failure}"
-        return f"{graph.name}: {self.verdict}{more}{sizes if inputs else ''}"
+            more = "\n" + wrapped(f"eager serves some sizes: {self.candidate.failure}")
+        head = wrapped(f"kernels of {graph.name}{sizes if inputs else ''}")
+        return f"{head}\n{self.verdict.table()}{more}"
 
     def begin(self, inputs: Sequence[Any] | None) -> None:
         """Build kernels and choose, unless another thread does so now: its call is served by eager meanwhile. `inputs`:
@@ -192,7 +192,7 @@ class KernelSelection:
         self.any_size = bool(self.form.symbols) and (candidate is None or candidate.any_size)
         folds = candidate is not None and candidate.weights is not None
         self._examples = inputs if folds and self.any_size else None
-        log.info("%s", verdict)
+        log.info("kernels of %s: %s", self.form.plan.costed.graph.name, verdict)
 
     def _chosen(self, plain: Executor, samples: Sequence[Sample]) -> tuple[Candidate | None, Verdict]:
         """Return the fastest candidate, None for eager, and the verdict. Raises Refusal if later calls are to try
@@ -227,8 +227,10 @@ class KernelSelection:
             try:
                 if library is None:
                     raise Refusal("it is not known")
-                with ticking(f"autopar: kernels of {name}"):
+                start = time.perf_counter()
+                with stage(f"compiling kernels with {name}"):
                     built[name] = build(name, library, self.form, self.pool, samples, plain)
+                verdict.built[name], verdict.errors[name] = time.perf_counter() - start, built[name].error
             except Exception as problem:
                 if isinstance(problem, Refusal) and problem.passing:
                     raise
@@ -243,7 +245,7 @@ class KernelSelection:
         count = self.form.threads
         turns: dict[str, tuple[Callable[[], Any], int]] = {"eager": (partial(plain, inputs), count)}
         turns |= {name: (partial(each.tried, inputs), count) for name, each in built.items()}
-        with ticking("autopar: timing kernels"):
+        with stage("timing kernels"):
             blocks = timed(turns, ROUNDS, RACE_S, BLOCK_S, WAKE_S, 1)
         quiet = not any(map(disturbed, blocks.values()))
         # Other work only lengthens blocks.

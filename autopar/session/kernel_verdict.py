@@ -16,6 +16,7 @@ from ..ir.plan import Plan
 from ..ir.program import tasks_of
 from ..runtime.replicas import Replicas
 from ..system import cache
+from ..system.text import COLUMNS, seconds, table
 from .kernel_build import Form
 
 PACKAGES = ("torch", "onnxruntime", "openvino", "autopar")
@@ -28,23 +29,46 @@ PLAIN = "the model itself"
 @dataclass
 class Verdict:
     """The fastest library by name ("eager": PyTorch's own kernels), the median seconds of a call of each, and why
-    others were not timed. `plain`: the plain model is faster than whole calls with the winner."""
+    others were not timed.
+
+    plain: the plain model is faster than whole calls with the winner.
+    built: seconds of the compilation by each library.
+    errors: largest difference of each from eager, relative to the largest value.
+    """
 
     winner: str = "eager"
     plain: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    built: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        eager = self.seconds.get("eager", 0.0)
-        served = PLAIN if self.plain else self.winner
-        lost = "".join(f"; {name}: {why}" for name, why in self.refused.items())
-        if not eager:
-            return f"kernels: {served}{lost}"
-        ratios = {name: took / eager for name, took in sorted(self.seconds.items(), key=lambda item: item[1])}
-        rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != served)
-        how = "" if self.plain else f", {ratios[served]:.2f} of eager's time"
-        return f"kernels: {served}{how} ({rest}{lost})"
+        eager, took = self.seconds.get("eager"), self.seconds.get(self.winner)
+        how = f", {took / eager:.2f} of eager's time" if eager and took and not self.plain else ""
+        return f"{PLAIN if self.plain else self.winner} serves{how}"
+
+    def table(self) -> str:
+        """Return the libraries, fastest first, with their seconds and errors, and which was chosen."""
+        rows, eager = [("library", "compiled in", "error", "time", "÷ eager", "")], self.seconds.get("eager")
+        chosen = PLAIN if self.plain else self.winner
+        names = [*sorted(self.seconds, key=self.seconds.__getitem__), *self.built, *self.refused]
+        if self.plain or chosen not in names:
+            names.insert(0, chosen)
+        for name in dict.fromkeys(names):
+            took, built, off = self.seconds.get(name), self.built.get(name), self.errors.get(name)
+            remark = "; ".join(filter(None, ("chosen" if name == chosen else "", self.refused.get(name, ""))))
+            rows.append(
+                (
+                    name,
+                    "-" if built is None else seconds(built),
+                    "-" if off is None else f"{off:.0e}" if off else "0",
+                    "-" if took is None else seconds(took),
+                    f"{took / eager:.2f}" if took and eager else "-",
+                    remark,
+                )
+            )
+        return table(rows, right=(1, 2, 3, 4), width=COLUMNS)
 
     @classmethod
     def load(cls, key: str) -> Verdict | None:

@@ -29,6 +29,7 @@ from ..runtime.executor import Executor
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
 from ..runtime.thread_state import alone_with, reset_after_fork
+from ..system.text import counted
 from .kernel_selection import KernelExecutor
 from .options import Options
 from .program_cache import Done
@@ -202,9 +203,10 @@ class Session(Recorded):
             )
         if self.root is not None:
             found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
-        found += self.kernel_notes()
         found += self._uncompiled()
-        found += [f"{count} calls ran as written: {why}" for why, count in [*self.unplaced.items()]]
+        found += [
+            f"{counted(count, 'call')} ran as written: {why}" for why, count in [*self.unplaced.items()]
+        ]
         return [*found, *list(self.breaks)]
 
     def plans(self) -> list[Plan]:
@@ -234,9 +236,9 @@ class Session(Recorded):
         """Return the executors that have kernels, or are to have some."""
         return [executor for executor in self.executors() if isinstance(executor, KernelExecutor)]
 
-    def kernel_notes(self) -> list[str]:
-        """Return a sentence on the kernels of each program."""
-        return [executor.selection.note for executor in self.with_kernels() if executor.selection.note]
+    def kernel_tables(self) -> list[str]:
+        """Return a table on the kernels of each program, the latest at the end."""
+        return list(filter(None, (executor.selection.table for executor in self.with_kernels())))
 
     def forget(self) -> None:
         """Drop the programs of the graph that was called last."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from ..planner.lists.single import seconds_moved
 from ..runtime.executor import Executor
 from ..runtime.replicas import Replicas
 from ..system.process import uncollected
-from ..system.text import counted, seconds, ticking
+from ..system.text import counted, seconds, stage
 from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
 from ..transform.rewrites import local
 from .batch_split import best_plan
@@ -379,10 +378,7 @@ def deliveries(
     )
 
 
-def timed(stage: str, function: Any, *args: Any) -> Any:
-    """Call a stage; log its seconds, and show on a terminal that it is running."""
-    start = time.perf_counter()
-    with ticking(f"autopar: {stage}"):
-        result = function(*args)
-    log.info("%s: %s", stage, seconds(time.perf_counter() - start))
-    return result
+def timed(title: str, function: Any, *args: Any) -> Any:
+    """Call a stage and return its result; log its start and its seconds, and show that it is running."""
+    with stage(title):
+        return function(*args)

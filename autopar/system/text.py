@@ -1,7 +1,4 @@
-"""Text for people: aligned tables, numbers, names, and the progress of long stages.
-
-Progress is a count of seconds on a terminal; elsewhere, in a notebook or log, a line every few seconds.
-"""
+"""Text for people: aligned tables, numbers, names, and the progress of long stages."""
 
 from __future__ import annotations
 
@@ -9,38 +6,69 @@ import logging
 import math
 import re
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, TextIO
+from typing import Any
 
 from ..errors import DeviceError, PlanError
 
 log = logging.getLogger("autopar")
 
 PATIENCE_S = 1.0
-"""Seconds before a count appears: most stages end sooner."""
-EVERY_S = 5.0
-"""Seconds between two lines without a terminal."""
+"""Seconds before a progress bar appears: most stages end sooner."""
+COLUMNS = 100
+"""Limit on the width of a report."""
+_PROSE = 30
+"""Least width of a last column that is wrapped."""
 
 
-def table(rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48) -> str:
+def table(
+    rows: Sequence[Sequence[Any]], *, right: Sequence[int] = (), widest: int = 48, width: int | None = None
+) -> str:
     """Format rows as aligned text, the first one a heading. Columns in `right` are right-aligned; long cells end in
-    `…`."""
-    cells = [[clip(printable(str(cell)), widest) for cell in row] for row in rows]
+    `…`.
+
+    width: limit on the columns of a line. The last column is wrapped and the longest cells lose their middles.
+    """
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    cells = cells if width else [[clip(cell, widest) for cell in row] for row in cells]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in cells
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    last = len(widths) - 1
+    while width and sum(widths) + 2 * last > width:
+        prose = last not in right and widths[last] > _PROSE
+        widths[last if prose else widths.index(max(widths))] -= 1
+    lines = []
+    for row in cells:
+        line = [shorten(cell, limit) for cell, limit in zip(row[:-1], widths)]
+        parts = textwrap.wrap(row[-1], max(1, widths[last])) if len(row[-1]) > widths[last] else [row[-1]]
+        for part in parts:
+            lines.append(
+                "  ".join(
+                    cell.rjust(limit) if column in right else cell.ljust(limit)
+                    for column, (cell, limit) in enumerate(zip([*line, part], widths))
+                ).rstrip()
+            )
+            line = [""] * last
+    lines.insert(1, "  ".join("-" * limit for limit in widths))
     return "\n".join(lines)
+
+
+def wrapped(text: str, width: int = COLUMNS) -> str:
+    """Return a paragraph in lines of at most `width` characters, all but the first indented."""
+    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def shorten(text: str, widest: int) -> str:
+    """Shorten text to at most `widest` characters, with `…` in its middle: names often differ at their ends."""
+    if len(text) <= widest:
+        return text
+    end = widest // 2
+    return f"{text[: widest - end - 1]}…{text[len(text) - end :]}" if widest > 0 else ""
 
 
 def printable(text: str) -> str:
@@ -62,15 +90,18 @@ _LONG = 1e6
 """Seconds above which a duration has an exponent."""
 
 
+_NOTHING = 1e-12
+"""Seconds below which a duration is a rounding error."""
+
+
 def seconds(value: float) -> str:
-    """Format a duration with one to three digits before the point: `4.90 ms`; from weeks on, and below 1 ns, with
-    three digits and an exponent."""
+    """Format a duration with one to three digits before the point: `4.90 ms`; from weeks on with an exponent."""
     if abs(value) >= _LONG:
         return f"{value:.3g} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
         if abs(value) >= size * _UP:
             return f"{value / size:.{_places(value / size)}f} {unit}"
-    return f"{value / 1e-9:.3g} ns" if value else "0 s"
+    return f"{value / 1e-9:.3g} ns" if abs(value) >= _NOTHING else "0 s"
 
 
 def size(value: float) -> str:
@@ -125,7 +156,9 @@ def parse_bytes(size: int | float | str) -> int:
 def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
     """Return the names that match a name or glob. Raises PlanError with the complaint and a suggestion if there are
     none."""
-    matches = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+    # A shortened name stands for those with its ends.
+    glob = pattern.replace("…", "*")
+    matches = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, glob)]
     if not matches:
         near = get_close_matches(pattern, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "give the id of a task, or a glob of ids"
@@ -134,34 +167,49 @@ def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
 
 
 @contextmanager
-def ticking(title: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Count the seconds of the block on a terminal after 1 s, wiped at the end; elsewhere, log every 5 s that it
-    runs."""
-    out = sys.stderr if stream is None else stream
-    over = threading.Event()
+def stage(title: str) -> Iterator[None]:
+    """Log the start of the block and its seconds at the end. On a terminal and in a notebook, show a progress bar after
+    1 s, if the package rich is installed."""
+    start = time.perf_counter()
+    log.info("%s …", title)
+    with _progress(title):
+        yield
+    log.info("%s: %s", title, seconds(time.perf_counter() - start))
 
-    def tell() -> None:
-        start, shown, terminal = time.monotonic(), 0, out.isatty()
-        while not over.wait(PATIENCE_S if terminal else EVERY_S):
-            took = time.monotonic() - start
-            if terminal:
-                text = f"{title} … {took:.0f} s"
-                out.write("\r" + text.ljust(shown))
-                out.flush()
-                shown = len(text)
-            else:
-                # A logger without handlers shows only warnings and errors.
-                log.warning("%s: at work for %.0f s", title, took)
-        if shown:
-            out.write("\r" + " " * shown + "\r")
-            out.flush()
 
-    teller = threading.Thread(target=tell, name="autopar progress", daemon=True)
+@contextmanager
+def _progress(title: str) -> Iterator[None]:
+    """Show that the block is running; wiped at its end."""
+    if not (sys.stderr is not None and sys.stderr.isatty()) and "ipykernel" not in sys.modules:
+        yield
+        return
+    try:
+        from rich.console import Console
+        from rich.errors import LiveError
+        from rich.markup import escape
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield
+        return
+    columns = TextColumn("autopar: {task.description}"), BarColumn(20), TimeElapsedColumn()
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task(escape(title), total=None)
+
+    def show() -> None:
+        # The caller may show a bar of its own.
+        with suppress(LiveError):
+            bar.start()
+
+    timer = threading.Timer(PATIENCE_S, show)
+    timer.daemon = True
+    timer.start()
     try:
         # An interrupt may come while the thread starts.
-        teller.start()
+        timer.start()
         yield
     finally:
-        over.set()
-        if teller.is_alive():
-            teller.join()
+        timer.cancel()
+        if timer.is_alive():
+            timer.join()
+        if bar.live.is_started:
+            bar.stop()

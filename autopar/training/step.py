@@ -24,6 +24,7 @@ from ..ir.program import Program
 from ..runtime.record import Recording
 from ..session.options import Options
 from ..session.stages import Prepared
+from ..system.text import wrapped
 from .facts import step_facts
 from .group import AveragingGroup
 from .losses import Loss, in_rule, refused
@@ -271,19 +272,22 @@ class TrainStep:
         with self._lock:
             return ready.whole() or ready.gradients
 
-    def explain(self) -> str:
-        """Explain the plan and how the weights are updated; without a plan, why there is none. Never raises."""
-        from ..view import explain
+    def explain(self, *names: str) -> str:
+        """Return the report on the step and how the weights are updated; without a plan, why there is none.
+
+        names: sections, or names that a report or a picture shows, as in `Plan.explain`.
+        """
+        from ..view import Report, explain
 
         try:
             plan = self.plan
         except AutoparError as reason:
-            return str(reason)
+            return Report(wrapped(str(reason)))
         timeline = self._session.timeline
         measured = timeline if timeline and timeline.title == plan.costed.graph.name else None
         notes = [*unused([self.ready().captured.graph], self.options.pins), self._updated()]
-        notes += self._session.kernel_notes()
-        return explain(plan, measured, None, notes)
+        kernels = [each.selection.table for each in self._session.with_kernels() if each.selection.table]
+        return explain(plan, measured, None, notes, *names, kernels=kernels, serving=self.serving)
 
     def _updated(self) -> str:
         """Return one sentence on how the weights are updated, and why."""

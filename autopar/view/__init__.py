@@ -5,17 +5,15 @@ from ..ir.pictures import register
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from .pages import plan_html, text_html, timeline_html
-from .report import explain
+from .report import Report, explain
 from .report.reasons import explain_clusters
 from .report.statistics import hidden
 from .save import draw, save_timeline
 
-__all__ = ["draw", "explain", "explain_clusters", "hidden", "save_timeline"]
+__all__ = ["Report", "draw", "explain", "explain_clusters", "hidden", "save_timeline"]
 
 register("draw", Plan, draw)
-register(
-    "explain", Plan, lambda plan, *clusters: explain_clusters(plan, clusters) if clusters else explain(plan)
-)
+register("explain", Plan, lambda plan, *names: explain(plan, None, None, (), *names))
 register("html", Plan, plan_html)
 register("save", Timeline, save_timeline)
 register("html", Timeline, timeline_html)

@@ -59,7 +59,7 @@ def test_before_any_call(make):
 def test_calls_that_ran_as_written():
     fast = autopar.compile(hooked(), ["cpu"])
     fast(X)
-    assert "1 calls ran as written" in fast.explain()
+    assert "1 call ran as written" in fast.explain()
     assert "backward" in fast.explain()
     fast = autopar.compile(lambda x: x, ["cpu"])
     fast(X)

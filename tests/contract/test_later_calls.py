@@ -185,7 +185,7 @@ def test_only_the_call_under_a_dispatch_mode_is_not_placed() -> None:
     with fast.record() as recording:
         fast(x)
     assert len(recording.calls) == 1
-    assert "1 calls ran as written: _FlopCounterMode, a TorchDispatchMode, is active" in fast.explain()
+    assert "1 call ran as written: _FlopCounterMode, a TorchDispatchMode, is active" in fast.explain()
 
 
 def test_weights_are_frozen_and_trained_again() -> None:

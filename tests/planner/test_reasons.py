@@ -220,7 +220,7 @@ def test_the_path_tells_why_each_step_is_on_it():
     alone = autopar.schedule(
         {**graph, "values": [], "tasks": [{"id": n, "seconds": {"cpu": 1.0}} for n in "ab"]}
     )
-    assert "lane cpu/0, busy with" in explain(alone)
+    assert "lane cpu/0, busy with" in alone.explain("b")
 
 
 def test_tasks_are_explained_by_name_and_by_glob():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def test_weights_that_change_are_folded_anew_a_few_times(monkeypatch: pytest.Mon
             torch.testing.assert_close(fast(x), model(x))
     # What does not fold the weights has raced anew, and lost.
     assert len(folding.built) == REBUILDS + 1 and len(lifted.built) == 2
-    assert "folding: it folds the weights, which change from call to call" in fast.explain()
+    assert "it folds the weights, which change from call to call" in " ".join(fast.explain().split())
     assert fast.serving == "eager"
 
 
@@ -128,8 +129,10 @@ def test_the_first_call_compares_chooses_and_answers_like_all_later_ones(
     model, x = mlp(), torch.randn(5, 8)
     fast = autopar.compile(model, ["cpu"], kernels="auto")
     first, threads = fast(x), threading.active_count()
-    assert fast.serving == "right" and "wrong: its answer differs from eager's by" in fast.explain()
-    assert "kernels: right, 0.50 of eager's time (eager 1.00;" in fast.explain()
+    assert fast.serving == "right" and "its answer differs from eager's by" in " ".join(
+        fast.explain().split()
+    )
+    assert re.search(r"right .* 0\.50  chosen", fast.explain("kernels"))
     for _ in range(5):
         assert torch.equal(fast(x), first)
     torch.testing.assert_close(first, model(x))
@@ -176,7 +179,7 @@ def test_a_library_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, library:
     for wanted, serves in (("auto", "folding"), (library.name, "eager")):
         fast = autopar.compile(model, ["cpu"], kernels=wanted)
         assert torch.equal(fast(x), model(x))
-        assert fast.serving == serves and why in fast.explain()
+        assert fast.serving == serves and why.partition(": ")[2] in " ".join(fast.explain().split())
 
 
 def test_the_verdict_is_remembered_unless_other_work_has_disturbed_the_race(

@@ -172,7 +172,7 @@ def test_a_gradient_that_is_a_view_of_a_sum_is_called_a_gradient_from_its_parts_
 def test_a_plan_without_a_backward_says_nothing_of_phases():
     plan = view_plans.towers()
     assert not plan.words.training and phases(plan, plan.timeline()) == ()
-    assert "how the time divides" not in explain(plan) and "forward" not in placed_svg(plan)
+    assert "time by phase" not in explain(plan) and "forward" not in placed_svg(plan)
     assert hidden(plan, plan.timeline()) == 1.0
 
 
@@ -255,7 +255,7 @@ def test_the_report_divides_the_time_and_says_what_is_hidden():
     assert f"hidden behind the backward: {share * 100:.0f} %" in text
     assert "sum fc2.weight.grad" in str(plan) and "fc2.weight, new" not in text.split("why each")[0][:200]
     measured = replace(plan.timeline(), makespan=plan.makespan * 1.1, predicted=plan.timeline())
-    assert "as measured" in explain(plan, measured) and "under way measured" in explain(plan, measured)
+    assert "as measured" in explain(plan, measured) and "measured active" in explain(plan, measured)
 
 
 def test_the_measured_time_is_held_against_what_was_predicted_of_the_programs_that_ran():

@@ -2,42 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.timeline import Placed, Transfer
 from ...planner.what_if import changes
-from ...system.text import meant, percent, seconds, table
+from ...system.text import COLUMNS, meant, percent, seconds, table, wrapped
 
 _MOST_CHANGES = 6
+_MOST_BLOCKS = 8
+"""Limit on the clusters that are explained at length."""
 
 
 def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
-    """Explain each cluster that matches a name or glob: place and time, waits, its end on each device with the rest of
-    the plan unchanged, and the reason.
+    """Explain the clusters with any of some names: place and time, waits, their ends on each device with the rest of
+    the plan unchanged, and the reason; if there are many, as a table.
 
-    Raises PlanError for a name that no cluster has.
+    names: names in reports and pictures, ids of tasks and values, modules, devices, and globs.
+
+    Raises PlanError for a name that nothing has.
     """
-    chosen: dict[str, None] = {}
-    shown = dict(zip(plan.place, plan.printable.place))
+    known, chosen = clusters_by_name(plan), dict[str, None]()
     for name in names:
         complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
-        chosen |= dict.fromkeys(shown[cluster] for cluster in meant(name, plan.place, complaint))
+        for match in meant(name, known, complaint):
+            chosen |= dict.fromkeys(known[match])
     plan = plan.printable
-    path = plan.critical
-    blocks = []
-    for cluster in sorted(chosen, key=lambda cluster: path.number[cluster]):
-        step, number = plan.place[cluster], path.number[cluster]
-        late = "on the critical path" if number in path.on_path else f"slack {seconds(path.slack[number])}"
-        span = f"{seconds(step.start)} → {seconds(step.end)}"
-        lines = [f"{plan.words.cluster(cluster)} on {step.lane}: {span}, {late}"]
-        lines.append(f"  waited for {waited(plan, number) or 'nothing'}")
-        reason = plan.reason[cluster]
-        lines += [f"  {line}" for line in (*_choices(step.device, reason), reason.text)]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+    if not chosen:
+        return "Nothing of this is computed in a call."
+    if len(chosen) > _MOST_BLOCKS:
+        return reasons_table(plan, [plan.place[cluster] for cluster in chosen])
+    return "\n\n".join(
+        _block(plan, cluster) for cluster in sorted(chosen, key=plan.critical.number.__getitem__)
+    )
+
+
+def clusters_by_name(plan: Plan) -> dict[str, list[str]]:
+    """Return the clusters of `plan.printable` by each name that a report or a picture may show: of clusters, tasks,
+    modules, values (their producer and readers), devices, lanes, and of parts of the critical path.
+
+    A name of several kinds stands for the first of these.
+    """
+    from ..placed.fold import fold
+
+    names: dict[str, list[str]] = {}
+    shown = dict(zip(plan.place, plan.printable.place))
+    for each in (plan, plan.printable) if plan is not plan.printable else (plan,):
+        graph, words = each.costed.graph, each.words
+        pairs: list[list[tuple[str, str]]] = [[] for _ in range(5)]
+        clusters, tasks, modules, values, places = pairs
+        for cluster in each.place:
+            runs = [graph.task[task] for task in each.costed.cluster[cluster].tasks]
+            clusters += [(cluster, cluster), (words.cluster(cluster), cluster)]
+            tasks += [(name, cluster) for task in runs for name in (task.name, words.task(task))]
+            for path in {task.module for task in runs}:
+                modules += [(path[: match.start()], cluster) for match in re.finditer(r"\.|$", path)]
+            for value in (*each.costed.cluster[cluster].makes, *each.costed.cluster[cluster].reads):
+                values += [(name, cluster) for name in (value, words.value(value))]
+            places += [(name, cluster) for name in (each.place[cluster].device, each.place[cluster].lane)]
+            arriving = {*each.costed.cluster[cluster].reads}
+            places += [
+                (f"{copy.src} → {copy.dst}", cluster)
+                for copy in each.transfers
+                if copy.dst == each.place[cluster].device and copy.value in arriving
+            ]
+        places += [(device, "") for device in each.costed.machine.device]
+        places += [(f"{copy.src} → {copy.dst}", "") for copy in each.transfers]
+        cards = [card for row in fold(each).values() for card in row]
+        cards += [copy for card in cards for copy in card.copies]
+        pairs.append([(card.title, cluster) for card in cards for cluster in card.clusters])
+        parts = sections(each)
+        for part in parts:
+            steps = [each.steps[number] for number in part.steps]
+            pairs.append([(part.what, step.cluster) for step in steps if isinstance(step, Placed)])
+        for kind in pairs:
+            found: dict[str, list[str]] = {}
+            for name, cluster in kind:
+                found.setdefault(name, []).extend([shown.get(cluster, cluster)] if cluster else [])
+            names = {**found, **names}
+    names.pop("", None)
+    return names
+
+
+def reasons_table(plan: Plan, chosen: Sequence[Placed]) -> str:
+    """Return the place, time, wait and reason of some clusters, one row each."""
+    rows = [("cluster", "device", "takes", "slack", "waited for", "why there")]
+    for placed in chosen:
+        number = plan.critical.number[placed.cluster]
+        times = seconds(placed.end - placed.start), seconds(plan.critical.slack[number])
+        why = plan.reason[placed.cluster].text
+        rows.append((plan.words.cluster(placed.cluster), placed.device, *times, waited(plan, number), why))
+    return table(rows, right=(2, 3), width=COLUMNS)
+
+
+def _block(plan: Plan, cluster: str) -> str:
+    """Return all that is known of one cluster."""
+    step, number = plan.place[cluster], plan.critical.number[cluster]
+    late = f"slack {seconds(plan.critical.slack[number])}"
+    late = "on the critical path" if number in plan.critical.on_path else late
+    span = f"{seconds(step.start)} → {seconds(step.end)}"
+    head = f"{plan.words.cluster(cluster)} on {step.lane}: {span}, {late}"
+    reason = plan.reason[cluster]
+    lines = [f"waited for {waited(plan, number) or 'nothing'}", *_choices(step.device, reason), reason.text]
+    return "\n  ".join([wrapped(head), *(part for line in lines for part in _indented(line))])
+
+
+def _indented(line: str) -> list[str]:
+    """Return a line of a table as it is, a longer one wrapped."""
+    return [line] if len(line) <= COLUMNS - 2 else wrapped(line, COLUMNS - 2).splitlines()
 
 
 def _choices(device: str, reason: Reason) -> list[str]:
@@ -50,7 +125,7 @@ def _choices(device: str, reason: Reason) -> list[str]:
         else:
             starts = seconds(max(choice.arrives, choice.free))
             rows.append((choice.device, seconds(choice.arrives), starts, seconds(choice.end), late))
-    return table(rows, right=(1, 2, 3), widest=72).splitlines()
+    return table(rows, right=(1, 2, 3), width=COLUMNS - 2).splitlines()
 
 
 def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
@@ -71,16 +146,19 @@ def _against(choice: Choice, own_end: float | None) -> str:
     return f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
 
 
-def helps(plan: Plan) -> str:
-    """Return the changes of hardware that would shorten the plan most, each alone, with the predictions."""
+def helps(plan: Plan, most: int | None = None) -> str:
+    """Return the changes of hardware that would shorten the plan most, each alone, with the predictions; with `most`,
+    only the first one."""
     rows = [
         (change.what, seconds(change.seconds), f"−{percent(1 - change.seconds / plan.makespan)}")
         for change in changes(plan)[:_MOST_CHANGES]
     ]
     if not rows:
         return "No kind of device and no link, if it were twice as fast, would shorten the makespan."
+    if most:
+        return wrapped("What would help most: {}: {} ({}).".format(*rows[0]))
     text = f"What would help most: {rows[0][0]} (the same plan, each change alone)\n"
-    return text + table([("change", "makespan", "against now"), *rows], right=(1, 2), widest=64)
+    return text + table([("change", "makespan", "against now"), *rows], right=(1, 2), width=COLUMNS)
 
 
 def waited(plan: Plan, number: int) -> str:
@@ -110,7 +188,7 @@ def path_shares(plan: Plan) -> str:
     path, total = plan.critical, plan.makespan or 1.0
     waits = max(0.0, plan.makespan - path.compute_s - path.transfer_s)
     compute, transfer, waiting = (percent(s / total) for s in (path.compute_s, path.transfer_s, waits))
-    return f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; a step on it delays the end"
+    return f"critical path: {compute} compute, {transfer} transfer, {waiting} waiting; any delay here delays the result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +228,7 @@ def sections(plan: Plan) -> list[Section]:
         else:
             kind, where, what = "compute", first.lane, plan.words.cluster(first.cluster)
             if isinstance(last, Placed) and len(numbers) > 1:
-                what += f" … {plan.words.cluster(last.cluster)} ({len(numbers)} clusters)"
+                what += f" … {plan.words.cluster(last.cluster)}"
         parts.append(Section(kind, first.start, last.end, where, what, tuple(numbers)))
     return parts
 
