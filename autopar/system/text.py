@@ -202,7 +202,6 @@ def _progress(title: str) -> Iterator[None]:
 
     timer = threading.Timer(PATIENCE_S, show)
     timer.daemon = True
-    timer.start()
     try:
         # An interrupt may come while the thread starts.
         timer.start()
