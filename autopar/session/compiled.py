@@ -19,6 +19,7 @@ from ..capture.region import positional
 from ..capture.torch_private import transformed
 from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
+from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.record import Recording
@@ -195,11 +196,14 @@ class Compiled:
         measured = timeline if timeline and timeline.title == ready.plan.costed.graph.name else None
         return explain(ready.plan, measured, ready.single_s, session.notes())
 
-    def draw(self, path: str | PathLike[str]) -> None:
-        """Draw the placed graph as `.html`, `.svg`, `.png` or `.dot`."""
+    def draw(
+        self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
+    ) -> None:
+        """Draw the placed graph as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 
-        draw(self.plan, path)
+        draw(self.plan, path, width=width, theme=theme)
 
     def refresh(self) -> None:
         """Copy parameters to their devices again in the next call. Needed only after writes through `.data`
