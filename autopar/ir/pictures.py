@@ -13,6 +13,9 @@ from ..errors import AutoparError
 
 Kind: TypeAlias = Literal["explain", "reasons", "draw", "save", "html"]
 
+Theme: TypeAlias = Literal["light", "dark"]
+"""Colours of a picture: on white or on dark ground."""
+
 _RENDERERS: dict[tuple[Kind, type], Callable[..., Any]] = {}
 
 

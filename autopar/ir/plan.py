@@ -234,9 +234,12 @@ class Plan:
         report: str = pictures.render("explain", self, *names)
         return report
 
-    def draw(self, path: str | PathLike[str]) -> None:
-        """Draw as `.html`, `.svg`, `.png` or `.dot`."""
-        pictures.render("draw", self, path)
+    def draw(
+        self, path: str | PathLike[str], *, width: float | None = None, theme: pictures.Theme | None = None
+    ) -> None:
+        """Draw as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in pixels and
+        `theme` (`light` or `dark`) can be chosen."""
+        pictures.render("draw", self, path, width, theme)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write to a JSON file, with graph, machine and costs."""

@@ -164,6 +164,9 @@ class Timeline:
     def _repr_html_(self) -> str:
         return str(pictures.render("html", self))
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg`, `.html`, `.png`)."""
-        pictures.render("save", self, path)
+    def save(
+        self, path: str | PathLike[str], *, width: float | None = None, theme: pictures.Theme | None = None
+    ) -> None:
+        """Write for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.html`, `.svg`, `.png`,
+        `.pdf`). For the last three, `width` in pixels and `theme` (`light` or `dark`) can be chosen."""
+        pictures.render("save", self, path, width, theme)

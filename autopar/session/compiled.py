@@ -19,6 +19,7 @@ from ..capture.region import positional
 from ..capture.torch_private import transformed
 from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
+from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.record import Recording
@@ -216,11 +217,14 @@ class Compiled:
             serving=self.serving,
         )
 
-    def draw(self, path: str | PathLike[str]) -> None:
-        """Draw the placed graph as `.html`, `.svg`, `.png` or `.dot`."""
+    def draw(
+        self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
+    ) -> None:
+        """Draw the placed graph as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 
-        draw(self.plan, path)
+        draw(self.plan, path, width=width, theme=theme)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write all that has been prepared or called without gradients to a folder, which `autopar.load` serves in

@@ -19,6 +19,7 @@ from ..capture.torch_private import forget_unscaled, transformed
 from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
+from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
 from ..runtime.record import Recording
@@ -305,11 +306,14 @@ class TrainStep:
             return f"updates: part of the program, {how}"
         return f"updates: part of the program, each weight {when}, into second buffers that take its place at the end"
 
-    def draw(self, path: str | PathLike[str]) -> None:
-        """Draw the placed step as `.html`, `.svg`, `.png` or `.dot`."""
+    def draw(
+        self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
+    ) -> None:
+        """Draw the placed step as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 
-        draw(self.plan, path)
+        draw(self.plan, path, width=width, theme=theme)
 
     def refresh(self) -> None:
         """Copy parameters to their devices again in the next call. Needed only after writes through `.data`

@@ -12,9 +12,13 @@ from .save import draw, save_timeline
 
 __all__ = ["Report", "draw", "explain", "explain_clusters", "hidden", "save_timeline"]
 
-register("draw", Plan, draw)
+register("draw", Plan, lambda plan, path, width, theme: draw(plan, path, width=width, theme=theme))
 register("explain", Plan, lambda plan, *names: explain(plan, None, None, (), *names))
 register("html", Plan, plan_html)
-register("save", Timeline, save_timeline)
+register(
+    "save",
+    Timeline,
+    lambda timeline, path, width, theme: save_timeline(timeline, path, width=width, theme=theme),
+)
 register("html", Timeline, timeline_html)
 register("html", Machine, lambda machine: text_html(str(machine)))

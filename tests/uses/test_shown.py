@@ -32,7 +32,7 @@ def test_the_repr_of_a_plan_fits_a_screen_and_says_what_it_leaves_out():
 
 def test_notebooks_draw_models_plans_timelines_and_machines(monkeypatch):
     fast = compiled(deep(2))
-    assert fast._repr_html_().startswith("<pre>autopar.compile(")
+    assert fast._repr_html_().startswith("<pre")
     with torch.no_grad():
         fast(torch.ones(8, 16))
         with fast.record() as timeline:
@@ -41,7 +41,7 @@ def test_notebooks_draw_models_plans_timelines_and_machines(monkeypatch):
     recorded = fast._placement.session.timeline
     for drawn in (fast, fast.plan, recorded):
         assert "<svg" in drawn._repr_html_() and len(drawn._repr_html_()) < 200_000
-    assert "emulated:0" in fast.machine._repr_html_() and "<pre>" in fast.machine._repr_html_()
+    assert "emulated:0" in fast.machine._repr_html_() and "<pre" in fast.machine._repr_html_()
     monkeypatch.setattr(pages, "_MOST_STEPS", 0)
     assert "<svg" not in fast.plan._repr_html_() + recorded._repr_html_()
     fast.close()

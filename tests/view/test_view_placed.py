@@ -200,7 +200,7 @@ def test_a_box_crossed_by_arrows_keeps_its_name_where_there_is_room():
 
 
 def test_a_name_that_leaves_no_room_beside_it_has_its_time_under_it():
-    name = "decode the images of this batch"
+    name = "decode the images of this batch and of the next ones"
     jobs = [view_plans.Job("d", "cpu/0", 3e-3, module=name)]
     layout = lay_out(view_plans.build("long", jobs, view_plans.machine(1)))
     assert [label.text for label in box_labels(layout, layout.boxes[0])] == [name, "3.00 ms · linear"]
@@ -305,8 +305,26 @@ def test_an_empty_plan_and_one_without_time_can_be_drawn(tmp_path):
 
 
 def test_another_suffix_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(AutoparError, match=r"\.html, \.svg, \.png, \.dot"):
-        draw(view_plans.lone(), tmp_path / "a.pdf")
+    with pytest.raises(AutoparError, match=r"\.html, \.svg, \.png, \.pdf, \.dot"):
+        draw(view_plans.lone(), tmp_path / "a.gif")
+
+
+def test_a_picture_for_a_paper_has_its_width_theme_and_fonts(tmp_path):
+    pytest.importorskip("cairosvg")
+    plan = view_plans.mlp()
+    plan.draw(tmp_path / "a.svg", width=1500, theme="dark")
+    root = ET.fromstring((tmp_path / "a.svg").read_text())
+    assert float(root.get("width")) == 1500 and "#FFFFFF" not in ET.tostring(root, "unicode")
+    plan.draw(tmp_path / "a.pdf")
+    view_plans.measured(plan).save(tmp_path / "run.pdf", width=1000, theme="dark")
+    for name in ("a.pdf", "run.pdf"):
+        written = (tmp_path / name).read_bytes()
+        assert written.startswith(b"%PDF") and b"/FontFile" in written
+    for more in ({"theme": "blue"}, {"width": -1}, {"width": "wide"}):
+        with pytest.raises(AutoparError, match=next(iter(more))):
+            plan.draw(tmp_path / "a.svg", **more)
+    with pytest.raises(AutoparError, match=r"\.svg, \.png, \.pdf"):
+        plan.draw(tmp_path / "a.html", theme="dark")
 
 
 def test_png_needs_cairosvg_and_says_how_to_get_it(tmp_path, monkeypatch):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
+from itertools import groupby
 
 INK = "#1B2230"
 PAPER = "#FFFFFF"
@@ -43,6 +45,17 @@ STYLES: dict[str, dict[str, str]] = {
 }
 """Styles as attributes: some SVG viewers ignore embedded style sheets."""
 
+DARK = {
+    INK: "#E8EBF0", PAPER: "#14181F", QUIET: "#A3ADBB", BRACKET: "#77818F", GRID: "#2A313C", LANE: "#1B2029",
+    WAIT: "#FF9A5C", WAIT_FILL: "#38230F", "#C5CBD5": "#4A5361", "#F0B58F": "#8A4A1C", "#8792A3": "#6D7889",
+    "#FDF1D8": "#3A2D10", "#FAE3B0": "#5A4312", "#8A5A00": "#F2B83F",
+    "#E3F0F8": "#0F2C40", "#C3DEF0": "#124465", "#005483": "#5FB4E8",
+    "#E0F3EC": "#0E3327", "#BCE3D5": "#11503C", "#005A42": "#4CC9A0",
+    "#FAEEF5": "#3B2231", "#F2D6E5": "#5B3149", "#8A3F69": "#E59AC4",
+    "#E9F6FD": "#12303F", "#CBE8F9": "#194A63", "#1B6C9C": "#7CC7F0",
+}  # fmt: skip
+"""Colours of the dark theme for those of the light one; full hues are equal in both."""
+
 FAMILY = "Inter, 'DejaVu Sans', Verdana, sans-serif"
 
 _WIDTHS: dict[str, dict[str, int]] = json.loads(
@@ -50,6 +63,7 @@ _WIDTHS: dict[str, dict[str, int]] = json.loads(
 )
 _OTHER = 1000
 _PART = re.compile(r"(, part \d+| #\d+)$")
+_VERB = re.compile(r"^(update|sum) ")
 _PHASE = re.compile(r" (forward|backward)$")
 # A match starts at the beginning of a word. Otherwise it would read a long name again from each letter.
 _PATH = re.compile(r"(?<!\w)(…\w+|(?=\w*[A-Za-z_])\w+)(\.\w+)+")
@@ -122,36 +136,70 @@ def fit(text: str, room: float, size: float, bold: bool = False) -> str:
     return cut(keep) if keep >= 3 else ""
 
 
-def fit_words(text: str, room: float, size: float, bold: bool = False) -> str:
-    """Shorten `text` to `room` pixels by omitting redundant words: part of the batch, phase, outer modules; else cut
-    its end. Empty if not even three characters fit."""
-    for short in _shorter(text):
-        if width(short, size, bold) <= room:
-            return short
-    keep = bisect_right(
-        range(1, len(short) + 1), room, key=lambda count: width(f"{short[:count]}…", size, bold)
-    )
-    return f"{short[:keep].rstrip(' …,.')}…" if keep >= 3 else ""
+class Names:
+    """Names of one picture, which are shortened to the parts in which they differ."""
 
+    def __init__(self, texts: Iterable[str]) -> None:
+        paths = dict.fromkeys(path[0] for text in texts for path in _PATH.finditer(text))
+        self._parts = [tuple(path.split(".")) for path in paths]
+        self._short: dict[str, list[str]] = {}
 
-def _shorter(text: str) -> Iterator[str]:
-    yield text
-    text = _PART.sub("", text)
-    yield text
-    text = _PHASE.sub("", text)
-    yield text
-    least = 2 if text.startswith(("update ", "sum ")) or text.endswith((".grad", ", new")) else 1
-    while True:
-        paths = [path for path in _PATH.finditer(text) if len(_names(path[0])) > least]
-        if not paths:
-            break
-        longest = max(paths, key=lambda path: len(path[0]))
-        rest = longest[0].lstrip("…").partition(".")[2]
-        text = f"{text[: longest.start()]}…{rest}{text[longest.end() :]}"
+    def fit(self, text: str, room: float, size: float, bold: bool = False, *, cut: bool = True) -> str:
+        """Shorten `text` to `room` pixels by omitting redundant words: part of the batch, phase, modules that it shares
+        with other names; with `cut`, by cutting its middle at last. Empty if it does not fit."""
+        short = text
+        for short in self._shorter(text):
+            if width(short, size, bold) <= room:
+                return short
+        return fit(short, room, size, bold) if cut else ""
+
+    def _shorter(self, text: str) -> Iterator[str]:
         yield text
-    yield f"{text.partition(' … ')[0]} …" if " … " in text else text
+        text = _PART.sub("", text)
+        yield text
+        text = _PHASE.sub("", text)
+        yield text
+        forms = {path[0]: self._forms(path[0]) for path in _PATH.finditer(text)}
+        for step in range(max(map(len, forms.values()), default=0)):
+            now = {path: each[min(step, len(each) - 1)] for path, each in forms.items()}
+            short = _PATH.sub(partial(_replaced, now), text)
+            yield short
+        text = short if forms else text
+        text = _VERB.sub("", text)
+        yield text
+        if " … " in text:
+            yield f"{text.partition(' … ')[0]} …"
+
+    def _forms(self, path: str) -> list[str]:
+        """Return ever shorter forms of a path that no other name of the picture has."""
+        if path not in self._short:
+            parts = tuple(path.split("."))
+            differs = {
+                frozenset(at for at, part in enumerate(parts) if at >= len(other) or other[at] != part)
+                for other in self._parts
+                if other != parts
+            }
+            differs.discard(frozenset())
+            shown = set(range(len(parts)))
+            self._short[path] = [path]
+            told = frozenset().union(*differs)
+            last = len(parts) - 1
+            numbered = {at - 1 for at in told if parts[at].isdecimal()}
+            for at in sorted(shown, key=lambda at: (at in told, at in numbered, at == last, at)):
+                rest = shown - {at}
+                if rest and all(rest & each for each in differs):
+                    shown = rest
+                    self._short[path].append(_elided(parts, shown))
+            shortest = self._short[path][-1].lstrip("…")
+            self._short[path] += [shortest] * shortest.isdecimal()
+        return self._short[path]
 
 
-def _names(path: str) -> list[str]:
-    """Return the names in a path, without a final `grad` or number, which mean nothing alone."""
-    return re.sub(r"(\.grad|\.\d+)$", "", path).split(".")
+def _replaced(forms: dict[str, str], path: re.Match[str]) -> str:
+    return forms[path[0]]
+
+
+def _elided(parts: Sequence[str], shown: set[int]) -> str:
+    """Join the parts at the positions `shown`, with `…` for each row of others."""
+    runs = [(held, list(each)) for held, each in groupby(range(len(parts)), key=shown.__contains__)]
+    return "".join(".".join(parts[at] for at in run) if held else "…" for held, run in runs)

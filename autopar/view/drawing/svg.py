@@ -30,6 +30,7 @@ Sample: TypeAlias = tuple[str, Callable[[float, float], None]]
 Figure: TypeAlias = tuple[str, str]
 """A key figure with its unit, and its meaning."""
 
+_COLOR = re.compile('(?<=")#[0-9A-F]{6}(?=")')
 _REFUSED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -155,6 +156,12 @@ class Svg:
         self.pattern(shade, x + 1, y + 1, w - 2, h - 2)
         self.rect(x, y, w, h, rx=3, fill="none", stroke=shade.hue, stroke_width=1.4)
 
+    def themed(self, theme: str) -> str:
+        """Return the picture as SVG text in the theme `light` or `dark`."""
+        if theme == "light":
+            return str(self)
+        return _COLOR.sub(lambda color: design.DARK.get(color[0], color[0]), str(self))
+
     def __str__(self) -> str:
         w, h = number(self.width), number(self.height)
         return (
@@ -216,7 +223,7 @@ def heading(
         beside = room - wide - 24
     svg.text(MARGIN, 46, design.fit(title, beside, 24, True), 24, bold=True)
     svg.text(MARGIN, 68, design.fit(under, room, 13), 13, QUIET)
-    places = list(_flow([_width(*figure) for figure in figures], 20.0, room, 34.0))
+    places = list(_flow([_width(*figure) for figure in figures], 20.0, room, 26.0))
     bottom = 150.0 + 64 * max((row for _, row in places), default=0)
     svg.rect(MARGIN, 86, room, bottom - 86, "lane", rx=6)
     for (quantity, caption), (x, row) in zip(figures, places):

@@ -13,7 +13,7 @@ from ...ir.plan import Plan
 from ...ir.timeline import Timeline
 from ...system.text import counted, percent, seconds, size
 from ..drawing import design
-from ..drawing.svg import Svg, clean
+from ..drawing.svg import clean
 from ..placed import placed_picture, placed_svg
 from ..placed.fold import Card
 from ..placed.layout import lay_out
@@ -26,8 +26,11 @@ _MOST_STEPS = 2_000
 
 _MOST_PARTS = 8
 """Limit on the named clusters of a folded box."""
-_LEAST = 0.55
-"""Smallest scale to which a picture shrinks with the window, so that labels stay legible; then it scrolls."""
+WIDTHS = (992.0, 1248.0, 1488.0)
+"""Widths in pixels of the pictures of a page, which shows the one for its window; at least at this size, so that text
+has 11 pixels or more."""
+ASIDE = 400.0
+"""Pixels beside the widest picture, which a page without panels uses too."""
 
 
 _TEMPLATES = Environment(
@@ -43,8 +46,8 @@ _TEMPLATES.filters |= {"seconds": seconds, "bytes": size, "percent": percent}
 def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     """Return the placed graph as one HTML file: the picture, panels, and facts of boxes and arrows on hover, focus and
     touch."""
-    layout = lay_out(plan)
-    picture = placed_picture(layout, timeline)
+    layouts = [lay_out(plan, width) for width in WIDTHS]
+    layout = layouts[0]
     ran: dict[str, float] = {}
     for span in timeline.spans if timeline else ():
         if span.kind == "compute" and not span.cluster:
@@ -65,12 +68,11 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     return _page(
         "placed.html",
         title=plan.costed.graph.name,
-        label=plan.costed.machine.label,
-        picture=picture,
+        pictures=[placed_picture(each, timeline, width) for each, width in zip(layouts, WIDTHS)],
         layout=layout,
         took=took,
         sent=sent,
-        stacks=sorted(stacks, key=lambda pair: (pair[1].card.start, pair[1].card.lane)),
+        stacks=sorted(stacks, key=lambda pair: -pair[1].card.busy),
         busy=device_busy(plan.timeline()),
         measured=device_busy(timeline) if timeline else {},
         candidates=best_of_each(plan),
@@ -87,17 +89,30 @@ def _longest_clusters(plan: Plan, clusters: Sequence[str]) -> list[tuple[str, st
 
 
 def timeline_page(timeline: Timeline) -> str:
-    """Return the timeline picture as one HTML file; spans have tooltips."""
-    return _page("page.html", title=timeline.title, label=timeline.label, picture=timeline_picture(timeline))
+    """Return the timeline picture as one HTML file, with the times of a bar on hover, focus and touch."""
+    wider = [width + ASIDE * (width == WIDTHS[-1]) for width in WIDTHS]
+    pictures = [timeline_picture(timeline, width) for width in wider]
+    return _page("page.html", title=timeline.title, pictures=pictures)
 
 
-def _page(template: str, *, picture: Svg, **values: Any) -> str:
-    least = max(640.0, picture.width * _LEAST)
-    page = _TEMPLATES.get_template(template).render(picture=str(picture), least=least, **values)
-    return clean(page)
+def _page(template: str, **values: Any) -> str:
+    return clean(_TEMPLATES.get_template(template).render(**values))
+
+
+def _dark() -> list[str]:
+    """Return the rules that give shapes their colours of the dark theme, by the system's choice or the page's."""
+    rules = [
+        f'[{name}="{light}"] {{ {name}: {dark} }}'
+        for light, dark in design.DARK.items()
+        for name in ("fill", "stroke")
+    ]
+    chosen = [f":root[data-theme=dark] svg {rule}" for rule in rules]
+    system = [f":root:not([data-theme=light]) svg {rule}" for rule in rules]
+    return [*chosen, "@media (prefers-color-scheme: dark) {", *system, "}"]
 
 
 _TEMPLATES.globals |= {
+    "dark": _dark(),
     "font": design.FAMILY,
     "choices": choices,
     "level_at": level_at,
@@ -121,8 +136,9 @@ def timeline_html(timeline: Timeline) -> str:
 
 
 def text_html(text: str) -> str:
-    """Return preformatted text, with aligned columns."""
-    return f"<pre>{html.escape(text)}</pre>"
+    """Return preformatted text, with columns that are aligned even in a notebook whose text is proportional."""
+    style = "font-family: ui-monospace, monospace; white-space: pre; overflow: auto"
+    return f'<pre style="{style}">{html.escape(text)}</pre>'
 
 
 def _scrolled(picture: str) -> str:

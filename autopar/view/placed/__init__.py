@@ -28,17 +28,19 @@ NOTES = (
 )
 
 
-def placed_svg(plan: Plan, timeline: Timeline | None = None) -> str:
+def placed_svg(
+    plan: Plan, timeline: Timeline | None = None, width: float = WIDTH, theme: str = "light"
+) -> str:
     """Return the picture of a plan as SVG text; a measured `timeline` adds its figures. The groups of boxes
     and arrows name the facts of a page by `data-facts`."""
-    return str(placed_picture(lay_out(plan), timeline))
+    return placed_picture(lay_out(plan, width), timeline, width).themed(theme)
 
 
-def placed_picture(layout: Layout, timeline: Timeline | None) -> Svg:
+def placed_picture(layout: Layout, timeline: Timeline | None, width: float = WIDTH) -> Svg:
     """Return the picture of a laid out plan as shapes."""
     plan = layout.plan
     graph, label = plan.costed.graph, plan.costed.machine.label
-    svg = Svg(max(layout.right + MARGIN, WIDTH), 0, f"placed graph of {graph.name}")
+    svg = Svg(max(layout.right + MARGIN, width), 0, f"placed graph of {graph.name}")
     figures, samples = _figures(layout, timeline), _samples(svg, layout)
     top = heading(svg, f"{graph.name}: placed graph", _under(plan), label, figures, samples)
     with svg.group(transform=f"translate(0 {top:.0f})"):
@@ -113,10 +115,10 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
     goes_on = any(kind == "bus" for kind, _ in layout.pieces)
     samples = [
         (True, "critical path", across("critical", stroke_width=4)),
-        (goes_on, "waits for the bus", across("bus", stroke=INK, stroke_linecap="round")),
+        (goes_on, "path continues over the bus", across("bus", stroke=INK, stroke_linecap="round")),
         (bool(arrows), "transfer, slope = its time", transfer),
         (any(len(arrow.transfers) > 1 for arrow in arrows), "several transfers", band),
-        (any(arrow.ready_y is not None for arrow in arrows), "ready, bus busy", down("wait")),
+        (any(arrow.ready_y is not None for arrow in arrows), "ready, waits for a busy bus", down("wait")),
         (True, "idle", down("idle")),
     ]
     found: list[Sample] = [(text, draw) for there, text, draw in samples if there]
@@ -210,7 +212,7 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
     fill = fill_of(shade, card.phase)
     x, y, w, h = box.x + 2, box.y + 0.75, box.w - 4, max(box.h - 1.5, 0.8)
     tooltip = f"{card.title}: {seconds(card.start)} → {seconds(card.end)}"
-    with svg.group(tooltip, data_facts=f"b{index}"):
+    with svg.group(tooltip, data_facts=f"b{index}", data_critical="" if box.critical else None):
         if h < 2:
             svg.rect(x, y, w, h, fill=shade.hue)
             return
@@ -245,7 +247,8 @@ def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
     more = f" and {len(arrow.transfers) - len(names)} more" if len(names) < len(arrow.transfers) else ""
     last = max(transfer.end for transfer in arrow.transfers)
     span = f"{seconds(arrow.transfers[0].start)} → {seconds(last)}"
-    with svg.group(f"{'; '.join(names)}{more}: {size(arrow.bytes)}, {span}", data_facts=f"t{index}"):
+    hot = {"data_critical": ""} if arrow.critical else {}
+    with svg.group(f"{'; '.join(names)}{more}: {size(arrow.bytes)}, {span}", data_facts=f"t{index}", **hot):
         svg.line(start, end, "edge")
         dx = -9 if end[0] < start[0] else 9
         slope = (end[1] - start[1]) / (end[0] - start[0])

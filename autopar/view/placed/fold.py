@@ -58,7 +58,7 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
     for lane, steps in plan.orders.items():
         cards = [_card(plan, step, lane) for step in steps if isinstance(step, Placed)]
         if cards:
-            lanes[lane] = cards
+            lanes[lane] = _adopted(cards)
     if sum(map(len, lanes.values())) > min(_PLAIN, budget):
         short = plan.makespan * 0.01
         lanes = {lane: _merge(_stack(cards), short, strict=True) for lane, cards in lanes.items()}
@@ -70,10 +70,20 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
     return {lane: tuple(cards) for lane, cards in lanes.items()}
 
 
+def _adopted(cards: list[Card]) -> list[Card]:
+    """Return the cards with those outside of modules, as sums of gradients in a backward, in the block before them."""
+    done: list[Card] = []
+    for card in cards:
+        before = done[-1] if done else card
+        alone = not card.block and not card.module and card.phase == before.phase
+        done.append(replace(card, block=before.block) if alone else card)
+    return done
+
+
 def _card(plan: Plan, placed: Placed, lane: str) -> Card:
     tasks = [plan.costed.graph.task[name] for name in plan.costed.cluster[placed.cluster].tasks]
     # A cluster may reach into the next block; it belongs to the block of most of its tasks.
-    blocks = Counter(filter(None, (_block(task.module) for task in tasks)))
+    blocks = Counter(filter(None, (block_of(task.module) for task in tasks)))
     return Card(
         lane,
         placed.device,
@@ -123,7 +133,7 @@ def _marked(cards: list[Card], phase: str) -> str:
 def _title(cards: list[Card], module: str) -> str:
     """Return the name of the blocks of joined cards, `layers 3 … 5` or `model.layers.3`, else their common module."""
     blocks = [card.block for card in cards if card.block]
-    if len(blocks) < len(cards) or len({path for path, _ in blocks}) != 1 or _block(module):
+    if len(blocks) < len(cards) or len({path for path, _ in blocks}) != 1 or block_of(module):
         return module
     (path, first), (_, last) = blocks[0], blocks[-1]
     numbers = sorted({number for _, number in blocks}, reverse=first > last)
@@ -161,7 +171,7 @@ def _kin(one: Card, other: Card) -> bool:
     return bool(common_module([one.module, other.module]))
 
 
-def _block(module: str) -> Block | None:
+def block_of(module: str) -> Block | None:
     """Return the outermost numbered module of a path: `model.layers.3.attn` is in (`model.layers`, 3)."""
     parts = module.split(".")
     for position, part in enumerate(parts):

@@ -33,11 +33,13 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     strip_left, strip_right = strips(card.phase)
     left, right = box.x + _STRIP * strip_left + _PAD, box.x + box.w - _STRIP * strip_right - _PAD
     time, second = seconds(card.busy), _second_line(layout, box) if two else ""
-    name = design.fit_words(card.title, right - left - design.width(time, shown, bold) - 10, shown, bold)
-    wider = design.fit_words(card.title, right - left, shown, bold)
-    if name != wider and (two or name.endswith("…") or len(name) < 8):
+    name = layout.names.fit(card.title, right - left - design.width(time, shown, bold) - 10, shown, bold)
+    wider = layout.names.fit(card.title, right - left, shown, bold)
+    if name != wider and (two or "…" in name or len(name) < 8):
         name, second, time = wider, " · ".join(filter(None, (time, second))) if two else "", ""
-    second = design.fit_words(second, right - left, 12)
+    while ", " in second and design.width(second, 12) > right - left:
+        second = second.rpartition(", ")[0]
+    second = layout.names.fit(second, right - left, 12)
     fill = design.fill_of(layout.columns[card.device].shade, card.phase)
 
     def lines(middle: float) -> list[Label]:
@@ -79,7 +81,7 @@ def free_labels(layout: Layout) -> list[Label]:
     order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.bytes, arrow.y1))
     places = [_arrow_places(layout, arrow) for arrow in order]
     places += [_wait_places(arrow) for arrow in order]
-    places += [_gap_places(*gap) for gap in sorted(layout.gaps, key=lambda gap: -gap[0].h)]
+    places += [_gap_places(layout.names, *gap) for gap in sorted(layout.gaps, key=lambda gap: -gap[0].h)]
     return [label for each in places for label in layout.space.first(each, pad=3.0)]
 
 
@@ -91,7 +93,7 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
     name = layout.plan.words.value(arrow.transfers[0].value) if count == 1 else f"{count} transfers"
     figures = f"{size(arrow.bytes)} · {seconds(sum(t.end - t.start for t in arrow.transfers))}"
     lines = [
-        Label(0, 0, design.fit_words(name, widest, 12, bold), 12, INK, bold, ground=PAPER),
+        Label(0, 0, layout.names.fit(name, widest, 12, bold), 12, INK, bold, ground=PAPER),
         Label(0, 0, design.fit(figures, widest, 11.5), 11.5, INK if bold else QUIET, ground=PAPER),
     ]
     for shown, above, (low, high, right), inner in product(
@@ -128,7 +130,7 @@ def _wait_places(arrow: Arrow) -> Iterator[list[Label]]:
             yield [Label(x, y, text, 11.5, WAIT, anchor=anchor, ground=PAPER)]
 
 
-def _gap_places(place: Rect, idle: float, cause: str) -> Iterator[list[Label]]:
+def _gap_places(names: design.Names, place: Rect, idle: float, cause: str) -> Iterator[list[Label]]:
     """Yield `idle 2.2 ms` over its cause, in the middle of the gap if it is free; then the first line alone."""
     x, room = place.x + place.w / 2, place.w - 14
     time, ending = seconds(idle), "" if cause else " to the end"
@@ -136,7 +138,7 @@ def _gap_places(place: Rect, idle: float, cause: str) -> Iterator[list[Label]]:
     head = next((text for text in heads if design.width(text, 12) <= room), "")
     whole = [f"waits for {cause}", cause] if cause else []
     fitting = (text for text in whole if design.width(text, 12) <= room)
-    below = next(fitting, design.fit_words(cause.rpartition(" from ")[0] or cause, room, 12))
+    below = next(fitting, names.fit(cause.rpartition(" from ")[0] or cause, room, 12))
     lines = [(-3.0, head), (12.0, below)] if below and place.h >= 44 else [(4.0, head)]
     for shown, share in product((lines, lines[:1]), (0.5, 0.25, 0.75)):
         if place.h >= 24:
@@ -159,14 +161,15 @@ def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
         }[section.kind]
         labels: list[Label] = []
         if tall >= 42 and verdict:
-            bold = not design.fit_words(head, x - 8, 12, True).endswith("…")
+            bold = design.width(head, 12, True) <= x - 8
             labels = [
-                Label(x, middle - 11, design.fit_words(head, x - 8, 12, bold), 12, INK, bold, "end"),
+                Label(x, middle - 11, layout.names.fit(head, x - 8, 12, bold), 12, INK, bold, "end"),
                 Label(x, middle + 4, time, 12, QUIET, anchor="end"),
                 Label(x, middle + 19, verdict, 12, color, anchor="end"),
             ]
         elif tall >= 12:
-            labels = [Label(x, middle + 4, time, 11.5, color, anchor="end")]
+            head = layout.names.fit(head, x - 18 - design.width(time, 11.5), 11.5)
+            labels = [Label(x, middle + 4, f"{head}  {time}", 11.5, color, anchor="end")]
         if tall >= 5:
             result.append((top, bottom, layout.space.first([labels], pad=2.5)))
     return result

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby, pairwise
 from typing import TypeAlias
 
 from ...ir.plan import Plan
 from ...ir.timeline import Transfer
-from ..drawing.design import Shade, shades
+from ..drawing.design import Names, Shade, shades
 from ..drawing.free_space import FreeSpace, Point, Rect
 from ..drawing.svg import MARGIN, WIDTH
 from ..report.reasons import Section, sections, waited
@@ -22,6 +23,8 @@ from .fold import Card, fold
 LEFT = 200.0
 TOP = 92.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
+_NARROWEST, _WIDEST = 0.8, 2.4
+"""Least and most by which columns are stretched to fill a picture."""
 _MOST_ARROWS = 80
 _BANDS = (1 / 200, 1 / 100, 1 / 50, 1 / 25, 1 / 16)
 """Shares of the plan within which starting transfers are drawn as one band, if there are too many."""
@@ -114,6 +117,13 @@ class Layout:
     undrawn: int = 0
     space: FreeSpace = field(default_factory=FreeSpace)
 
+    @cached_property
+    def names(self) -> Names:
+        """The names of boxes and arrows."""
+        words = self.plan.words.value
+        arrows = [words(arrow.transfers[0].value) for arrow in self.arrows if len(arrow.transfers) == 1]
+        return Names([*(box.card.title for box in self.boxes), *arrows])
+
     def y(self, when: float) -> float:
         """Return the vertical position of a time, in pixels."""
         return self.top + when * self.second
@@ -134,12 +144,13 @@ class Layout:
         return max(column.right for column in self.columns.values())
 
 
-def lay_out(plan: Plan) -> Layout:
-    """Lay out a plan: at most `fold.BUDGET` boxes, a bounded height, small plans at a legible scale."""
+def lay_out(plan: Plan, width: float = WIDTH) -> Layout:
+    """Lay out a plan, `width` pixels wide or wider if it has many lanes: at most `fold.BUDGET` boxes, a bounded height,
+    small plans at a legible scale."""
     cards = fold(plan)
     span = max([plan.makespan, *(step.end for step in plan.steps)])
     height = _height(cards, span)
-    layout = Layout(plan, cards, _columns(plan, cards), TOP, height, height / span if span else 0.0)
+    layout = Layout(plan, cards, _columns(plan, cards, width), TOP, height, height / span if span else 0.0)
     _boxes(layout)
     _arrows(layout)
     layout.pieces = _critical_line(layout)
@@ -235,7 +246,7 @@ def _take(layout: Layout) -> None:
         layout.space.take(Rect(box.x, box.y, box.w, max(box.h, 1.0)))
 
 
-def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, _Column]:
+def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]], width: float) -> dict[str, _Column]:
     """Return the columns of all devices in drawing order, stretched to the width of a picture."""
     machine = plan.costed.machine
     look = shades((device.name, device.traits.host) for device in machine.devices)
@@ -246,7 +257,7 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]]) -> dict[str, _Colum
     each = {name: (134.0, 200.0, 142.0)[min(2, len(lanes[name]))] for name in order}
     gaps = [170.0 if one in touched and other in touched else 40.0 for one, other in pairwise(order)]
     whole = sum(each[name] * max(1, len(lanes[name])) for name in order) + sum(gaps)
-    stretch = min(1.35, max(1.0, (WIDTH - MARGIN - LEFT) / whole))
+    stretch = min(_WIDEST, max(_NARROWEST, (width - MARGIN - LEFT) / whole))
     x, columns = LEFT, {}
     for name, after in zip(order, (*gaps, 0.0)):
         w = each[name] * stretch

@@ -22,7 +22,7 @@ from ..report.statistics import (
     top_spans,
     union,
 )
-from .bars import LEFT, RIGHT, Chart, measured_bars, pale, planned_bars, solid
+from .bars import LEFT, WIDTH, Chart, measured_bars, pale, planned_bars, solid
 
 _NAMES = {"0": "compute", "in": "copy in", "out": "copy out"}
 _MEMORY_HIGH, _CURVE = 136.0, 100.0
@@ -30,14 +30,14 @@ _TOP = 46.0
 """Pixels from the legend to the lanes, for the labels of the axis."""
 
 
-def timeline_svg(timeline: Timeline) -> str:
+def timeline_svg(timeline: Timeline, width: float = WIDTH, theme: str = "light") -> str:
     """Return the picture of a timeline as SVG text, with its prediction above it if there is one."""
-    return str(timeline_picture(timeline))
+    return timeline_picture(timeline, width).themed(theme)
 
 
-def timeline_picture(timeline: Timeline) -> Chart:
+def timeline_picture(timeline: Timeline, width: float = WIDTH) -> Chart:
     """Return the picture of a timeline as shapes."""
-    chart = Chart(timeline)
+    chart = Chart(timeline, width)
     what = "predicted above measured" if timeline.predicted else "timeline"
     top = [span for span in timeline.spans if not span.cluster]
     under = f"{len(top)} clusters and copies in {len({span.lane for span in top})} lanes."
@@ -98,7 +98,7 @@ def _samples(svg: Svg, timeline: Timeline) -> list[Sample]:
     samples: list[Sample] = [("predicted", partial(each, pale))] if timeline.predicted else []
     samples += [
         ("measured" if timeline.predicted else "at work", partial(each, solid)),
-        ("ready, bus busy", lambda x, y: svg.rect(x, y - 6, SAMPLE, 12, "wait box")),
+        ("ready, waits for a busy bus", lambda x, y: svg.rect(x, y - 6, SAMPLE, 12, "wait box")),
         ("on the plan's critical path", lambda x, y: svg.rect(x, y - 2, SAMPLE, 4, fill=INK)),
     ]
     if any(span.phase not in ("", "forward") for span in timeline.spans):
@@ -113,8 +113,8 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
     busy, overlap = busy_shares(timeline), overlaps(timeline)
     plan = predicted or timeline
     hot = {(plan.spans[number].lane, plan.spans[number].name) for number in plan.path}
-    chart.text(RIGHT + 30, _TOP - 8, "busy", 12, bold=True)
-    chart.text(RIGHT + 142, _TOP - 8, "overlap", 12, bold=True)
+    chart.text(chart.right + 30, _TOP - 8, "busy", 12, bold=True)
+    chart.text(chart.right + 142, _TOP - 8, "overlap", 12, bold=True)
     y = _TOP + 10
     for device, shade in chart.shades.items():
         if y > _TOP + 10:
@@ -132,8 +132,8 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
             _name(chart, shade, "" if index else device, name, middle)
             planned_bars(chart, planned.get(lane, ()), shade, y + 5, above)
             measured_bars(chart, real[lane], shade, y + tall - below - 7, below, hot, copies)
-            _share(chart, RIGHT + 30, middle, busy[lane], shade.hue)
-            _share(chart, RIGHT + 142, middle, overlap[lane], "#8792A3")
+            _share(chart, chart.right + 30, middle, busy[lane], shade.hue)
+            _share(chart, chart.right + 142, middle, overlap[lane], "#8792A3")
             y += tall + 8
         y += 6
     return y
@@ -187,20 +187,20 @@ def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, 
         return bottom - count / most * (_CURVE - 14)
 
     chart.lane(y, _CURVE)
-    points = corners(memory, chart.x, level, min(RIGHT, chart.x(end)))
+    points = corners(memory, chart.x, level, min(chart.right, chart.x(end)))
     chart.path(trace([*points, (points[-1][0], bottom), (points[0][0], bottom)]) + "Z", fill=shade.fill)
     for (x1, y1), (x2, _) in zip(points[::2], points[1::2]):
         chart.pattern(shade, x1, y1, x2 - x1, bottom - y1, stroke_opacity=0.5)
     chart.path(trace(points), fill="none", stroke=shade.hue, stroke_width=2.2, stroke_linejoin="round")
     if planned and planned.steps:
         last = max(when for when, _ in planned.steps)
-        chart.path(trace(corners(planned, chart.x, level, min(RIGHT, chart.x(last)))), "planned")
+        chart.path(trace(corners(planned, chart.x, level, min(chart.right, chart.x(last)))), "planned")
     for share in (0.0, 0.5) if close else (0.0, 0.5, 1.0):
         text = size(most * share) if share else "0"
         chart.text(LEFT - 10, level(most * share) + 4, text, 11, QUIET, anchor="end")
     if close:
         at = level(close)
-        chart.line((LEFT, at), (RIGHT, at), "cap")
+        chart.line((LEFT, at), (chart.right, at), "cap")
         chart.text(LEFT - 10, at + 4, f"cap {size(close)}", 11, INK, bold=True, anchor="end")
     chart.swatch(shade, MARGIN, y + 34, 22, 20)
     chart.text(MARGIN + 30, y + 43, design.fit(memory.device, 86, 12, True), 12, bold=True)
@@ -211,9 +211,9 @@ def _memory_row(chart: Chart, memory: Memory, planned: Memory | None, y: float, 
     rows += [("free", free(1 - memory.peak / cap))] if cap else []
     rows += [("planned", size(planned.peak))] if planned else []
     for index, (what, text) in enumerate(rows):
-        chart.text(RIGHT + 30, y + 18 + index * 21, what, 12, QUIET)
-        chart.text(RIGHT + 142, y + 18 + index * 21, text, 12)
-    chart.line((LEFT, bottom), (RIGHT, bottom), "grid")
+        chart.text(chart.right + 30, y + 18 + index * 21, what, 12, QUIET)
+        chart.text(chart.right + 142, y + 18 + index * 21, text, 12)
+    chart.line((LEFT, bottom), (chart.right, bottom), "grid")
 
 
 def corners(

@@ -12,32 +12,39 @@ from ...system.text import seconds, size
 from ..drawing import design
 from ..drawing.design import INK, PAPER, QUIET, WAIT, Shade, fill_of, shades
 from ..drawing.svg import MARGIN, Svg, ticks
+from ..placed.fold import block_of
 
 WIDTH = 1600.0
-LEFT, RIGHT = 196.0, WIDTH - MARGIN - 238.0
+LEFT = 196.0
+_PLAIN = 40
+"""Number of spans of a lane above which the successive ones of one block of layers are one bar."""
 _MOST_JOINED = 64
 
 
 class Chart(Svg):
     """The picture of a timeline: the shades of its devices, and its time axis."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        super().__init__(WIDTH, 0, f"timeline of {timeline.title}")
+    def __init__(self, timeline: Timeline, width: float = WIDTH) -> None:
+        super().__init__(width, 0, f"timeline of {timeline.title}")
+        self.right, self.bars = width - MARGIN - 238.0, 0
+        """Right edge of the lanes in pixels, and number of bars with facts."""
+        titles = [title for span in timeline.spans for title in (span.title, _unit(span)[0])]
+        self.names = design.Names(dict.fromkeys(titles))
         devices = dict.fromkeys(lane.rsplit("/", 1)[0] for lane in timeline.lanes)
         self.shades = shades((device, kind_of(device).host) for device in devices)
         sides = [side for side in (timeline, timeline.predicted) if side]
         ends = [end for side in sides for end in (side.makespan, *(span.end for span in side.spans))]
         self.span = max(ends) * 1.02
         self.ends = [self.x(side.makespan) for side in sides]
-        self.ticks, self.unit = ticks(self.span, RIGHT - LEFT, 96.0)
+        self.ticks, self.unit = ticks(self.span, self.right - LEFT, 96.0)
 
     def x(self, when: float) -> float:
         """Return the horizontal position of a time, in pixels."""
-        return LEFT + (when / self.span * (RIGHT - LEFT) if self.span else 0.0)
+        return LEFT + (when / self.span * (self.right - LEFT) if self.span else 0.0)
 
     def lane(self, y: float, h: float) -> None:
         """Draw the background of a lane, with ticks as hairlines."""
-        self.rect(LEFT, y, RIGHT - LEFT, h, "lane")
+        self.rect(LEFT, y, self.right - LEFT, h, "lane")
         for when, _ in self.ticks:
             self.line((self.x(when), y), (self.x(when), y + h), "grid")
 
@@ -58,6 +65,14 @@ class _Bar:
         return self.x if self.waits is None else self.waits
 
     @property
+    def title(self) -> str:
+        """Name of its span, or of the module of several; empty for several modules."""
+        units = {_unit(span) for span in self.spans if span.module}
+        if len(self.spans) == 1:
+            return self.spans[0].title
+        return " ".join(filter(None, units.pop())).removesuffix(" forward") if len(units) == 1 else ""
+
+    @property
     def right(self) -> float:
         """Right edge in pixels."""
         return self.x + self.w
@@ -65,6 +80,11 @@ class _Bar:
 
 def _bars(chart: Chart, spans: tuple[Span, ...]) -> list[_Bar]:
     bars: list[_Bar] = []
+    if len(spans) > _PLAIN and spans[0].kind == "compute":
+        return [
+            _Bar(chart.x(row[0].start), chart.x(row[-1].end) - chart.x(row[0].start), tuple(row))
+            for row in _blocks(spans, chart.span * 0.004)
+        ]
     for span in spans:
         x = chart.x(span.start)
         w = chart.x(span.end) - x
@@ -78,6 +98,26 @@ def _bars(chart: Chart, spans: tuple[Span, ...]) -> list[_Bar]:
             waits = max(chart.x(span.ready), last.right + 1 if last else LEFT)
         bars.append(_Bar(x, w, (span,), waits if waits is not None and x - waits >= 3 else None))
     return bars
+
+
+def _unit(span: Span) -> tuple[str, str]:
+    """Return the numbered or outermost module of a span, and its phase: `encoder.layer.3`, `backward`."""
+    block = block_of(span.module)
+    return f"{block[0]}.{block[1]}" if block else span.module.partition(".")[0], span.phase
+
+
+def _blocks(spans: tuple[Span, ...], gap: float) -> list[list[Span]]:
+    """Return the successive spans of one module and phase, at most `gap` seconds apart. Spans outside of modules, such
+    as sums of gradients in a backward, belong to what is before them."""
+    rows: list[list[Span]] = []
+    for span in spans:
+        row = rows[-1] if rows else []
+        alike = row and (_unit(row[0]) == _unit(span) or (not span.module and span.phase == row[0].phase))
+        if alike and span.start - row[-1].end <= gap:
+            row.append(span)
+        else:
+            rows.append([span])
+    return rows
 
 
 def pale(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase: str = "") -> None:
@@ -102,7 +142,7 @@ def solid(svg: Svg, shade: Shade, x: float, y: float, w: float, h: float, phase:
 def planned_bars(chart: Chart, spans: tuple[Span, ...], shade: Shade, y: float, h: float) -> None:
     """Draw the predicted spans of a lane, `h` high from `y` down."""
     for bar in _bars(chart, spans):
-        if bar.w < 2.5 or len(bar.spans) > 1:
+        if bar.w < 2.5:
             chart.rect(bar.x, y, max(bar.w, 0.8), h, fill=shade.fill, stroke=shade.hue, stroke_width=0.6)
         else:
             pale(chart, shade, bar.x + 0.5, y, bar.w - 1, h, bar.spans[0].phase)
@@ -121,19 +161,23 @@ def measured_bars(
     base = y + h / 2 + 4
     bars = _bars(chart, spans)
     for bar, after in zip(bars, [*bars[1:], None]):
-        span, several = bar.spans[0], len(bar.spans) > 1
+        span = bar.spans[0]
+        title = bar.title
         if bar.waits is not None:
             chart.rect(bar.waits, y + 2, bar.x - bar.waits - 1, h - 4, "wait box")
             wait = f"bus busy {seconds(span.start - (span.ready or 0.0))}"
             _inside(chart, bar.waits, bar.x, base, [wait], WAIT)
         _bar(chart, bar, shade, y, h, hot)
         left = bar.right
-        until = min(after.begin if after else RIGHT, *(end for end in (*chart.ends, RIGHT) if end > left))
-        name = "" if several else _shortened(span.title, bar.w - 8, bold=True)
-        beside = "" if several or name else _shortened(span.title, min(170.0, until - left - 14))
+        until = min(
+            after.begin if after else chart.right, *(end for end in (*chart.ends, chart.right) if end > left)
+        )
+        name = chart.names.fit(title, bar.w - 8, 11.5, True, cut=False)
+        beside = "" if name else chart.names.fit(title, min(170.0, until - left - 14), 11.5, cut=False)
         if name:
             light = span.phase != "backward" and shade.hue in ("#E69F00", "#56B4E9", "#CC79A7")
-            color = INK if light or span.phase in ("reduction", "update") else PAPER
+            hollow = span.phase in ("reduction", "update")
+            color = INK if hollow else PAPER if span.phase == "backward" else "black" if light else "white"
             _inside(chart, bar.x, bar.right, base, [name], color, bold=True)
         elif beside:
             chart.text(left + 7, base, beside, 11.5)
@@ -141,12 +185,6 @@ def measured_bars(
         if after and not copies:
             idle = seconds(after.spans[0].start - bar.spans[-1].end)
             _inside(chart, left, until, base, [f"idle {idle}", idle], QUIET)
-
-
-def _shortened(title: str, room: float, bold: bool = False) -> str:
-    """Return a name, or at least seven characters of it, in `room` pixels; "" if it does not fit."""
-    short = design.fit_words(title, room, 11.5, bold)
-    return short if short == title or len(short) >= 7 else ""
 
 
 def _inside(
@@ -157,13 +195,19 @@ def _inside(
     chart.text((left + right) / 2, y, next(fitting, ""), 11.5, color, bold=bold, anchor="middle")
 
 
-def _bar(svg: Svg, bar: _Bar, shade: Shade, y: float, h: float, hot: set[tuple[str, str]]) -> None:
+def _bar(svg: Chart, bar: _Bar, shade: Shade, y: float, h: float, hot: set[tuple[str, str]]) -> None:
     first, last, count = bar.spans[0], bar.spans[-1], len(bar.spans)
-    names = first.title if count == 1 else f"{count} spans, {first.title} … {last.title}"
-    more = f", {size(first.bytes)}" if first.kind == "copy" and count == 1 else ""
-    with svg.group(f"{names}: {seconds(first.start)} → {seconds(last.end)}{more}"):
+    critical = any((span.lane, span.name) in hot for span in bar.spans)
+    name = bar.title or f"{first.title} … {last.title}"
+    facts = [f"{name}: {seconds(first.start)} → {seconds(last.end)}"]
+    facts += [size(first.bytes)] if first.kind == "copy" and count == 1 else []
+    facts += [f"{span.title}: {seconds(span.seconds)}" for span in bar.spans[:12] if count > 1]
+    facts += [f"and {count - 12} more"] if count > 12 else []
+    facts += [first.source] if first.source and count == 1 else []
+    svg.bars += 1
+    with svg.group("\n".join(facts), data_facts=f"s{svg.bars}", data_critical="" if critical else None):
         edge = 0.6 if bar.w > 3 else 0.0
-        phase = first.phase if count == 1 else ""
+        phase = first.phase if bar.title else ""
         solid(svg, shade, bar.x + edge, y, max(bar.w - 2 * edge, 0.8), h, phase)
-        if any((span.lane, span.name) in hot for span in bar.spans):
+        if critical:
             svg.rect(bar.x, y + h, max(bar.w, 0.8), 3.5, fill=INK)
