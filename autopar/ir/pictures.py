@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..errors import AutoparError
 
-Kind: TypeAlias = Literal["explain", "reasons", "draw", "save", "html"]
+Kind: TypeAlias = Literal["explain", "reasons", "draw", "save", "html", "titles"]
 
 _RENDERERS: dict[tuple[Kind, type], Callable[..., Any]] = {}
 
