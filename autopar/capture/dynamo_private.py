@@ -97,10 +97,8 @@ class _Entry:
                 self.resume()
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        settings, tracing = (
-            torch._dynamo.config.patch(**self.settings),
-            stage(f"torch.compile traces {self.name}"),
-        )
+        settings, whole = torch._dynamo.config.patch(**self.settings), frame.f_code is self.code
+        tracing = stage(f"torch.compile traces {self.name}") if whole else contextlib.nullcontext()
         with tracing, settings, quiet, uncollected(), whole_layers(), restored_state():
             try:
                 found, known, before = self._captured(frame, *args, **kwargs)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..errors import AutoparError
 
-Kind: TypeAlias = Literal["explain", "reasons", "draw", "save", "html"]
+Kind: TypeAlias = Literal["explain", "reasons", "draw", "save", "html", "titles"]
 
 Theme: TypeAlias = Literal["light", "dark"]
 """Colours of a picture: on white or on dark ground."""

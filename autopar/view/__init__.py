@@ -5,6 +5,7 @@ from ..ir.pictures import register
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from .pages import plan_html, text_html, timeline_html
+from .placed.fold import titles
 from .report import Report, explain
 from .report.reasons import explain_clusters
 from .report.statistics import hidden
@@ -15,6 +16,7 @@ __all__ = ["Report", "draw", "explain", "explain_clusters", "hidden", "save_time
 register("draw", Plan, lambda plan, path, width, theme: draw(plan, path, width=width, theme=theme))
 register("explain", Plan, lambda plan, *names: explain(plan, None, None, (), *names))
 register("html", Plan, plan_html)
+register("titles", Plan, titles)
 register(
     "save",
     Timeline,

@@ -52,7 +52,7 @@ def test_a_model_too_large_for_its_accelerator_is_streamed_to_it(share: float) -
     least = (1 - WORTH) * plan.makespan
     assert all(least <= each.makespan for each in plan.candidates if each.makespan is not None)
     assert any("no weights streamed" in each.note for each in plan.candidates)
-    assert "weights streamed" in plan.explain()
+    assert "weights streamed" in plan.explain("candidates")
 
 
 @pytest.mark.parametrize(

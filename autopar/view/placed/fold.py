@@ -80,6 +80,13 @@ def _adopted(cards: list[Card]) -> list[Card]:
     return done
 
 
+def titles(plan: Plan) -> list[tuple[str, str]]:
+    """Return the title of each card of the placed graph with each of its clusters."""
+    cards = [card for row in fold(plan).values() for card in row]
+    cards += [copy for card in cards for copy in card.copies]
+    return [(card.title, cluster) for card in cards for cluster in card.clusters]
+
+
 def _card(plan: Plan, placed: Placed, lane: str) -> Card:
     tasks = [plan.costed.graph.task[name] for name in plan.costed.cluster[placed.cluster].tasks]
     # A cluster may reach into the next block; it belongs to the block of most of its tasks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +40,7 @@ class Report(str):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        from ..pages import text_html
-
-        return text_html(str(self))
+        return f"<pre>{html.escape(self)}</pre>"
 
     def __repr__(self) -> str:
         return str(self)

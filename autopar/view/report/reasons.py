@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...ir import pictures
 from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.timeline import Placed, Transfer
@@ -46,8 +47,6 @@ def clusters_by_name(plan: Plan) -> dict[str, list[str]]:
 
     A name of several kinds stands for the first of these.
     """
-    from ..placed.fold import fold
-
     names: dict[str, list[str]] = {}
     shown = dict(zip(plan.place, plan.printable.place))
     for each in (plan, plan.printable) if plan is not plan.printable else (plan,):
@@ -71,9 +70,7 @@ def clusters_by_name(plan: Plan) -> dict[str, list[str]]:
             ]
         places += [(device, "") for device in each.costed.machine.device]
         places += [(f"{copy.src} → {copy.dst}", "") for copy in each.transfers]
-        cards = [card for row in fold(each).values() for card in row]
-        cards += [copy for card in cards for copy in card.copies]
-        pairs.append([(card.title, cluster) for card in cards for cluster in card.clusters])
+        pairs.append(pictures.render("titles", each))
         parts = sections(each)
         for part in parts:
             steps = [each.steps[number] for number in part.steps]
