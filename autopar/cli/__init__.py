@@ -21,7 +21,7 @@ FACTORY = "MODULE:FACTORY or FILE.py:FACTORY, for example mymodel:make; make() -
 """Help of the argument of `call_factory`."""
 
 RETURNS = "(model, (x, …)), (model, {name: x}) or (model, (x, …), {name: x})"
-"""What a factory may return."""
+"""The results that a factory may return: a model, and its inputs by position, by keyword, or both."""
 
 
 class Parser(argparse.ArgumentParser):
