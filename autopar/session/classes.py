@@ -115,9 +115,11 @@ def _counted(name: str, kind: type[nn.Module]) -> Callable[..., Any]:
         # The class may have got another one since.
         written = getattr(kind, name)
         tensors = name in STEPS or any(isinstance(item, torch.Tensor) for item in (*args, *kwargs.values()))
-        if torch.compiler.is_dynamo_compiling() or getattr(_within, "method", False) or not tensors:
+        # A saved model that was loaded counts no calls.
+        placement = getattr(fast, "_placement", None)
+        uncounted = torch.compiler.is_dynamo_compiling() or getattr(_within, "method", False) or not tensors
+        if placement is None or uncounted:
             return written(fast, *args, **kwargs)
-        placement = fast._placement
         before = placement.session.calls
         _within.method = True
         try:

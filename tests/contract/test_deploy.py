@@ -35,6 +35,9 @@ class Net(nn.Module):
             hidden = hidden * scale
         return {"y": self.last(hidden), "rest": (hidden, x, None)} if mode == "both" else self.last(hidden)
 
+    def halved(self, x):
+        return self(x, mode="one") / 2
+
 
 @pytest.fixture
 def model() -> Net:
@@ -105,6 +108,7 @@ def test_weights_are_those_that_were_saved(model, tmp_path):
     model.last.weight.zero_()
     saved = autopar.load(tmp_path / "saved", model)
     assert torch.equal(saved(x, mode="one"), before) and isinstance(saved, Net)
+    assert torch.equal(saved.halved(x), before / 2)
     fast.save(tmp_path / "saved")
     assert torch.equal(autopar.load(tmp_path / "saved")(x, mode="one"), model(x, mode="one"))
     assert torch.equal(saved(x, mode="one"), before)
