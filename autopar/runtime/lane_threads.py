@@ -15,7 +15,6 @@ from ..ir.device import kind_of
 from ..ir.program import Compute, Copy, Lane, Piece, Wait, tasks_of
 from . import thread_state
 from .bind_program import Assembly, LaneFunction
-from .gates import Gates
 from .lanes import accelerator
 from .lanes.emulated_clock import Clock
 from .lanes.host import HostLane
@@ -45,6 +44,40 @@ class _CallContext:
         return made
 
 
+class _Cancelled(Exception):
+    """Raised in a lane that must stop because another one failed."""
+
+
+class _Gates:
+    """Locks of the lanes that wait for each event of a program, closed until it is recorded; and the failures of the
+    current call, in order, as (lane, error)."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self.failed: list[tuple[str, BaseException]] = []
+        self._locks: dict[str, dict[str, threading.Lock]] = {}
+        for event, lanes in assembly.waiters.items():
+            self._locks[event] = {lane: threading.Lock() for lane in lanes}
+            for lock in self._locks[event].values():
+                lock.acquire()
+
+    def names(self, lane: str) -> dict[str, Any]:
+        """Return the globals of a lane's code (`bind_program`)."""
+        names: dict[str, Any] = {"f": self.failed, "Cancelled": _Cancelled}
+        for number, locks in enumerate(self._locks.values()):
+            if lane in locks:
+                names[f"w{number}"] = locks[lane].acquire
+            names |= {f"r{number}_{place}": lock.release for place, lock in enumerate(locks.values())}
+        return names
+
+    def fail(self, lane: str, error: BaseException) -> None:
+        """Record a failure, then open every gate."""
+        self.failed.append((lane, error))
+        for locks in self._locks.values():
+            for lock in locks.values():
+                with contextlib.suppress(RuntimeError):
+                    lock.release()
+
+
 class Crew:
     """Threads and gates of an assembly. Threads start at the first call, and again after `stop`, an interrupt or a
     fork.
@@ -57,7 +90,7 @@ class Crew:
         self.assembly = assembly
         self.threads: list[ThreadPoolExecutor] = []
         """An executor of one thread for each lane but the caller's."""
-        self._gates = Gates(assembly.program)
+        self._gates = _Gates(assembly)
         self._functions: dict[tuple[str, bool], LaneFunction] = {}
         self._own: HostLane | None = None
         self._busy = False
@@ -153,7 +186,7 @@ class Crew:
 
     def _function(self, lane: str, recorded: bool) -> LaneFunction:
         if (lane, recorded) not in self._functions:
-            self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates)
+            self._functions[lane, recorded] = self.assembly.function(lane, recorded, self._gates.names(lane))
         return self._functions[lane, recorded]
 
     def _job(self, backend: HostLane, slots: list[Any], call: _CallContext) -> Callable[[], None]:
@@ -206,7 +239,7 @@ class Crew:
         self._others = None
         self._busy = False
         self._gates.failed.clear()
-        self._gates = Gates(self.assembly.program)
+        self._gates = _Gates(self.assembly)
         self._functions.clear()
 
 
@@ -279,7 +312,7 @@ def failure(assembly: Assembly, name: str, error: BaseException, own: bool) -> B
         what = f"the copy of {step.src} to {step.dst}"
     found = f"{what} failed on {lane.device} (lane {name}): {type(error).__name__}: {error}"
     # A lane that fails while it waits for an event reports an error of the lane that records the event.
-    waited = assembly.gates.recorder[step.event] if isinstance(step, Wait) else lane.name
+    waited = assembly.recorder[step.event] if isinstance(step, Wait) else lane.name
     source = assembly.program.lane[waited]
     kind = assembly.torch_device(source.device).type
     if kind == "cpu" or not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):

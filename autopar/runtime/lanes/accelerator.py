@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...costs.calibrate import pins_memory
 from ...ir.program import Copy, Lane, Program
-from ..gates import Gates
 from ..record import CallRecord, LaneRecorder
 from .host import HostLane
 
@@ -72,18 +71,9 @@ class AcceleratorLane(HostLane):
         if host_ends or host_starts:
             self.last += ("stream.synchronize()",)
 
-    def wait(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Return lines of a Wait: the thread waits for the gate, then the stream for the event."""
-        lines = [gates.wait(event)]
-        if event in signals:
-            self.names[f"e{gates.number[event]}"] = signals[event]
-            lines.append(f"wait_event(e{gates.number[event]})")
-        return lines
-
-    def record(self, event: str, gates: Gates, signals: Mapping[str, Any]) -> list[str]:
-        """Return lines of a Record: the stream records the event, then the gate opens."""
-        self.names[f"e{gates.number[event]}"] = signals[event]
-        return [f"record_event(e{gates.number[event]})", *gates.record(event)]
+    def wait(self, event: str, signal: str) -> list[str]:  # noqa: ARG002
+        """Return lines that make the stream wait for the torch event `signal`."""
+        return [f"wait_event({signal})"]
 
     def copy(self, step: Copy, source: str) -> str:
         """Return the expression of a copy, through pinned memory if one end is the host."""
