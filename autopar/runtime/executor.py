@@ -313,7 +313,7 @@ class _Residents:
         self.pool, captured, program, layout = pool, assembly.captured, assembly.program, assembly.layout
         graph = assembly.graph
         fed = [(name, program.buffer[name].value) for name in layout.fed]
-        masters = {state: pool.master(state, *captured.state[state]) for _, state in (*fed, *program.keeps)}
+        masters = {state: pool.master(*captured.state[state]) for _, state in (*fed, *program.keeps)}
         # A machine may lack the device that a model is on; its host then stands for that device.
         away = {
             name
@@ -348,7 +348,7 @@ class _Residents:
         self._flat = [
             (
                 layout.slots[name],
-                [pool.master(state, *captured.state[state]) for state in states],
+                [pool.master(*captured.state[state]) for state in states],
                 [kept.get((name, state)) for state in states],
             )
             for name, states in flat.items()

@@ -14,7 +14,9 @@ from autopar.runtime.weights import ELEMENTS, Weights
 
 def watched(*tensors: torch.Tensor) -> tuple[dict[str, torch.Tensor], Weights]:
     state = {str(at): tensor for at, tensor in enumerate(tensors)}
-    return state, Weights([(state, name) for name in state])
+    weights = Weights([(state, name) for name in state])
+    weights.record()
+    return state, weights
 
 
 @pytest.mark.parametrize("size", [1, 3, ELEMENTS, 1000])
