@@ -29,7 +29,7 @@ from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait
 from ..ops import resolve
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
-from .lanes.host import HostLane, unalias
+from .lanes.host import HostLane, clone_aliased
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
@@ -330,7 +330,7 @@ class _Writer:
                     others.append(self.read(read))
             if others:
                 target = self.read(name)
-                yield f"{target} = {self.bind('unalias', 't', unalias)}({', '.join((target, *others))})"
+                yield f"{target} = {self.bind('clone_aliased', 't', clone_aliased)}({', '.join((target, *others))})"
 
     def copy(self, step: Copy, index: int) -> Iterator[str]:
         source = self.read(step.src)

@@ -154,9 +154,7 @@ def to_host(value: Any) -> Any:
     value = value.resolve_conj().resolve_neg()
     if value.layout is not torch.strided or value.nbytes > PINNED_LIMIT or not pins_memory():
         return value.to("cpu")
-    made = torch.empty_like(value, device="cpu", pin_memory=True)
-    made.copy_(value, non_blocking=True)
-    return made
+    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -175,8 +173,8 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 def _in_chunks(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a contiguous tensor of the CPU to `device` through pinned memory, chunk by chunk, in stream order."""
-    made = torch.empty_like(value, device=device)
-    chunks = (whole.view(-1).view(torch.uint8).split(CHUNK) for whole in (value, made))
+    copy = torch.empty_like(value, device=device)
+    chunks = (whole.view(-1).view(torch.uint8).split(CHUNK) for whole in (value, copy))
     for source, target in zip(*chunks, strict=True):
         target.copy_(torch.empty_like(source, pin_memory=True).copy_(source), non_blocking=True)
-    return made
+    return copy

@@ -54,7 +54,7 @@ class HostLane:
         return LaneRecorder(self.lane, recording)
 
 
-def unalias(output: Any, *others: Any) -> Any:
+def clone_aliased(output: Any, *others: Any) -> Any:
     """Return a task's output, cloned if it shares memory with one of the other values although the graph does not say
     so."""
     if isinstance(output, torch.Tensor) and output.layout is torch.strided and output.numel():
