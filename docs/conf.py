@@ -3,7 +3,7 @@
 import autopar
 
 project = "autopar"
-author = "the autopar developers"
+author = "the autopar maintainers"
 release = version = autopar.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"

@@ -66,7 +66,9 @@ def distribute(  # noqa: PLR0913 - what users may fix
     shard_replicas: bool | Literal["auto"] = "auto",
     plan: Distribution | str | PathLike[str] | None = None,
 ) -> Distributed:
-    """Place a model on all processes of a job as pipeline stages and replicas, run by `torch.distributed.pipelining`::
+    """Place a model on all processes of a job as pipeline stages and replicas, run by `torch.distributed.pipelining`.
+
+    Example::
 
         torch.distributed.init_process_group()                      # under torchrun
         job = autopar.distribute(model, example_inputs=(x,), loss=criterion)
