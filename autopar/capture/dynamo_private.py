@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from .. import system
 from ..errors import CaptureError
 from ..ops.composites.rules import whole_layers
-from ..system import versions
 from ..system.process import uncollected
 from ..system.text import stage
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
@@ -44,7 +44,7 @@ try:
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
 except ImportError as error:
-    raise CaptureError(versions.lacking(torch.__version__, error)) from error
+    raise CaptureError(system.lacking(torch.__version__, error)) from error
 
 __all__ = ["TorchDynamoException"]  # torch's own, for others to import from here
 
