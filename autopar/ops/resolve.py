@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
 
 from ..errors import ProgramError
 from ..ir.graph import JOIN, PART, SUM, WORDS, Argument, Const, Ref, Task
-from .arguments import states_contiguous
+from .composites import KERNELS
+from .composites.recurrent import states_contiguous
 
 
 def _join(
@@ -165,20 +167,14 @@ def target(name: str, calls: Mapping[str, Callable[..., Any]] | None = None) -> 
 
 @functools.cache
 def _operator(name: str) -> Callable[..., Any]:
-    if name.startswith("autopar."):
-        from .composites import KERNELS  # only graphs of training need it
-
-        if name in KERNELS:
-            return KERNELS[name]
-    found: Any = torch.ops
+    if name in KERNELS:
+        return KERNELS[name]
     try:
-        for part in name.split("."):
-            found = getattr(found, part)
+        return cast(Callable[..., Any], attrgetter(name)(torch.ops))
     except AttributeError:
         raise ProgramError(
             f"torch {torch.__version__} has no operator {name!r}; capture the model again with this version"
         ) from None
-    return cast(Callable[..., Any], found)
 
 
 def called(task: Task, function: Callable[..., Any], read: Callable[[str], Any], device: torch.device) -> Any:
@@ -211,21 +207,20 @@ def argument(template: Argument, read: Callable[[str], Any], device: torch.devic
 _NAMES = """
     abs.default cos.default erf.default exp.default floor.default log.default log1p.default
     logical_not.default neg.default reciprocal.default relu.default round.default rsqrt.default
-    sigmoid.default sign.default sin.default sqrt.default tanh.default gelu.default silu.default
-    mish.default hardswish.default hardsigmoid.default leaky_relu.default elu.default softplus.default
-    log_sigmoid.default add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default
-    pow.Tensor_Tensor pow.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
-    eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar logical_and.default logical_or.default
-    bitwise_and.Tensor bitwise_or.Tensor where.self clamp.default masked_fill.Scalar masked_fill.Tensor
-    lerp.Scalar matmul.default mm.default bmm.default addmm.default baddbmm.default linear.default
+    sigmoid.default sign.default sin.default sqrt.default tanh.default gelu.default softplus.default
+    add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default pow.Tensor_Tensor
+    pow.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar
+    lt.Scalar le.Scalar gt.Scalar ge.Scalar logical_and.default logical_or.default bitwise_and.Tensor
+    bitwise_or.Tensor where.self clamp.default masked_fill.Scalar masked_fill.Tensor lerp.Scalar
+    matmul.default mm.default bmm.default addmm.default baddbmm.default linear.default
     scaled_dot_product_attention.default conv1d.default conv2d.default conv3d.default layer_norm.default
     group_norm.default batch_norm.default native_layer_norm.default embedding.default softmax.int
-    log_softmax.int max_pool2d.default avg_pool2d.default adaptive_avg_pool2d.default dropout.default
-    cat.default stack.default chunk.default split_with_sizes.default unbind.int transpose.int
-    permute.default reshape.default view.default unsqueeze.default squeeze.dim flatten.using_ints
-    select.int expand.default contiguous.default clone.default t.default narrow.default
-    index_select.default gather.default sum.default sum.dim_IntList mean.default mean.dim amax.default
-    amin.default cumsum.default argmax.default tril.default triu.default roll.default flip.default
+    log_softmax.int max_pool2d.default avg_pool2d.default dropout.default cat.default stack.default
+    chunk.default split_with_sizes.default unbind.int transpose.int permute.default reshape.default
+    view.default unsqueeze.default squeeze.dim flatten.using_ints select.int expand.default
+    contiguous.default clone.default t.default narrow.default index_select.default gather.default
+    sum.default sum.dim_IntList mean.default mean.dim amax.default amin.default cumsum.default
+    argmax.default tril.default triu.default roll.default flip.default
 """
 OPERATORS = frozenset(f"aten.{name}" for name in _NAMES.split())
 """The overloads for which a binding, which chooses its own by the arguments, chooses the very same one, given tensors
@@ -258,12 +253,11 @@ def _normalize(
 
 def _binding(name: str) -> Callable[..., Any] | None:
     """Return torch's C function, or the tensor method of that name."""
-    for owner in (torch, getattr(torch._C, "_nn", None)):
-        found = getattr(owner, name, None)
-        if isinstance(found, types.BuiltinFunctionType):
-            return found
-    found = getattr(torch.Tensor, name, None)
-    return found if isinstance(found, types.MethodDescriptorType) else None
+    for owner in (torch, torch.nn.functional, torch.Tensor):
+        function = getattr(owner, name, None)
+        if isinstance(function, types.BuiltinFunctionType | types.MethodDescriptorType):
+            return function
+    return None
 
 
 def _fits(task: Task, schema: Any) -> bool:

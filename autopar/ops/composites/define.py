@@ -1,18 +1,24 @@
 """Definition of composites: an ATen operator as a traced operator `autopar::<name>`. Its backward is one
-operator, which recomputes the call or uses its tape."""
+operator, which recomputes the call or uses its tape. Rules replace torch's kernels during a trace (`standing_in`).
+
+The private names of torch that composites need are in this file only.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch._decomp import decomposition_table
+from torch.nn.attention import SDPBackend
 
-from ..arguments import replace, tensors
+from .. import by_name, replace_tensors, tensors
 
 LIBRARY = library.Library("autopar", "FRAGMENT")
 """The library of these operators."""
@@ -131,7 +137,7 @@ def recording(
             return leaves[-1]
 
         with torch.enable_grad():
-            given = replace(arguments, leaf)
+            given = replace_tensors(arguments, leaf)
             if torch.is_inference_mode_enabled() or not (draws(*given) or worth(*given)):
                 given = arguments
             made = _row(call(*given))
@@ -174,6 +180,76 @@ def drawn(saved: Sequence[Any]) -> dict[int, Any]:
     return {place: found["graph"] for place, found in held if found.get("drawn")}
 
 
+def fused_attention(*arguments: Any) -> bool:
+    """Return True if torch's kernel for a call of attention does not save the whole score matrix."""
+    choice = torch._fused_sdp_choice(*arguments[:6], scale=arguments[6], enable_gqa=arguments[7])
+    return bool(choice != SDPBackend.MATH.value)
+
+
+class Decompose(Exception):
+    """Raised by a rule if torch's own decomposition is to be traced."""
+
+
+@functools.cache
+def _kernel(operator: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule as a kernel of its operator, called with all arguments of the schema by position.
+
+    Always the same function: a trace sees by it that the kernels of an operator have not changed since the last one.
+    """
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return rule(*by_name(operator, args, kwargs).values())
+        except Decompose:
+            return operator.decompose(*args, **kwargs)
+
+    return kernel
+
+
+@contextlib.contextmanager
+def standing_in(rules: Mapping[Any, Callable[..., Any]], keys: Sequence[Any]) -> Iterator[None]:
+    """Within the block, make the rules the kernels of their operators at these dispatch keys."""
+    with contextlib.ExitStack() as stack:
+        for operator, rule in rules.items():
+            kernels = dict.fromkeys(keys, _kernel(operator, rule))
+            stack.enter_context(_replaced(operator.py_kernels, kernels, operator._dispatch_cache.clear))
+        yield
+
+
+@contextlib.contextmanager
+def shaped_whole(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block, let fake tensors pass through each of these operators as through one operator.
+
+    Torch finds the shapes of the results of a recurrent layer by a loop over the steps, which takes a second and fixes
+    the length.
+    """
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    with standing_in(rules, keys), contextlib.ExitStack() as stack:
+        for operator, rule in rules.items():
+            if (loop := decomposition_table.get(operator)) is not None:
+                # Torch caches answers about a decomposition by its name.
+                kernel = functools.wraps(loop)(_kernel(operator, rule))
+                stack.enter_context(_replaced(decomposition_table, {operator: kernel}))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(
+    table: dict[Any, Any], entries: dict[Any, Any], changed: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Within the block, replace entries of a table; `changed` is called after each change."""
+    before = {key: table[key] for key in entries if key in table}
+    try:
+        table.update(entries)
+        changed()
+        yield
+    finally:
+        for key in entries:
+            table.pop(key, None)
+        table.update(before)
+        changed()
+
+
 def _positional(plain: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return the operator with its keyword-only arguments as positional ones."""
     names = [argument.name for argument in plain._schema.arguments]
@@ -191,13 +267,13 @@ def _keep(outputs: bool, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None
     ctx.set_materialize_grads(False)
     ctx.outputs = len(output) if outputs else 0
     ctx.save_for_backward(*(output if outputs else ()), *tensors(inputs))
-    ctx.rest = replace(inputs, lambda tensor: ...)
+    ctx.rest = replace_tensors(inputs, lambda tensor: ...)
 
 
 def _formula(backward: torch._ops.OpOverload) -> Callable[..., Any]:
     def formula(ctx: Any, *grads: Tensor | None) -> Any:
         outputs, saved = ctx.saved_tensors[: ctx.outputs], iter(ctx.saved_tensors[ctx.outputs :])
-        arguments = replace(ctx.rest, lambda _: next(saved), EllipsisType)
+        arguments = replace_tensors(ctx.rest, lambda _: next(saved), EllipsisType)
         marks = [need for item, need in zip(ctx.rest, ctx.needs_input_grad) for need in _marks(item, need)]
         read = (list(grads[: len(outputs) - 1]), list(outputs)) if outputs else (list(grads),)
         found = iter(backward(*read, *arguments, marks) if any(marks) else ())
@@ -226,7 +302,7 @@ def _casting(forward: torch._ops.OpOverload, family: str, cast: Cast) -> Callabl
     def call(*args: Any) -> Any:
         kind = torch._C._get_privateuse1_backend_name() if family == "privateuse1" else family
         goal = cast(kind, args)
-        given = args if goal is None else replace(args, lambda tensor: lowered(tensor, kind, goal))
+        given = args if goal is None else replace_tensors(args, lambda tensor: lowered(tensor, kind, goal))
         with torch.autocast(kind, enabled=False):
             return forward(*given)
 
@@ -259,7 +335,7 @@ def vjp(
         return copy
 
     with torch.enable_grad():
-        made = function(*replace(arguments, fresh))
+        made = function(*replace_tensors(arguments, fresh))
     return _gradients(_row(made), wanted, grads, retain=False)
 
 
@@ -282,9 +358,9 @@ def _row(made: Any) -> tuple[Tensor, ...]:
 
 def _apart(found: list[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients, copied if they share memory with each other or with an argument."""
-    seen = {tensor.untyped_storage()._cdata for tensor in given}
+    seen = {tensor.untyped_storage().data_ptr() for tensor in given}
     for place, tensor in enumerate(found):
-        memory = tensor.untyped_storage()._cdata
+        memory = tensor.untyped_storage().data_ptr()
         if memory in seen:
             found[place] = tensor.clone()
         seen.add(memory)

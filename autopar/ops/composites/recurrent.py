@@ -8,10 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import replace, states_contiguous
+from .. import replace_tensors
 from .define import lowered, whole
 
 _aten = torch.ops.aten
+
+
+def states_contiguous(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a recurrent layer that takes states of any strides; cuDNN refuses those of a part of a batch."""
+
+    def call(input: Tensor, states: Any, *others: Any) -> Any:
+        several = isinstance(states, (tuple, list))
+        return layer(input, [s.contiguous() for s in states] if several else states.contiguous(), *others)
+
+    return call
 
 
 def _like(input: Tensor, hx: Any, *rest: Any) -> tuple[Tensor, ...]:
@@ -59,7 +69,9 @@ def projecting(layer: Callable[..., Any], kind: str, args: tuple[Any, ...]) -> t
     states = next(item for item in args if isinstance(item, (tuple, list)))
     goal = products(kind, args)
     with torch.autocast(kind, enabled=False):
-        output, hidden, cells = layer(*replace(args, lambda tensor: lowered(tensor, kind, torch.float32)))
+        output, hidden, cells = layer(
+            *replace_tensors(args, lambda tensor: lowered(tensor, kind, torch.float32))
+        )
     wide = torch.promote_types(goal, states[1].dtype)
     return lowered(output, kind, goal), lowered(hidden, kind, goal), lowered(cells, kind, wide)
 

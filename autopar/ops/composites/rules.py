@@ -7,30 +7,22 @@ regions and in torch functions that call the operator.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, library
-from torch._decomp import decomposition_table
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...errors import CaptureError
-from ..arguments import by_name
 from . import recurrent
-from .define import KERNELS, LIBRARY, define, whole
+from .define import KERNELS, LIBRARY, Decompose, define, fused_attention, whole
 
 _aten = torch.ops.aten
 _SDPA = _aten.scaled_dot_product_attention.default
 _GRID = _aten.affine_grid_generator.default
 Rule = Callable[..., Any]
-
-
-class _Plain(Exception):
-    """Raised by a rule if torch's own decomposition is to be traced."""
 
 
 def _tape_shape(query: Tensor, key: Tensor, *rest: Any) -> tuple[int, ...]:
@@ -41,12 +33,6 @@ def _tape_shape(query: Tensor, key: Tensor, *rest: Any) -> tuple[int, ...]:
     return (*query.shape[:-1], 4)
 
 
-def _fused(*given: Any) -> bool:
-    """Return True if the kernel does not save the whole score matrix."""
-    choice = torch._fused_sdp_choice(*given[:6], scale=given[6], enable_gqa=given[7])
-    return bool(choice != SDPBackend.MATH.value)
-
-
 _ATTENTION = define(
     "scaled_dot_product_attention",
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
@@ -55,7 +41,7 @@ _ATTENTION = define(
     lambda *given: _SDPA(*given[:6], scale=given[6], enable_gqa=given[7]),
     cast=recurrent.products,
     tape=_tape_shape,
-    worth=_fused,
+    worth=fused_attention,
     # Some fused kernels take no mask that requires grad.
     fixed=lambda *given: () if given[8] else (3,),
     draws=lambda *given: bool(given[4]),
@@ -207,7 +193,7 @@ def _norm(plain: Any) -> Rule:
 
     def rule(*given: Any) -> Any:
         if given[0].dtype not in _LOW:
-            raise _Plain
+            raise Decompose
         return norm(*given)
 
     return rule
@@ -242,7 +228,7 @@ def _checked(operator: Rule) -> Rule:
 def _pool(dims: list[int]) -> Rule:
     def rule(given: Any, size: Any) -> Any:
         if set(size) != {1}:
-            raise _Plain
+            raise Decompose
         return _aten.mean.dim(given, dims, True)
 
     return rule
@@ -280,74 +266,14 @@ RULES: dict[Any, Rule] = {
     _aten.adaptive_avg_pool3d.default: _pool([-1, -2, -3]),
 }
 """Rules for training; torch decomposes other operators."""
+LAYERS: dict[Any, Rule] = {plain: RULES[plain] for plain in recurrent.LAYERS}
+"""The rules that also hold while Dynamo captures."""
 
 FUNCTIONS: dict[Any, Rule] = {functional.embedding_bag: _bags_of_rows}
 """Functions to trace instead of torch functions whose operators lose information."""
 
 DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 """Rules for every trace."""
-
-
-@functools.cache
-def bound(target: Any, rule: Rule) -> Rule:
-    """Return the rule as a kernel of its operator, called with all arguments of the schema by position.
-
-    Always the same function: a trace sees by it that the kernels of an operator have not changed since the last one.
-    """
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return rule(*by_name(target, args, kwargs).values())
-        except _Plain:
-            return target.decompose(*args, **kwargs)
-
-    return kernel
-
-
-@contextlib.contextmanager
-def standing_in(rules: dict[Any, Rule], keys: list[Any]) -> Iterator[None]:
-    """Within the block, make the rules the kernels of their operators at these dispatch keys."""
-    with contextlib.ExitStack() as stack:
-        for target, rule in rules.items():
-            kernels = dict.fromkeys(keys, bound(target, rule))
-            stack.enter_context(_replaced(target.py_kernels, kernels, target._dispatch_cache.clear))
-        yield
-
-
-@contextlib.contextmanager
-def whole_layers() -> Iterator[None]:
-    """Within the block, let fake tensors pass through each recurrent layer as through one operator.
-
-    Torch finds the shapes of the results by a loop over the steps, which takes a second and fixes the length.
-    """
-    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    with contextlib.ExitStack() as stack:
-        for plain in recurrent.LAYERS:
-            kernel = bound(plain, RULES[plain])
-            stack.enter_context(
-                _replaced(plain.py_kernels, dict.fromkeys(keys, kernel), plain._dispatch_cache.clear)
-            )
-            if (loop := decomposition_table.get(plain)) is not None:
-                # Torch caches answers about a decomposition by its name.
-                stack.enter_context(_replaced(decomposition_table, {plain: functools.wraps(loop)(kernel)}))
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(
-    table: dict[Any, Any], entries: dict[Any, Any], changed: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """Within the block, replace entries of a table; `changed` is called after each change."""
-    before = {key: table[key] for key in entries if key in table}
-    try:
-        table.update(entries)
-        changed()
-        yield
-    finally:
-        for key in entries:
-            table.pop(key, None)
-        table.update(before)
-        changed()
 
 
 def _draw_normal(like: Tensor, mean: float, std: float, contiguous: bool) -> Tensor:
