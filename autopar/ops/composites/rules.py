@@ -38,40 +38,40 @@ _ATTENTION = define(
     "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
     "bool enable_gqa, bool trained_mask",
     "Tensor",
-    lambda *given: _SDPA(*given[:6], scale=given[6], enable_gqa=given[7]),
+    lambda *arguments: _SDPA(*arguments[:6], scale=arguments[6], enable_gqa=arguments[7]),
     cast=recurrent.products,
     tape=_tape_shape,
     worth=fused_attention,
     # Some fused kernels take no mask that requires grad.
-    fixed=lambda *given: () if given[8] else (3,),
-    draws=lambda *given: bool(given[4]),
+    fixed=lambda *arguments: () if arguments[8] else (3,),
+    draws=lambda *arguments: bool(arguments[4]),
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
 
-def _attention(*given: Any) -> Any:
-    if given[4] and given[0].device.type == "cpu":
+def _attention(*arguments: Any) -> Any:
+    if arguments[4] and arguments[0].device.type == "cpu":
         # Draw the dropout mask once, as eager does on a CPU. Kernels of accelerators draw masks of their own.
         with sdpa_kernel(SDPBackend.MATH):
-            return _SDPA.decompose(*given[:6], scale=given[6], enable_gqa=given[7])
-    return _ATTENTION(*given, given[3] is not None and given[3].requires_grad)[0]
+            return _SDPA.decompose(*arguments[:6], scale=arguments[6], enable_gqa=arguments[7])
+    return _ATTENTION(*arguments, arguments[3] is not None and arguments[3].requires_grad)[0]
 
 
 def _recurrent(layer: Rule) -> Rule:
-    def rule(*given: Any) -> Any:
-        kind = given[0].device.type
-        if kind == "cpu" and torch.is_autocast_enabled(kind) and recurrent.projected(given):
-            return recurrent.projecting(rule, kind, given)
-        sequence, hx, params, biases, layers, dropout, train, *rest = given
+    def rule(*arguments: Any) -> Any:
+        kind = arguments[0].device.type
+        if kind == "cpu" and torch.is_autocast_enabled(kind) and recurrent.projected(arguments):
+            return recurrent.projecting(rule, kind, arguments)
+        sequence, hx, params, biases, layers, dropout, train, *rest = arguments
         if train and dropout and layers > 1:
-            return recurrent.layered(layer, *given)
+            return recurrent.layered(layer, *arguments)
         *outputs, _ = layer(sequence, hx, params, biases, layers, 0.0, train, *rest)
         return tuple(outputs)
 
     return rule
 
 
-def _packed(*given: Any) -> Any:
+def _packed(*arguments: Any) -> Any:
     raise CaptureError(
         "a recurrent layer runs over a packed sequence, whose steps depend on the lengths in a tensor; pad the batch "
         "(torch.nn.utils.rnn.pad_sequence) and mask the loss"
@@ -126,20 +126,20 @@ _EMBEDDING_BAG = define(
 )
 
 
-def _bag(*given: Any) -> Any:
-    weight, indices, offsets, scale, mode, sparse, weights, last, *padding = given
+def _bag(*arguments: Any) -> Any:
+    weight, indices, offsets, scale, mode, sparse, weights, last, *padding = arguments
     if sparse:
         raise CaptureError(
             "embedding_bag(sparse=True) has a sparse gradient, which no graph holds; build it with sparse=False"
         )
     index = padding[0] if padding else None
-    made = _EMBEDDING_BAG(weight, indices, offsets, weights, scale, mode, last, index)
+    bags = _EMBEDDING_BAG(weight, indices, offsets, weights, scale, mode, last, index)
     with torch.no_grad():
         # Only the backward that torch would have traced reads the other outputs.
         _, *rest = _aten._embedding_bag_forward_only.default(
             weight, indices, offsets, scale, mode, False, weights, last, -1 if index is None else index
         )
-    return (made, *rest)
+    return (bags, *rest)
 
 
 def _bags_of_rows(
@@ -158,18 +158,18 @@ def _bags_of_rows(
     """Compute `torch.nn.functional.embedding_bag`. Bags given as matrix rows stay rows, so the batch can be
     split."""
     if input.ndim != 2 or offsets is not None or max_norm is not None or sparse or not input.numel():
-        found: Tensor = functional.embedding_bag(
+        bags: Tensor = functional.embedding_bag(
             input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
             include_last_offset, padding_idx,
         )  # fmt: skip
-        return found
+        return bags
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     number = ("sum", "mean", "max").index(mode)
-    made: Tensor = _EMBEDDING_BAG(
+    bags: Tensor = _EMBEDDING_BAG(
         weight, input, None, per_sample_weights, scale_grad_by_freq, number, False, padding_idx
     )
-    return made
+    return bags
 
 
 _RESIZES = """
@@ -191,10 +191,10 @@ def _wide_on_accelerators(kind: str, args: tuple[Any, ...]) -> torch.dtype | Non
 def _norm(plain: Any) -> Rule:
     norm = whole(plain, cast=_wide_on_accelerators)
 
-    def rule(*given: Any) -> Any:
-        if given[0].dtype not in _LOW:
+    def rule(*arguments: Any) -> Any:
+        if arguments[0].dtype not in _LOW:
             raise Decompose
-        return norm(*given)
+        return norm(*arguments)
 
     return rule
 
@@ -218,32 +218,32 @@ _CHECKED = {
 
 
 def _checked(operator: Rule) -> Rule:
-    def rule(*given: Any) -> Any:
-        *outputs, _ = operator(*given)
+    def rule(*arguments: Any) -> Any:
+        *outputs, _ = operator(*arguments)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     return rule
 
 
 def _pool(dims: list[int]) -> Rule:
-    def rule(given: Any, size: Any) -> Any:
+    def rule(data: Any, size: Any) -> Any:
         if set(size) != {1}:
             raise Decompose
-        return _aten.mean.dim(given, dims, True)
+        return _aten.mean.dim(data, dims, True)
 
     return rule
 
 
-def _rrelu(given: Any, lower: float, upper: float, training: bool, generator: None = None) -> Any:
+def _rrelu(data: Any, lower: float, upper: float, training: bool, generator: None = None) -> Any:
     """In training, draw in row-major memory: the fake does not know the layout of the input."""
     if training:
-        given = given.contiguous()
-    return _aten.rrelu.default.decompose(given, lower, upper, training)
+        data = data.contiguous()
+    return _aten.rrelu.default.decompose(data, lower, upper, training)
 
 
-def _bernoulli(given: Any, p: float, generator: None = None) -> Any:
+def _bernoulli(data: Any, p: float, generator: None = None) -> Any:
     """Draw a new row-major tensor; a draw in place has an operator of its own (see `IN_PLACE`)."""
-    return torch.empty_like(given, memory_format=torch.contiguous_format).bernoulli_(p)
+    return torch.empty_like(data, memory_format=torch.contiguous_format).bernoulli_(p)
 
 
 RULES: dict[Any, Rule] = {
@@ -277,17 +277,17 @@ DRAWN: dict[Any, Rule] = {_aten.bernoulli.p: _bernoulli}
 
 
 def _draw_normal(like: Tensor, mean: float, std: float, contiguous: bool) -> Tensor:
-    made = torch.empty_like(like)
-    if contiguous or not made.is_contiguous():
-        return made.normal_(mean, std)
+    result = torch.empty_like(like)
+    if contiguous or not result.is_contiguous():
+        return result.normal_(mean, std)
     # If memory has no gaps, a CPU draws many numbers at once, and they differ.
-    apart = made.new_empty((*made.shape, 2))[..., 0]
-    return made.copy_(apart.normal_(mean, std))
+    with_gaps = result.new_empty((*result.shape, 2))[..., 0]
+    return result.copy_(with_gaps.normal_(mean, std))
 
 
-def _drawing(name: str, given: str, call: Callable[..., Tensor]) -> Any:
+def _drawing(name: str, parameters: str, call: Callable[..., Tensor]) -> Any:
     """Define `autopar::name(Tensor like, …) -> Tensor`, which draws random numbers."""
-    LIBRARY.define(f"{name}({given}) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+    LIBRARY.define(f"{name}({parameters}) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
     LIBRARY.impl(name, call, "CompositeExplicitAutograd")
     operator = getattr(torch.ops.autopar, name).default
     library.register_fake(operator, lambda like, *_: torch.empty_like(like), lib=LIBRARY)
