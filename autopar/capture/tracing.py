@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
-from ..ops.arguments import by_name
+from ..ops import by_name
 from ..ops.composites import recurrent
-from ..ops.composites.define import lowered
-from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
+from ..ops.composites.define import lowered, standing_in
+from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES
 from .autocast import enabled
 from .dynamo_private import differentiated, flattened
 from .operators import BY_PARTS, draws

@@ -16,12 +16,13 @@ from itertools import permutations
 
 import torch
 
+from .. import system
 from ..costs.detect import accelerators, detect
 from ..ir.hardware import BUSES, CHIPS
 from ..ir.serialize import encode
 from ..planner import native
 from ..runtime.kernels import LIBRARIES
-from ..system import cache, versions
+from ..system import cache
 from ..system.process import KEPT_BYTES, keep_freed_memory
 from ..system.text import counted, size, table
 from . import Parser
@@ -84,14 +85,14 @@ def _lines(facts: Mapping[str, str]) -> str:
 
 def _found() -> dict[str, dict[str, str]]:
     """Return what this machine has and what to type for what it lacks, by section and name."""
-    wrong = "" if versions.supported(torch.__version__) else f"; this one is not: {versions.TO_TYPE}"
+    wrong = "" if system.supported(torch.__version__) else f"; this one is not: {system.TO_TYPE}"
     kept = keep_freed_memory()
     return {
         "versions": {
-            "autopar": versions.VERSION,
+            "autopar": system.VERSION,
             "python": f"{platform.python_version()}, {platform.platform(terse=True)}",
             "torch": f"{torch.__version__}, {counted(torch.get_num_threads(), 'thread')}; "
-            f"{versions.SUPPORTED} are supported{wrong}",
+            f"{system.SUPPORTED} are supported{wrong}",
         },
         "kernel libraries": {
             name: library.missing() or _version(name) for name, library in LIBRARIES.items()

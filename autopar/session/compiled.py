@@ -19,9 +19,9 @@ from ..capture.region import positional
 from ..capture.torch_private import transformed
 from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
-from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..ir.timeline import Theme
 from ..runtime.record import Recording
 from ..system.text import wrapped
 from .classes import sharing

@@ -19,7 +19,7 @@ from torch import nn
 from .. import errors
 from ..capture.torch_private import process_groups, timeout_of
 from ..errors import AutoparError, PlanError
-from ..system.versions import VERSION
+from ..system import VERSION
 
 Group: TypeAlias = dist.ProcessGroup | None
 """A process group; None: the default group, or this process alone if there is none."""

@@ -19,9 +19,9 @@ from ..capture.torch_private import forget_unscaled, transformed
 from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
-from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..ir.timeline import Theme
 from ..runtime.record import Recording
 from ..session.options import Options
 from ..session.stages import Prepared

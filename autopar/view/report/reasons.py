@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
-from ...ir import pictures
 from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.timeline import Placed, Transfer
@@ -70,7 +70,7 @@ def clusters_by_name(plan: Plan) -> dict[str, list[str]]:
             ]
         places += [(device, "") for device in each.costed.machine.device]
         places += [(f"{copy.src} → {copy.dst}", "") for copy in each.transfers]
-        pairs.append(pictures.render("titles", each))
+        pairs.append(resolve_name("autopar.view.placed.fold:titles")(each))
         parts = sections(each)
         for part in parts:
             steps = [each.steps[number] for number in part.steps]
