@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -114,12 +113,10 @@ class ModelSession(Session):
             graph.unchecked.discard(key)
             if self._wants_check(graph, prepared):
                 return self._checked(graph, key, prepared, args)
-        short = graph.programs.shorten(key, prepared, args) if self.recording is None else None
-        results = None if short is None else graph.by(short, args)
-        if results is None:
-            with self.lock if prepared.captured.stateful else nullcontext():
-                results = self.run(graph, prepared, args)
-        return results
+        if prepared.captured.stateful:
+            with self.lock:
+                return self.run(graph, prepared, args)
+        return self.run(graph, prepared, args)
 
     def _wants_check(self, graph: CompiledGraph, prepared: Planned) -> bool:
         options = self.options
