@@ -24,7 +24,6 @@ from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..ir.timeline import Timeline
 from ..runtime.executor import Executor
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
@@ -81,17 +80,6 @@ class Session(Recorded):
         # Serialises captures, checks and calls that change state.
         self.lock = threading.RLock()
         reset_after_fork.add(self)
-        own = weakref.ref(self)
-
-        def recorder() -> list[Timeline] | None:
-            session = own()
-            return session.recording.calls if session is not None and session.recording is not None else None
-
-        def exclusive() -> AbstractContextManager[Any]:
-            session = own()
-            return session.lock if session is not None else contextlib.nullcontext()
-
-        self.recorder, self.exclusive = recorder, exclusive
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a graph captured by Dynamo; return the callable that serves its calls.
