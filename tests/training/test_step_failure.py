@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -242,3 +243,40 @@ def test_a_step_under_a_dispatch_mode_is_refused_and_the_next_one_is_taken():
     assert torch.equal(before, model.weight)
     step(x, y)
     assert not torch.equal(before, model.weight)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_interrupt_leaves_the_grad_mode_as_it_was(grad):
+    """A trace raises where a signal handler may: where a function begins or ends."""
+    model, (x, y) = mlp().double(), batches(1)[0]
+    step = autopar.train_step(model, nn.functional.cross_entropy, MOMENTUM(model.parameters()), ["cpu"])
+    for _ in range(3):
+        step(x, y)
+    left, interrupts = 0, 0
+
+    def trace(_frame: Any, event: str, _result: Any) -> Any:
+        nonlocal left
+        left -= event in ("call", "return")
+        if left == 0:
+            raise Interrupted
+        return trace
+
+    with torch.set_grad_enabled(grad):
+        while left <= 0:
+            interrupts += 1
+            left = interrupts
+            try:
+                sys.settrace(trace)
+                step(x, y)
+            except Interrupted:
+                pass
+            finally:
+                sys.settrace(None)
+            assert torch.is_grad_enabled() is grad, interrupts
+    assert interrupts > 20
+    step.close()
