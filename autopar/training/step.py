@@ -16,6 +16,7 @@ from ..capture import autocast as casting
 from ..capture.dynamo_private import TorchDynamoException, compiled
 from ..capture.refusals import no_graph
 from ..capture.torch_private import forget_unscaled, set_grad_mode, transformed
+from ..capture.trace_state import leave_inference_modes
 from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
@@ -127,6 +128,9 @@ class TrainStep:
                 raise CaptureError(f"{name}: {refused.text}") from None
             whose = self.loss.called if in_rule(getattr(error, "real_stack", None) or ()) else name
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
+        except BaseException as error:
+            leave_inference_modes(error)
+            raise
         finally:
             # Not by `torch.enable_grad()`, which an interrupt may leave before it has restored the mode.
             set_grad_mode(grad_mode)
