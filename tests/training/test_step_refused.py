@@ -24,6 +24,13 @@ class Bag(nn.Module):
         return self.table(x)
 
 
+class Drawing(nn.Linear):
+    draws = torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.randn(5, generator=self.draws)
+
+
 def ctc(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.ctc_loss(outputs.log_softmax(-1), targets, (8,), (3,))
 
@@ -41,6 +48,10 @@ CASES: dict[str, tuple[Any, Any, Any, Any, str]] = {
     "cumulative norm": (
         lambda: nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5, momentum=None)), nn.CrossEntropyLoss(),
         torch.zeros(4, 12), CLASSES, r"momentum=None.*momentum=0\.1",
+    ),
+    "generator": (
+        lambda: Drawing(12, 5), nn.CrossEntropyLoss(), torch.zeros(4, 12), CLASSES,
+        r"generator=self\.draws.*leave generator= out, and seed .* by torch\.manual_seed",
     ),
 }  # fmt: skip
 
