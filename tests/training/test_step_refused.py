@@ -83,3 +83,10 @@ def test_another_weight_that_is_changed_in_place_is_not_the_embedding_s() -> Non
     step = autopar.train_step(model, nn.CrossEntropyLoss(), optimizer, ["cpu"])
     with pytest.raises(CaptureError, match=r"forward changes last\.bias in place"):
         step(TOKENS, CLASSES)
+
+
+def test_a_process_group_needs_a_job() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(autopar.DeviceError, match="torchrun"):
+        autopar.train_step(model, nn.MSELoss(), optimizer, ["cpu"], process_group=True)
