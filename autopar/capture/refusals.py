@@ -55,6 +55,11 @@ _ADVICE = (
         "torch.distributions.Distribution.set_default_validate_args(False)",
     ),
     (
+        ("Failed to convert args/kwargs to proxy…(Generator)",),
+        "a graph cannot draw from a torch.Generator of yours",
+        "leave generator= out, and seed torch's own generator by torch.manual_seed",
+    ),
+    (
         (".numpy()", "numpy()", "FakeTensor to numpy"),
         "it leaves torch for numpy",
         "write it with torch operators, or as a custom_op of torch with register_fake",
