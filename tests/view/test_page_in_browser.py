@@ -1,5 +1,6 @@
 """Pages in a browser without a network: each interaction, and no error in the console. Skipped without Chromium."""
 
+import re
 import shutil
 
 import pytest
@@ -157,6 +158,21 @@ def test_pictures_use_the_window_with_legible_text(pages, opened, number):
             ".map(e => parseFloat(e.getAttribute('font-size')) * e.getScreenCTM().a))"
         )
         assert small >= 10.99
+
+
+@pytest.mark.parametrize(
+    "dark", ("<body data-jp-theme-light=false>", "<body class=vscode-dark>", "<html theme=dark>", "")
+)
+def test_a_dark_notebook_has_a_dark_picture(opened, tmp_path, dark):
+    plan = view_plans.mlp()
+    (tmp_path / "a.html").write_text(f"<!DOCTYPE html>{dark}{plan._repr_html_()}")
+    page = opened(tmp_path / "a.html")
+    ground, ink = (
+        page.evaluate(f"getComputedStyle(document.querySelector('svg > {each}')).fill")
+        for each in ("rect", "text")
+    )
+    light = sum(map(int, re.findall(r"\d+", ground))) > sum(map(int, re.findall(r"\d+", ink)))
+    assert light == (not dark)
 
 
 def test_themes_follow_the_system_and_the_button(pages, opened):
