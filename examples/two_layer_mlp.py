@@ -66,7 +66,9 @@ def emulated(plan: autopar.Plan) -> str:
 
 def on_the_chips_clock(plan: autopar.Plan, timeline: Timeline) -> Timeline:
     """A measured timeline in the time of the declared chips, beside the prediction."""
-    return replace(scaled(timeline, 1 / (plan.costed.machine.slow_down or 1)), predicted=plan.timeline())
+    # The recorded prediction is on the clock of its call; the plan's machine may have a slower one since.
+    clock = timeline.predicted.makespan / plan.makespan if timeline.predicted else 1.0
+    return replace(scaled(timeline, 1 / clock), predicted=plan.timeline())
 
 
 def gain(plan: autopar.Plan, timeline: Recording) -> str:
