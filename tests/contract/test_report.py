@@ -145,6 +145,10 @@ def test_stages_log_their_start_and_their_seconds(caplog):
         begun = lines.index(f"{stage} …")
         assert any(re.fullmatch(rf"{stage}: [\d.]+ \S+", line) for line in lines[begun:]), lines
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    caplog.clear()
+    with pytest.raises(autopar.CaptureError):
+        autopar.plan(lambda x: x[x.sum().item()], ["cpu"], example_inputs=(torch.zeros(3),))
+    assert any(re.fullmatch(r"capture failed after [\d.]+ \S+", line) for line in caplog.messages)
 
 
 class Terminal:
