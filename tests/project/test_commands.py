@@ -69,7 +69,7 @@ def test_a_model_called_by_keyword_is_timed_and_forecast(folder, capsys):
         words = ["--hosts", "cpu + 2 rtx-4090", "--batch", "64", "--dtype", dtype]
         assert main(["whatif", "below/called.py:named", *words]) == 0
         out = capsys.readouterr().out
-        assert f"parameters in {name}" in out and " of 2 " in out
+        assert f"parameters in {name}" in out and max(map(len, out.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("command", [["plan"], ["bench"], ["whatif", "a:b"], ["doctor", "--bogus"], ["-v"]])
