@@ -13,7 +13,7 @@ from ..ir.distribution import SCHEDULES
 from ..ir.hosts import Hosts
 from ..ir.serialize import encode
 from ..system.text import COLUMNS, percent, seconds, size, table, wrapped
-from . import FACTORY, Parser, above_zero, call_factory, require_torch, require_writable, write
+from . import FACTORY, Parser, above_zero, call_factory, require_writable, write
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +26,6 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     if len(chosen.batch) not in (1, len(chosen.hosts)):
         parser.error("give one --batch, or one for each --hosts")
-    require_torch("whatif captures a model with it")
     require_writable(chosen.json)
     from ..distributed import forecast as of
 

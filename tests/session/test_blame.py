@@ -55,7 +55,7 @@ HERE = "test_blame.py:"
          ("the criterion undecided of Sequential", "return outputs.sum() if outputs.sum() > 0", HERE)),
         ({"criterion": nn.CrossEntropyLoss()}, lambda x, y: (x, y.float()),
          ("the criterion CrossEntropyLoss of Sequential itself raises on these",)),
-        ({"criterion": nn.CrossEntropyLoss()}, lambda x, y: (x[:, :5], y), ("Sequential itself raises on these arguments",)),
+        ({"criterion": nn.CrossEntropyLoss()}, lambda x, y: (x[:, :5], y), ("Sequential itself raises",)),
         ({"criterion": None, "step_fn": narrow}, None,
          ("the step_fn narrow of Sequential itself raises", "net(x[:, :5])", HERE)),
         ({"criterion": None, "step_fn": wrong}, None,
