@@ -115,6 +115,18 @@ def test_a_member_of_a_cluster_is_explained_as_its_cluster():
     assert len(tasks) == 3 and len({plan.explain(task) for task in (*tasks, cluster)}) == 1
 
 
+def test_a_reason_that_all_share_is_said_once():
+    graph = {
+        "tasks": [{"id": name, "seconds": {"cpu": 1.0}} for name in "abc"],
+        "values": [],
+        "devices": [{"name": "cpu"}],
+        "links": [],
+    }
+    plan = autopar.schedule(graph)
+    assert plan.explain("reasons").count("cpu is the only device there is") == 1
+    assert "cpu is the only device there is" in plan.explain("a")
+
+
 def test_a_report_is_a_page_whose_names_are_escaped():
     graph = {
         "tasks": [{"id": "<b>&", "seconds": {"cpu": 1.0}}],
