@@ -144,7 +144,7 @@ def fails_alone(name: str, error: BaseException) -> CaptureError:
     """Return the error for a model, or a named part of it, that cannot take a call; also of the class of `error`."""
     return CaptureError.like(
         error,
-        f"{name} fails on these arguments without autopar too{place(error)}: {type(error).__name__}: {error}",
+        f"{name} itself raises on these arguments{place(error)}: {type(error).__name__}: {error}",
     )
 
 
