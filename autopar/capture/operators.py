@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..ops import composites  # noqa: F401  (defines torch.ops.autopar)
 from ..ops.arguments import by_name
 from .torch_private import by_parts, conv_flop_count, decompositions, flop_registry, sdpa_flop_count
 

@@ -1,15 +1,15 @@
 """Register of the functions that explain, report and draw plans, timelines and machines, for the methods of these
 classes.
 
-`autopar.planner` and `autopar.view`, higher layers, register their functions here, so that `ir` does not import them.
+`autopar.planner` and `autopar.view`, higher layers, register their functions here, so that `ir` does not import them;
+the first use of one loads these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Literal, TypeAlias
-
-from ..errors import AutoparError
 
 Kind: TypeAlias = Literal["explain", "reasons", "draw", "save", "html", "titles"]
 
@@ -25,10 +25,7 @@ def register(kind: Kind, noun: type, function: Callable[..., Any]) -> None:
 
 
 def render(kind: Kind, noun: Any, *arguments: Any) -> Any:
-    """Call the function registered for the class of `noun`. Raises AutoparError if there is none."""
-    for known in type(noun).__mro__:
-        if (kind, known) in _RENDERERS:
-            return _RENDERERS[kind, known](noun, *arguments)
-    raise AutoparError(
-        f"nothing is loaded that can {kind} a {type(noun).__name__}; import autopar.view first"
-    )
+    """Call the function registered for the class of `noun`."""
+    import_module("autopar.view")
+    known = next(known for known in type(noun).__mro__ if (kind, known) in _RENDERERS)
+    return _RENDERERS[kind, known](noun, *arguments)
