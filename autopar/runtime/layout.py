@@ -1,11 +1,13 @@
-"""The storage of the buffers of a program in a call: slots, which lanes share, and locals."""
+"""The storage of the buffers of a program in a call: slots, which lanes share, and locals; and the caps it keeps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..costs.roofline import workspace
 from ..ir.graph import Graph
-from ..ir.program import Free, Program, makes, reads
+from ..ir.program import Free, Program, makes, reads, tasks_of
+from ..lowering.memory_bound import fits
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,19 @@ def laid_out(program: Program, graph: Graph) -> _Layout:
             slots[buffer.name] = size
             size += 1
     return _Layout(slots, size + 1, tuple(fed), drops, makers)
+
+
+def keeps_caps(program: Program, graph: Graph) -> bool:
+    """Return True if a program keeps every memory cap in a call in which the values of its graph have the bytes that
+    `graph` tells."""
+    buffers = tuple(
+        each if each.kind == "resident" else replace(each, bytes=graph.value[each.value].bytes)
+        for each in program.buffers
+    )
+    tasks = (task for _, step in program.steps() for task in tasks_of(step))
+    scratch = tuple((task, workspace(graph, graph.task[task])) for task in tasks)
+    everything = sum(each.bytes for each in buffers) + sum(nbytes for _, nbytes in scratch)
+    # The bound takes milliseconds, as much as a short call, and each length of a sequence may be new.
+    return all(everything <= cap for _, cap in program.caps) or fits(
+        replace(program, buffers=buffers, workspace=scratch)
+    )

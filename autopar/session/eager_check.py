@@ -13,10 +13,11 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..capture import Captured, fails_alone
+from ..capture import Captured
 from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
 from ..capture.eager_form import unprinted
+from ..capture.refusals import fails_alone
 from ..errors import DifferenceError
 from ..ir.machine import Machine
 from .compare import (
