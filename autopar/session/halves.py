@@ -23,7 +23,7 @@ from ..ir.program import Program
 from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..planner import place
-from ..runtime.layout import keeps_caps
+from ..runtime.bind_program import keeps_caps
 from ..transform.divide import alive, constants, divide, reached
 from .stages import deliveries, living, proved
 

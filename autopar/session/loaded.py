@@ -29,7 +29,7 @@ from ..ir.program import Program
 from ..runtime.executor import Executor
 from ..runtime.kernels import Kernel, named
 from ..runtime.kernels.piece_module import LEAST, value_of
-from ..runtime.layout import keeps_caps
+from ..runtime.bind_program import keeps_caps
 from ..runtime.replicas import Replicas
 from .classes import sharing
 from .kernel_build import Form, modules_of, pieces_of

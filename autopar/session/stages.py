@@ -33,7 +33,7 @@ from ..planner import replan
 from ..planner.lists.single import seconds_moved
 from ..runtime.executor import Executor
 from ..runtime.kernels.piece_module import LEAST
-from ..runtime.layout import keeps_caps
+from ..runtime.bind_program import keeps_caps
 from ..runtime.replicas import Replicas
 from ..system.process import uncollected
 from ..system.text import counted, seconds, stage
