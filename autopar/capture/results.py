@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 from ..ir.costed import CostedGraph
 from ..ir.graph import UPDATES, Argument, Value, refs
 from .captured import Captured
+from .dynamo_private import in_python
 from .refusals import Untraceable
 from .region import Region
 from .symbols import OPEN, computed, extents_of, is_open
-from .torch_private import in_python, memory
+from .torch_private import memory
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 

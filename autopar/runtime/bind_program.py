@@ -14,7 +14,7 @@ import linecache
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pkgutil import resolve_name
 from types import CodeType, TracebackType
@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..costs.roofline import workspace
 from ..ir.graph import Argument, Const, Graph, Ref
 from ..ir.open_size import OPENED
 from ..ir.plan import Plan
-from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads
+from ..ir.program import Compute, Copy, Free, Piece, Program, Record, Step, Wait, makes, reads, tasks_of
+from ..lowering.memory_bound import fits
 from ..ops import resolve
 from .kernels import Kernel
 from .lanes.emulated_clock import task_seconds
@@ -417,3 +419,19 @@ class _Writer:
 def _tuple(items: Sequence[str]) -> str:
     """Return the source of a tuple, without parentheses."""
     return f"{', '.join(items)}{',' if len(items) == 1 else ''}"
+
+
+def keeps_caps(program: Program, graph: Graph) -> bool:
+    """Return True if a program keeps every memory cap in a call in which the values of its graph have the bytes that
+    `graph` tells."""
+    buffers = tuple(
+        each if each.kind == "resident" else replace(each, bytes=graph.value[each.value].bytes)
+        for each in program.buffers
+    )
+    tasks = (task for _, step in program.steps() for task in tasks_of(step))
+    scratch = tuple((task, workspace(graph, graph.task[task])) for task in tasks)
+    everything = sum(each.bytes for each in buffers) + sum(nbytes for _, nbytes in scratch)
+    # The bound takes milliseconds, as much as a short call, and each length of a sequence may be new.
+    return all(everything <= cap for _, cap in program.caps) or fits(
+        replace(program, buffers=buffers, workspace=scratch)
+    )

@@ -6,13 +6,13 @@ and is exported with axes of any length.
 
 from __future__ import annotations
 
+import ast
 import copy
 import operator
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 from torch import fx, nn
 
@@ -37,10 +37,28 @@ def shortest(sizes: Iterable[float]) -> int:
     return min((size for size in sizes if isinstance(size, int)), default=LEAST)
 
 
-_FUNCTIONS = {
-    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "IntTrueDiv": operator.truediv,
-    "Mod": operator.mod, "PythonMod": operator.mod,
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "IntTrueDiv": operator.truediv, "Mod": operator.mod, "PythonMod": operator.mod,
+    "Eq": operator.eq, "Ne": operator.ne,
 }  # fmt: skip
+_PLAIN = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Constant, ast.Load, ast.operator, ast.unaryop,
+    ast.cmpop,
+)  # fmt: skip
+
+
+def value_of(expression: str, names: Mapping[str, Any]) -> Any:
+    """Return the value of the text of an expression in sizes. Raises ValueError if it is no plain arithmetic or has
+    unknown names."""
+    tree = ast.parse(expression, mode="eval")
+    for node in ast.walk(tree):
+        call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+        if not (call or isinstance(node, _PLAIN)):
+            raise ValueError(f"{expression} is no plain arithmetic")
+    try:
+        return eval(compile(tree, expression, "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **names})
+    except NameError as error:
+        raise ValueError(f"{expression}: {error}") from None
 
 
 def module_of(
@@ -49,7 +67,7 @@ def module_of(
     graph: Graph,
     device: torch.device,
     state: Mapping[str, Any],
-    symbols: Sequence[sympy.Expr] = (),
+    symbols: Sequence[str] = (),
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """Return the module of a piece, and the positions in `piece.reads` of its arguments.
 
@@ -106,7 +124,7 @@ def module_of(
     return module.eval(), tuple(takes)
 
 
-def _axes_of(value: Value, symbols: Sequence[sympy.Expr]) -> dict[int, str]:
+def _axes_of(value: Value, symbols: Sequence[str]) -> dict[int, str]:
     """Return the axes of a value whose length depends on the sizes of a call. `symbols`: expressions by place."""
     return {
         axis: f"{symbols[size.place]}, {size.share}"
@@ -118,10 +136,10 @@ def _axes_of(value: Value, symbols: Sequence[sympy.Expr]) -> dict[int, str]:
 class _Sizes:
     """The nodes of a graph that compute sizes of a call from its inputs."""
 
-    def __init__(self, graph: fx.Graph, symbols: Sequence[sympy.Expr]) -> None:
+    def __init__(self, graph: fx.Graph, symbols: Sequence[str]) -> None:
         self._graph, self._symbols = graph, symbols
-        self._sources: dict[sympy.Expr, tuple[fx.Node, int]] = {}
-        self._nodes: dict[sympy.Expr, fx.Node] = {}
+        self._sources: dict[str, tuple[fx.Node, int]] = {}
+        self._nodes: dict[str, fx.Node] = {}
 
     def note(self, node: fx.Node, value: Value) -> None:
         """Note the sizes that are lengths of an input of the graph."""
@@ -137,7 +155,7 @@ class _Sizes:
                 node = self._graph.call_function(function, (node, number))
         return node
 
-    def _node(self, expression: sympy.Expr) -> fx.Node:
+    def _node(self, expression: str) -> fx.Node:
         if expression not in self._nodes:
             if expression in self._sources:
                 node = self._graph.call_function(torch.ops.aten.sym_size.int, self._sources[expression])
@@ -146,14 +164,13 @@ class _Sizes:
             self._nodes[expression] = node
         return self._nodes[expression]
 
-    def _computed(self, expression: sympy.Expr) -> fx.Node:
-        free = sorted(expression.free_symbols, key=str)
-        if expression in free or {each.func.__name__ for each in expression.atoms(sympy.Function)} - {
+    def _computed(self, expression: str) -> fx.Node:
+        names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)} - {
             *_FUNCTIONS
-        }:
+        }
+        if expression in names:
             raise ValueError(f"the size {expression} is no function of the shapes of its inputs")
-        function = sympy.lambdify(free, expression, [_FUNCTIONS])
-        result: fx.Proxy = function(*(fx.Proxy(self._node(each)) for each in free))
+        result: fx.Proxy = value_of(expression, {name: fx.Proxy(self._node(name)) for name in names})
         return result.node
 
 
@@ -190,7 +207,7 @@ def bounds_of(program: torch.export.ExportedProgram, axes: Axes) -> Bounds:
                 raise ValueError(f"its kernel would hold where {expression} is {ours[str(length)]} alone")
             limits = program.range_constraints.get(length.node.expr)
             if limits is not None:
-                most = int(limits.upper) if isinstance(limits.upper, sympy.Integer) else sys.maxsize
+                most = int(limits.upper) if limits.upper.is_Integer else sys.maxsize
                 before = bounds.get(expression, (LEAST, sys.maxsize))
                 bounds[expression] = max(before[0], int(limits.lower)), min(before[1], most)
     return bounds
