@@ -25,7 +25,7 @@ from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..runtime.autograd_bridge import Written, placed
-from ..runtime.thread_state import alone_with, unseen
+from ..runtime.thread_state import capture_lock_and, no_saved_tensor_hooks
 from .check_wanted import wanted
 from .compare import Snapshot
 from .compiled_graph import CompiledGraph
@@ -238,7 +238,7 @@ class ModelSession(Session):
 
     def _checked(self, graph: CompiledGraph, key: Hashable, prepared: Planned, args: Sequence[Any]) -> Any:
         try:
-            with alone_with(self.lock):
+            with capture_lock_and(self.lock):
                 call = CALL.get() if graph.whole else None
                 captured = prepared.captured
                 if key not in graph.programs:
@@ -250,7 +250,7 @@ class ModelSession(Session):
                 if call is not None and call.answer is None:
                     # The model itself answers the user's call, for `judge` to compare with the placed answer.
                     eager.append(Snapshot(captured, args))
-                    with self.unrecorded(), unseen():
+                    with self.unrecorded(), no_saved_tensor_hooks():
                         call.run_model(eager[0], partial(_doubt, graph, key))
                     before = before if _state(graph.region, args) == before else None
                 reference = None
@@ -284,7 +284,7 @@ class ModelSession(Session):
         self, graph: CompiledGraph, prepared: Training, captured: Captured, args: Sequence[Any]
     ) -> list[Any]:
         """Compare outputs and gradients of a call with those of the captured graph in eager; return eager's outputs."""
-        with self.unrecorded(), unseen():
+        with self.unrecorded(), no_saved_tensor_hooks():
             weights = graph.region.weights(args)
             eager = Eager(captured, graph.module, args, weights, machine=self.machine)
             with eager.restored():

@@ -25,7 +25,7 @@ from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..planner import replan
 from ..runtime.executor import Executor
-from ..runtime.thread_state import alone
+from ..runtime.thread_state import capture_lock
 from ..session.check_wanted import wanted
 from ..session.compare import Snapshot
 from ..session.compiled_graph import CompiledGraph
@@ -337,13 +337,13 @@ class Signature:
         eager = None if self.checked else self._eager(args)
         self.latest = self.gradients
         # While alone, no kernels are built: later steps have other programs than the one that is checked.
-        with alone() if eager is not None else nullcontext():
+        with capture_lock() if eager is not None else nullcontext():
             found = self._session.executed(self.gradients, self.captured.flatten(args))
         if eager is not None:
             made = dict(zip((target for target, _ in self.captured.gradients), found[self.count :]))
             outputs = [value for value in found[: self.count] if isinstance(value, torch.Tensor)]
             try:
-                with alone():
+                with capture_lock():
                     eager.judge(outputs, [made.get(target) for target, _ in self.raw.gradients])
             except DifferenceError:
                 with eager.restored():
@@ -379,7 +379,7 @@ class Signature:
         if not wanted(plan, plan, self.captured, self.options):
             return None
         ((tangent, _),) = self.raw.tangents
-        with alone():
+        with capture_lock():
             start = {tangent: self.start["tangent"]}
             return Eager(self.raw, self.module, args, self.weights, start, self._session.machine)
 
