@@ -24,7 +24,7 @@ from ..capture.region import Region
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..runtime.autograd_bridge import Written, placed
+from ..runtime.autograd_bridge import EagerCall, memory_key
 from ..runtime.thread_state import capture_lock_and, no_saved_tensor_hooks
 from .check_wanted import wanted
 from .compare import Snapshot
@@ -173,7 +173,7 @@ class ModelSession(Session):
         return None
 
     def _differentiable(
-        self, prepared: Training, inputs: Sequence[Any], written: Written | None
+        self, prepared: Training, inputs: Sequence[Any], written: EagerCall | None
     ) -> list[Any]:
         """Return the outputs of one training call, measured during a recording; `written` is the call in eager."""
         recording = self.recording
@@ -218,7 +218,7 @@ class ModelSession(Session):
             outputs[index] = at[0][at[1]]
         return graph.region.numbers.fill(captured.rebuild(outputs), args)
 
-    def _written(self, graph: CompiledGraph, prepared: Training, args: Sequence[Any]) -> Written | None:
+    def _written(self, graph: CompiledGraph, prepared: Training, args: Sequence[Any]) -> EagerCall | None:
         """Return the call in eager, to be run again for a second derivative; None if that would not give the same
         result."""
         if not prepared.repeatable or casting.anywhere():
@@ -307,7 +307,7 @@ def _versions(args: Sequence[Any]) -> list[Any]:
     """Return the versions and places of the tensors among the arguments of a call; those of inference mode have no
     version."""
     tensors = [item for item in args if isinstance(item, torch.Tensor)]
-    return [(-1 if item.is_inference() else item._version, placed(item)) for item in tensors]
+    return [(-1 if item.is_inference() else item._version, memory_key(item)) for item in tensors]
 
 
 def _whole(prepared: Planned) -> Plan:
