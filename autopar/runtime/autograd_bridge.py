@@ -18,8 +18,8 @@ from ..capture.torch_private import keeps_graph, memory, packs_saved, raising
 from ..ops.composites.define import drawn
 
 EagerCall: TypeAlias = Callable[[Mapping[int, torch.Tensor]], Sequence[torch.Tensor] | None]
-"""The same call in eager, with other tensors in the place of those with these ids; returns its outputs, None if a
-tensor that the call takes has changed since."""
+"""A function that repeats a call in eager, with other tensors in place of the tensors with these ids; returns the
+outputs, None if a tensor that the call takes has changed since."""
 
 
 class _Bridge(torch.autograd.Function):
@@ -88,15 +88,15 @@ def _gradients(
 
 
 def memory_key(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return a key that a dense tensor shares with an alias of it until its memory is replaced."""
+    """Return a key of a dense tensor's memory and layout: equal for aliases until the memory is replaced."""
     if tensor.layout is not torch.strided:
         return ()
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
 def unalias(outputs: Sequence[Any], inputs: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
-    """Return outputs that the caller may change in place, as in eager; autograd forbids that for views that
-    it did not see being made.
+    """Return outputs that the caller may change in place, as in eager; autograd forbids that for views made outside
+    autograd.
 
     Outputs that share memory with `inputs` are copied, as are views that share memory with `saved` tensors. Views of
     one another stay views, so changing one raises.

@@ -53,7 +53,7 @@ class Executor:
     """
 
     any_size, due, raced = False, False, True
-    """It has no kernels, and is to have none (`KernelExecutor`)."""
+    """An executor without kernels, to which none will be added (`session.kernel_selection.KernelExecutor`)."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Executor:
         return executor
 
     def close(self) -> None:
-        """Stop its threads. A later call starts them again."""
+        """Stop the threads of the lanes. A later call starts them again."""
         with self._lock:
             self._crew.stop()
 
@@ -352,14 +352,14 @@ class _Residents:
             for name, states in flat.items()
         ]
         self.at_home = not (self._replicas or program.keeps)
-        """True if it reads state only at home, and keeps none."""
+        """True if the program reads state only at home, and keeps no replicas."""
 
     def fill(self) -> list[Any]:
         """Return the tensors of the buffers that the program reads, after bringing replicas up to date."""
         return self.pool.fill(self._read, self._masters, self._replicas)
 
     def swap(self, slots: Sequence[Any]) -> None:
-        """Keep the replicas that a call sent, once all its updates are written."""
+        """Keep the new replicas of a call, once all updates are written."""
         if self._single or self._flat:
             replaced = [(replica, slots[slot]) for replica, slot in self._single.items()]
             for slot, masters, replicas in self._flat:

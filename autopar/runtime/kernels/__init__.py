@@ -1,5 +1,5 @@
-"""Kernels of several tasks, compiled by other libraries. `LIBRARIES` has them by name; `named` also finds the backends
-of `torch.compile`."""
+"""The libraries that compile several tasks together to kernels: `LIBRARIES` by name, `named` also backends of
+`torch.compile`."""
 
 from __future__ import annotations
 

@@ -47,12 +47,12 @@ def _attention(
 
 
 def _log_sigmoid(tensor: Tensor) -> Tensor:
-    """Compute it as softplus: libraries take the logarithm of the sigmoid, which is zero below -88."""
+    """Compute the log sigmoid as softplus: libraries take the logarithm of the sigmoid, which is zero below -88."""
     return -functional.softplus(-tensor)
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Leave out `torch.tensor([])`, with which caches of transformers begin: PyTorch ignores it among tensors
+    """Concatenate without `torch.tensor([])`, with which caches of transformers begin: PyTorch ignores it among tensors
     of any shape, OpenVINO does not."""
     return torch.cat([tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors), dim)
 
@@ -156,7 +156,7 @@ def _lookups(module: fx.GraphModule) -> Iterator[tuple[fx.Node, int, fx.Node, bo
 
 
 def _viewed(node: Any) -> tuple[Any, bool]:
-    """Return the tensor that a node is a view, copy or cast of, and whether the node is only a part of it."""
+    """Return the tensor that a node is a view, copy or cast of, and True if the node is only a part of the tensor."""
     partly = False
     while node.target is operator.getitem or getattr(node.target, "is_view", False) or _cast(node.target):
         partly |= getattr(node.target, "_opname", "") not in _WHOLE and not _cast(node.target)
