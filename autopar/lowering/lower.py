@@ -116,7 +116,7 @@ class _Lowering:
         """Yield (buffer, state) of each copy of state kept for the next call: of changing state, and of new values of
         carried state."""
         for moved in self.plan.transfers:
-            if moved.value in self.graph.kept:
+            if moved.value in self.graph.refreshed:
                 yield f"{moved.value}@{moved.dst}", moved.value
         new = {target: new for new, target in self.graph.updates if target in self.graph.carried}
         for state, device in self.plan.resident:

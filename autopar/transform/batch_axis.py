@@ -253,8 +253,8 @@ class _Flow:
         for name, axis in cut_axes(task, cut):
             if self.graph.value[name].shape[axis] % self.rows:
                 return False
-        for name, made in zip(task.outputs, cut.outputs):
-            if made is None and (self.graph.readers[name] or name in self.graph.results):
+        for name, axis_out in zip(task.outputs, cut.outputs):
+            if axis_out is None and (self.graph.readers[name] or name in self.graph.results):
                 return False
         sizes = (at(task.args, path) for path in cut.scale)
         return all(isinstance(size, int) and size % self.rows == 0 for size in sizes)

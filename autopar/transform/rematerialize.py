@@ -265,12 +265,12 @@ class _Selection:
 
     def late(self) -> set[str]:
         """Return storages whose first reader in the backward also reads a value made in the backward."""
-        found: dict[str, bool] = {}
+        first: dict[str, bool] = {}
         for task in self.graph.tasks:
             if task.phase != "forward":
                 for name in task.inputs:
-                    found.setdefault(self.graph.value[name].storage, self.anchor(task) is not None)
-        return {name for name, late in found.items() if late}
+                    first.setdefault(self.graph.value[name].storage, self.anchor(task) is not None)
+        return {name for name, late in first.items() if late}
 
     def anchor(self, task: Task) -> str | None:
         """Return the last task of the backward whose values a task reads; None if it reads none."""
