@@ -54,7 +54,7 @@ def allot(batch: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...] | None:
+def allot_within(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tuple[int, ...] | None:
     """Assign rows in proportion to speed, limited by each device's room; None if there is too little room.
 
     Rows for which a device has no room go to the others, in proportion to their speed.
@@ -72,7 +72,7 @@ def share_out(batch: int, speeds: Sequence[float], rooms: Sequence[float]) -> tu
     return tuple(shares.get(d, 0) for d in range(len(speeds))) if sum(shares.values()) == batch else None
 
 
-def fitting(
+def allot_within_caps(
     batch: int, speeds: Sequence[float], caps: Sequence[int | None], peaks: Peaks
 ) -> tuple[int, ...] | None:
     """Return rows of each device in proportion to `speeds` (any unit), within `caps` (bytes; None: no limit).
@@ -91,26 +91,26 @@ def fitting(
     used = peaks(plain)
     if used is None or hold(used):
         return None
-    _note(samples, plain, used)
+    _record(samples, plain, used)
     # In the second prediction, every other device has more rows than in the first, the rest fewer.
     tilted = allot(batch, [speed * (1.5 if d % 2 else 0.5) for d, speed in enumerate(speeds)])
     used = peaks(tilted)
     if used is None:
         return None
-    _note(samples, tilted, used)
+    _record(samples, tilted, used)
     spare = tilted if hold(used) else None
     for _ in range(TURNS):
         rooms = [_room(known, limit) for known, limit in zip(samples, limits)]
-        chosen = share_out(batch, speeds, rooms)
+        chosen = allot_within(batch, speeds, rooms)
         if chosen is None or (used := peaks(chosen)) is None:
             return spare
         if hold(used):
             return chosen
-        _note(samples, chosen, used)
+        _record(samples, chosen, used)
     return spare
 
 
-def _note(samples: list[dict[int, int]], rows: Sequence[int], peaks: Sequence[int]) -> None:
+def _record(samples: list[dict[int, int]], rows: Sequence[int], peaks: Sequence[int]) -> None:
     for known, count, peak in zip(samples, rows, peaks):
         known[count] = max(peak, known.get(count, 0))
 
