@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 
 from ..errors import PlanError
 from ..ir.graph import JOIN, OWN, PART, SUM, SUMMED, Argument, Cut, Graph, Ref, Task, Value
-from ..ir.open_size import OpenSize, of_part
 from .batch_axis import LIKE, batch_of, best_flow
 
 TURNS = 6
@@ -269,9 +268,8 @@ class _Split:
     def put(self, value: Value, names: Sequence[str], index: int, axis: int | None, storage: str) -> None:
         """Add part `index` of a value, with its rows of the batch on `axis`."""
         name, size = names[index], self.sizes[index]
-        shape, nbytes, opened = value.shape, value.bytes, value.open
+        shape, nbytes = value.shape, value.bytes
         if axis is not None and axis >= 0:
-            opened = of_part(value, axis, size, self.total)
             shape = (*shape[:axis], shape[axis] // self.total * size, *shape[axis + 1 :])
             nbytes = nbytes // self.total * size
         self.values[name] = Value(
@@ -282,7 +280,6 @@ class _Split:
             storage,
             part=(value.name, index),
             label=value.label,
-            open=opened,
         )
 
     def storage(self, value: Value, name: str, names: dict[str, str]) -> str:
@@ -398,7 +395,7 @@ def _scaled(args: tuple[Argument, ...], path: tuple[int, ...], rows: int, batch:
         new = _scaled(old, tuple(rest), rows, batch)
     else:
         assert isinstance(old, int)
-        new = old.of_part(rows, batch) if isinstance(old, OpenSize) else old // batch * rows
+        new = old // batch * rows
     return (*args[:step], new, *args[step + 1 :])
 
 

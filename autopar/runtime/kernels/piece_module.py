@@ -85,7 +85,7 @@ def module_of(
             return [argument(part) for part in item]
         if isinstance(item, OpenSize):
             # The code that fx generates for a module cannot name an `OpenSize`.
-            return sizes.node(item) if symbols else int(item)
+            return sizes.node(symbols[item.place]) if symbols else int(item)
         return item
 
     for name in piece.tasks:
@@ -109,7 +109,7 @@ def module_of(
 def _axes_of(value: Value, symbols: Sequence[sympy.Expr]) -> dict[int, str]:
     """Return the axes of a value whose length depends on the sizes of a call. `symbols`: expressions by place."""
     return {
-        axis: f"{symbols[size.place]}, {size.share}"
+        axis: str(symbols[size.place])
         for axis, size in enumerate(value.open[:-1])
         if isinstance(size, OpenSize)
     }
@@ -126,18 +126,11 @@ class _Sizes:
     def note(self, node: fx.Node, value: Value) -> None:
         """Note the sizes that an input of the graph tells."""
         for axis, size in enumerate(value.open[:-1]):
-            if isinstance(size, OpenSize) and size.share == (1, 1):
+            if isinstance(size, OpenSize):
                 self._sources.setdefault(self._symbols[size.place], (node, axis))
 
-    def node(self, size: OpenSize) -> fx.Node:
+    def node(self, expression: sympy.Expr) -> fx.Node:
         """Return the node that computes a size. Raises ValueError if the inputs do not determine it."""
-        node, (rows, batch) = self._node(self._symbols[size.place]), size.share
-        for function, number in ((operator.floordiv, batch), (operator.mul, rows)):
-            if number != 1:
-                node = self._graph.call_function(function, (node, number))
-        return node
-
-    def _node(self, expression: sympy.Expr) -> fx.Node:
         if expression not in self._nodes:
             if expression in self._sources:
                 node = self._graph.call_function(torch.ops.aten.sym_size.int, self._sources[expression])
@@ -153,7 +146,7 @@ class _Sizes:
         }:
             raise ValueError(f"the size {expression} is no function of the shapes of its inputs")
         function = sympy.lambdify(free, expression, [_FUNCTIONS])
-        result: fx.Proxy = function(*(fx.Proxy(self._node(each)) for each in free))
+        result: fx.Proxy = function(*(fx.Proxy(self.node(each)) for each in free))
         return result.node
 
 
