@@ -181,9 +181,13 @@ def differentiates(graph: fx.Graph) -> bool:
     return any(getattr(node.target, "__name__", "") in _DIFFERENTIATES for node in graph.nodes)
 
 
+set_grad_mode = torch._C._set_grad_enabled
+"""Sets the grad mode. It is in C, so that no interrupt falls between its call and its effect."""
+
+
 def enables_grad(graph: fx.Graph) -> bool:
     """Return True if a part of Dynamo's graph is within `torch.enable_grad()`."""
-    return any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.nodes)
+    return any(node.target is set_grad_mode and node.args == (True,) for node in graph.nodes)
 
 
 transform_depth = torch._C._functorch.get_dynamic_layer_stack_depth
