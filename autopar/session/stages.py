@@ -31,9 +31,9 @@ from ..lowering.lower import lower
 from ..lowering.memory_bound import Peak
 from ..planner import replan
 from ..planner.lists.single import seconds_moved
+from ..runtime.bind_program import keeps_caps
 from ..runtime.executor import Executor
 from ..runtime.kernels.piece_module import LEAST
-from ..runtime.bind_program import keeps_caps
 from ..runtime.replicas import Replicas
 from ..system.process import uncollected
 from ..system.text import counted, seconds, stage

@@ -414,7 +414,7 @@ def refreshed(plan: Plan) -> Plan:
     transfers."""
     graph = plan.costed.graph
     costed = replace(plan.costed, graph=replace(graph, changing=()))
-    if not any(transfer.value in graph.kept for transfer in plan.transfers):
+    if not any(transfer.value in graph.refreshed for transfer in plan.transfers):
         return replace(plan, costed=costed)
     rested = replan(costed, plan)
     others = tuple(each for each in rested.candidates if each.policy != rested.policy)
