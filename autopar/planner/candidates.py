@@ -18,20 +18,13 @@ from .model.timing import memory
 
 SHORTER = 1e-9
 """Share by which a later schedule must be shorter than an earlier one to win."""
-FIFO_LIMIT = 1.02
-"""Limit on a schedule's makespan with FIFO buses, relative to that in its own order, to keep this order."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A simulated schedule.
-
-    served: its makespan in seconds with FIFO buses.
-    over: (device, peak bytes, cap) of each device that it exceeds.
-    """
+    """A simulated schedule, and (device, peak bytes, cap) of each device that it exceeds."""
 
     play: Play
-    served: float
     over: tuple[tuple[str, int, int], ...]
 
     @property
@@ -64,19 +57,9 @@ class Race:
         return time.monotonic() > self.until
 
     @property
-    def lead(self) -> Entry:
-        """The best entry: the shortest that fits, or else the one with the least excess. Raises the first error if
-        none is feasible."""
-        leader = self.leading()
-        if leader is None:
-            raise self.errors[0]
-        return leader
-
-    @property
     def done(self) -> bool:
         """True if nothing can be shorter than the best entry."""
-        leader = self.leading()
-        return leader is not None and not leader.over and leader.makespan <= self.bound * (1 + SHORTER)
+        return any(not entry.over and entry.makespan <= self.bound * (1 + SHORTER) for entry in self.entries)
 
     def trial(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule without entering it; None if it is infeasible.
@@ -104,17 +87,9 @@ class Race:
         except PlanError as error:
             self.errors.append(error)
             return None
-        served = play.makespan
-        if schedule.copies and not schedule.first_come and not self.instance.costed.machine.queued:
-            # Nothing delays a transfer for a more urgent one here, so a plan's promise must not depend on
-            # that. Of simultaneous requests, the one that the plan lists first goes first.
-            freed = Play(self.instance, replace(schedule, first_come=True))
-            served = freed.makespan
-            if not play.makespan * (1 + SHORTER) < served <= play.makespan * FIFO_LIMIT:
-                play = freed
         used = memory(play) if self.instance.tight else ()
         over = tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap)
-        return Entry(play, served, over)
+        return Entry(play, over)
 
     def enter(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule and enter it if it is feasible."""
@@ -137,24 +112,21 @@ class Race:
         split = self.instance.costed.graph.split
         self.candidates.append(Candidate(schedule.policy, split, makespan, note))
 
-    def leading(self, entries: list[Entry] | None = None) -> Entry | None:
-        """Return the shortest entry that fits (of equals, the one with the least makespan on FIFO buses, then
-        the first), or else the one with the least excess; None without entries."""
-        tried = self.entries if entries is None else entries
-        fitting = [entry for entry in tried if not entry.over]
-        least = min((entry.makespan for entry in fitting), default=0.0) * (1 + SHORTER)
-        chosen: Entry | None = None
-        for entry in fitting:
-            if entry.makespan <= least and (chosen is None or entry.served < chosen.served * (1 - SHORTER)):
-                chosen = entry
-        return chosen or min(tried, key=lambda entry: entry.excess, default=None)
+    def leader(self, entries: list[Entry] | None = None) -> Entry:
+        """Return the shortest entry that fits, the first of equals, or else the one with the least excess. Raises the
+        first error if there is none."""
+        entries = self.entries if entries is None else entries
+        if not entries:
+            raise self.errors[0]
+        fitting = [entry for entry in entries if not entry.over]
+        if not fitting:
+            return min(entries, key=lambda entry: entry.excess)
+        least = min(entry.makespan for entry in fitting) * (1 + SHORTER)
+        return next(entry for entry in fitting if entry.makespan <= least)
 
     def best(self, entries: list[Entry] | None = None) -> Entry:
-        """Return the leading entry. Raises MemoryCapError if it does not fit, and the first error if none is
-        feasible."""
-        leader = self.leading(entries)
-        if leader is None:
-            raise self.errors[0]
+        """Return the leader. Raises MemoryCapError if it does not fit."""
+        leader = self.leader(entries)
         if leader.over:
             raise _too_small(self.instance, leader)
         return leader

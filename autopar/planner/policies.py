@@ -124,5 +124,5 @@ def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callabl
                 )
             allowed[member] = (d,)
             by[member] = placed
-    order = urgent_first(instance, allowed)
+    order = urgent_first(instance, allowed=allowed)
     return partial(list_schedule, policy=name, order=order, allowed=allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..errors import PlanError, TooLongError
 from ..ir.costed import CostedGraph
@@ -32,16 +32,6 @@ ENDING = 0.06
 
 QUICK = 40_000
 """Steps of `anneal` if the plan is one of many, as for a captured model."""
-
-
-@dataclass(frozen=True)
-class _Strategy:
-    """A way to find schedules for the problems that it `supports`; `run` enters them into the race, in about the given
-    number of steps."""
-
-    name: str
-    supports: Callable[[Race], bool]
-    run: Callable[[Race, int], object]
 
 
 def _small(race: Race) -> bool:
@@ -90,22 +80,21 @@ def _anneal(race: Race, steps: int) -> None:
 
 
 def _polish(race: Race, steps: int) -> None:
-    for schedule in polish(race.instance, race.bound, race.lead.play, steps, race.until):
+    for schedule in polish(race.instance, race.bound, race.leader().play, steps, race.until):
         race.enter(schedule)
 
 
-STRATEGIES = (
-    _Strategy("lists", _small, lambda race, _: _lists(race, heft, lookahead)),
-    _Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
-             lambda race, _: _lists(race, fill, follow)),
-    _Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight),
-             _weighted),
-    _Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
-    _Strategy("annealing", lambda race: True, _anneal),
-    _Strategy("polish", lambda race: not _searched(race), _polish),
-    _Strategy("packing", lambda race: bool(race.lead.over) or any(entry.over for entry in _searched(race)), pack),
-)  # fmt: skip
-"""Strategies that `auto` races, in this order, as long as there is time."""
+STRATEGIES: tuple[tuple[Callable[[Race], bool], Callable[[Race, int], object]], ...] = (
+    (_small, lambda race, _: _lists(race, heft, lookahead)),
+    (lambda race: _small(race) and race.instance.tight, lambda race, _: _lists(race, fill, follow)),
+    (lambda race: not (_small(race) or race.instance.tight), _weighted),
+    (lambda race: not _small(race) and race.instance.tight, _uncapped),
+    (lambda race: True, _anneal),
+    (lambda race: not _searched(race), _polish),
+    (lambda race: bool(race.leader().over) or any(entry.over for entry in _searched(race)), pack),
+)
+"""Strategies that `auto` races, in this order, as long as there is time: the races that each supports, and the function
+that enters its schedules in about a number of steps."""
 
 
 def place(
@@ -132,11 +121,11 @@ def place(
     alone = _singles(race, strict=wide, until=began + (until - began) * ALONE)
     if policy != "auto":
         return _plan(race, race.best(asked(race, policy, alone)), alone)
-    for strategy in STRATEGIES:
+    for supports, run in STRATEGIES:
         if race.entries and (race.late or race.done):
             break
-        if strategy.supports(race):
-            strategy.run(race, steps)
+        if supports(race):
+            run(race, steps)
     return _plan(race, race.best(), alone, "time" if race.late else "")
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from oracles import needs_native
 
 from autopar.planner.bounds import lower_bound
-from autopar.planner.candidates import FIFO_LIMIT, Race
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
@@ -100,16 +99,3 @@ def test_annealing_ends_at_the_bound(monkeypatch):
     assert anneal(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
     with pytest.raises(AssertionError, match="it went on"):
         anneal(made, 0.0)
-
-
-@given(st.integers(0, 10**6), st.sampled_from([1.0, 5.0]))
-@settings(max_examples=10, deadline=None)
-def test_a_plan_keeps_its_promise_where_wires_serve_first_come_first_served(seed, ccr):
-    made = instance(seed, ccr=ccr)
-    race = Race(made)
-    for schedule in (heft(made), *anneal(made, 0.0, steps=4 * FIRST * made.clusters)):
-        race.enter(schedule)
-    for entry in race.entries:
-        served = Play(made, replace(entry.play.schedule, first_come=True))
-        assert entry.makespan <= served.makespan * (1 + 1e-9)
-        assert served.makespan <= entry.makespan * FIFO_LIMIT * (1 + 1e-9)

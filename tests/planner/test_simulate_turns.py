@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.planner.formats import read
-from autopar.planner.lists.heft import cost_to_go, heft, mean_first
+from autopar.planner.lists.heft import cost_to_go, heft, urgent_first
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Play, Schedule
 from autopar.planner.search.large import weighted
@@ -67,7 +67,7 @@ def test_everything_starts_when_the_last_that_it_waits_for_is_done(instance: Ins
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.sampled_from((0.0, 0.5, 1.0)))
 def test_ranks_keep_what_waits_behind(instance: Instance, copies: float) -> None:
-    order = mean_first(instance, copies)
+    order = urgent_first(instance, copies)
     place = {r: index for index, r in enumerate(order)}
     assert sorted(order) == list(range(instance.clusters))
     assert all(place[p] < place[r] for r, before in enumerate(instance.before) for p in before)

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import numpy as np
+
 from ...system.process import cores
 from ..candidates import Race
-from ..lists.heft import cost_to_go, list_schedule, mean_first, placed, urgent_first
+from ..lists.heft import cost_to_go, list_schedule, placed, urgent_first
 from ..model.instance import Instance
 from ..model.simulator import Play, Schedule
 from ..model.toposort import late
@@ -42,13 +44,14 @@ POLISHED = 10_000
 POLISH = 25_000
 """Steps to refine a schedule of a graph with too few steps for first lists."""
 LISTS = (
+    (1.0, 0.0, 0.0),
     *WEIGHTS,
     (0.5, 1.0, 1.0),
     (1.0, 0.25, 1.0),
     (0.5, 1.0, 0.3),
     (1.0, 1.0, 0.0),
 )
-"""Weights of the first lists in addition to those of HEFT; some prefer fewer transfers."""
+"""Weights of the first lists, HEFT's first; some prefer fewer transfers."""
 FIRST = 128
 """Steps for each cluster in the first lists together."""
 HOTTEST = 0.1
@@ -113,15 +116,12 @@ def _settled(instance: Instance) -> bool:
 def _first(instance: Instance) -> list[Listed]:
     """Return the first lists, each in its own order and non-delay: the shortest of each placement, the
     shortest first."""
-    found, tail = [], cost_to_go(instance)
-    lists = [(urgent_first(instance), ahead, 0.0) for ahead in (0.0, 1.0)]
-    lists += [(mean_first(instance, rank), ahead, stay) for rank, ahead, stay in LISTS]
-    for order, ahead, stay in lists:
-        to_go = [[ahead * seconds for seconds in row] for row in tail]
-        device, start = placed(instance, order, to_go, stay)
-        found += [evaluate(instance, device, start, eager=eager) for eager in (False, True)]
+    lists, tail = [], np.array(cost_to_go(instance))
+    for rank, ahead, stay in LISTS:
+        device, start = placed(instance, urgent_first(instance, rank), (ahead * tail).tolist(), stay)
+        lists += [evaluate(instance, device, start, eager=eager) for eager in (False, True)]
     placements: dict[tuple[int, ...], Listed] = {}
-    for listed in sorted(found, key=lambda listed: listed.makespan):
+    for listed in sorted(lists, key=lambda listed: listed.makespan):
         if listed.makespan < math.inf:
             placements.setdefault(tuple(listed.device), listed)
     return [*placements.values()]
