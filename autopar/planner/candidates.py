@@ -13,7 +13,7 @@ from ..ir.graph import Graph
 from ..ir.plan import Candidate
 from ..system.text import size
 from .model.instance import Instance
-from .model.simulator import Play, Schedule
+from .model.simulator import Schedule, Simulation
 from .model.timing import memory
 
 SHORTER = 1e-9
@@ -24,13 +24,13 @@ SHORTER = 1e-9
 class Entry:
     """A simulated schedule, and (device, peak bytes, cap) of each device that it exceeds."""
 
-    play: Play
+    simulation: Simulation
     over: tuple[tuple[str, int, int], ...]
 
     @property
     def makespan(self) -> float:
         """Its makespan in seconds."""
-        return self.play.makespan
+        return self.simulation.makespan
 
     @property
     def excess(self) -> int:
@@ -78,18 +78,18 @@ class Race:
             return ahead in held
 
         # The more clusters ahead, the more streamed state is there at once.
-        bisect_left(range(max(map(len, entry.play.orders), default=0))[::-1], True, key=fits)
+        bisect_left(range(max(map(len, entry.simulation.orders), default=0))[::-1], True, key=fits)
         return held[max(held)] if held else entry
 
     def _simulated(self, schedule: Schedule) -> Entry | None:
         try:
-            play = Play(self.instance, schedule)
+            simulation = Simulation(self.instance, schedule)
         except PlanError as error:
             self.errors.append(error)
             return None
-        used = memory(play) if self.instance.tight else ()
+        used = memory(simulation) if self.instance.tight else ()
         over = tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap)
-        return Entry(play, over)
+        return Entry(simulation, over)
 
     def enter(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule and enter it if it is feasible."""
@@ -106,7 +106,7 @@ class Race:
         note = ", ".join(
             f"{device} would need {size(peak)} of its {size(cap)}" for device, peak, cap in entry.over
         )
-        self._note(entry.play.schedule, None if entry.over else entry.makespan, note)
+        self._note(entry.simulation.schedule, None if entry.over else entry.makespan, note)
 
     def _note(self, schedule: Schedule, makespan: float | None, note: str) -> None:
         split = self.instance.costed.graph.split
@@ -139,12 +139,12 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
         d = instance.devices.index(device)
         held = dict(instance.given[d])
         for r, kept in enumerate(instance.kept):
-            if entry.play.device[r] == d:
+            if entry.simulation.device[r] == d:
                 held.update((storage, nbytes) for storage, nbytes in kept if storage not in held)
         made = {
             name: graph.value[name].bytes
             for r, cluster in enumerate(instance.costed.clusters)
-            if entry.play.device[r] == d
+            if entry.simulation.device[r] == d
             for task in cluster.tasks
             for name in graph.task[task].outputs
         }

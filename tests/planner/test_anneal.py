@@ -15,10 +15,10 @@ from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.simulator import Schedule, Simulation
 from autopar.planner.search import Annealing
 from autopar.planner.search import anneal as search
-from autopar.planner.search.anneal import FIRST, STEPS, anneal, polish
+from autopar.planner.search.anneal import FIRST, STEPS, anneal, refine
 
 pytestmark = needs_native
 
@@ -36,10 +36,10 @@ def test_between_the_bound_and_heft(seed, ccr):
     made = instance(seed, ccr=ccr)
     bound = lower_bound(made)
     found = anneal(made, bound, steps=8 * FIRST * made.clusters)
-    best = min(Play(made, schedule).makespan for schedule in found)
+    best = min(Simulation(made, schedule).makespan for schedule in found)
     assert bound <= best * (1 + 1e-9)
     # HEFT's own list is among the first, but for copies that it holds back and for lanes that are chosen anew.
-    assert best <= Play(made, Schedule("heft", heft(made).lanes)).makespan * 1.02
+    assert best <= Simulation(made, Schedule("heft", heft(made).lanes)).makespan * 1.02
 
 
 @pytest.mark.parametrize(("tasks", "devices"), [(24, 2), (40, 4)])
@@ -47,8 +47,8 @@ def test_near_a_planted_optimum(tasks, devices):
     graph, optimum = planted(3, tasks, devices, 0.5)
     made = Instance(read(graph))
     found = anneal(made, lower_bound(made), steps=150_000)
-    assert optimum * (1 - 1e-9) <= Play(made, found[0]).makespan <= optimum * 1.04
-    assert Play(made, found[0]).makespan < Play(made, heft(made)).makespan
+    assert optimum * (1 - 1e-9) <= Simulation(made, found[0]).makespan <= optimum * 1.04
+    assert Simulation(made, found[0]).makespan < Simulation(made, heft(made)).makespan
 
 
 def test_the_same_problem_gives_the_same_schedules():
@@ -60,7 +60,7 @@ def test_the_same_problem_gives_the_same_schedules():
 def test_cores_change_no_schedule(near, monkeypatch):
     """Also where a chain comes to a bound and those behind it are then not begun, or were, or were even before it."""
     made = instance(5, tasks=14, ccr=3.0)
-    bound = near * Play(made, anneal(made, 0.0)[0]).makespan
+    bound = near * Simulation(made, anneal(made, 0.0)[0]).makespan
     found = []
     for cores in (1, 2, 7):
         monkeypatch.setattr(search, "cores", lambda cores=cores: cores)
@@ -79,13 +79,13 @@ def test_graphs_too_large_for_annealing_are_refined():
     made = Instance(read(planted(2, 1_600, 4, 1.0)[0]))
     bound = lower_bound(made)
     assert anneal(made, bound) == []
-    play = Play(made, heft(made))
-    (found,) = polish(made, bound, play, STEPS, math.inf)
-    assert bound <= Play(made, found).makespan < play.makespan
-    assert polish(made, bound, play, STEPS, math.inf) == [found]
-    assert polish(made, bound, play, STEPS, 0.0) == []
+    simulation = Simulation(made, heft(made))
+    (found,) = refine(made, bound, simulation, STEPS, math.inf)
+    assert bound <= Simulation(made, found).makespan < simulation.makespan
+    assert refine(made, bound, simulation, STEPS, math.inf) == [found]
+    assert refine(made, bound, simulation, STEPS, 0.0) == []
     made.tight = True
-    assert polish(made, bound, play, STEPS, math.inf) == []
+    assert refine(made, bound, simulation, STEPS, math.inf) == []
 
 
 def test_annealing_ends_at_the_bound(monkeypatch):
@@ -96,6 +96,6 @@ def test_annealing_ends_at_the_bound(monkeypatch):
         raise AssertionError("it went on")
 
     monkeypatch.setattr(Annealing, "cool", cooled)
-    assert anneal(made, min(Play(made, heft(made)).makespan, 12e-3 + 1e-4))
+    assert anneal(made, min(Simulation(made, heft(made)).makespan, 12e-3 + 1e-4))
     with pytest.raises(AssertionError, match="it went on"):
         anneal(made, 0.0)

@@ -13,7 +13,7 @@ from autopar.planner import place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.simulator import Schedule, Simulation
 
 
 def random_schedule(instance, draw):
@@ -57,8 +57,8 @@ def test_no_schedule_is_below_the_bound(seed, tasks, ratio, devices):
     instance = Instance(graphs.random_dag(seed, tasks, devices, ccr=ratio))
     bound = lower_bound(instance)
     for number in range(5):
-        play = Play(instance, random_schedule(instance, random.Random(number)))
-        assert bound <= play.makespan * (1 + 1e-9)
+        simulation = Simulation(instance, random_schedule(instance, random.Random(number)))
+        assert bound <= simulation.makespan * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 5.0])

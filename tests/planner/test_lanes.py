@@ -9,7 +9,7 @@ from taskfiles import link, randomly, small
 
 from autopar.planner import replan, schedule
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play, schedule_of
+from autopar.planner.model.simulator import Simulation, schedule_of
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_a_plan_is_what_its_orders_simulate_to(seed):
     plan = schedule(randomly(random.Random(seed), 10))
     again = replan(plan.costed, plan)
     assert again.makespan == pytest.approx(plan.makespan)
-    assert Play(Instance(plan.costed), schedule_of(plan)).makespan == pytest.approx(plan.makespan)
+    assert Simulation(Instance(plan.costed), schedule_of(plan)).makespan == pytest.approx(plan.makespan)
     assert {step.cluster: step.lane for step in again.placed} == {
         step.cluster: step.lane for step in plan.placed
     }

@@ -13,7 +13,7 @@ from autopar.ir.plan import Plan
 from autopar.planner import POLICIES, Schedule, place
 from autopar.planner.bounds import lower_bound
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play
+from autopar.planner.model.simulator import Simulation
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_no_placement_of_a_small_graph_beats_the_bound(seed):
         if any(instance.costed.index[lane[:-2]] not in instance.allowed[r] for r, lane in enumerate(lanes)):
             continue
         orders = {lane: tuple(n for n, at in zip(instance.names, lanes) if at == lane) for lane in lanes}
-        best = min(best, Play(instance, Schedule("all", orders)).makespan)
+        best = min(best, Simulation(instance, Schedule("all", orders)).makespan)
     assert bound <= best * SLACK
     assert (
         bound >= max(min(s for s in cluster.seconds if s is not None) for cluster in costed.clusters) / SLACK

@@ -12,23 +12,23 @@ from benchmarks.replay import replay
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.simulator import Schedule, Simulation
 from autopar.planner.search import evaluate
 from autopar.planner.search.anneal import LARGE
 
 
-def served(instance: Instance) -> Play:
+def served(instance: Instance) -> Simulation:
     """The list schedule of a problem where wires serve first come, first served."""
-    return Play(instance, Schedule("heft", heft(instance).lanes))
+    return Simulation(instance, Schedule("heft", heft(instance).lanes))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_list_schedules_take_the_predicted_time(seed: int) -> None:
     instance = Instance(read(instances.small(seed)))
-    play = served(instance)
-    busy = evaluate(instance, play.device, play.start[: instance.clusters], eager=True)
-    again = Play(instance, busy.schedule("busy"))
-    assert again.device == play.device
+    simulation = served(instance)
+    busy = evaluate(instance, simulation.device, simulation.start[: instance.clusters], eager=True)
+    again = Simulation(instance, busy.schedule("busy"))
+    assert again.device == simulation.device
     assert again.makespan == pytest.approx(busy.makespan)
     # Wherever a lane idles before a cluster, that run has waited for something that had not come.
     for order in again.orders:
@@ -48,5 +48,5 @@ def test_plans_of_large_graphs_promise_what_wires_keep() -> None:
 def test_of_what_could_start_the_most_urgent_does() -> None:
     graph = {"tasks": [{"id": name, "seconds": {"p": 1.0}} for name in "abc"], "values": []}
     instance = Instance(read({**graph, "devices": [{"name": "p"}]}))
-    play = evaluate(instance, [0, 0, 0], [2.0, 0.0, 1.0], eager=True)
-    assert (play.schedule("busy").lanes["p/0"], play.makespan) == (("b", "c", "a"), 3.0)
+    simulation = evaluate(instance, [0, 0, 0], [2.0, 0.0, 1.0], eager=True)
+    assert (simulation.schedule("busy").lanes["p/0"], simulation.makespan) == (("b", "c", "a"), 3.0)

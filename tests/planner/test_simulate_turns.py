@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.planner.formats import read
 from autopar.planner.lists.heft import cost_to_go, heft, urgent_first
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.simulator import Schedule, Simulation
 from autopar.planner.search.large import weighted
 
 
@@ -49,18 +49,20 @@ def test_everything_starts_when_the_last_that_it_waits_for_is_done(instance: Ins
     schedule = heft(instance)
     if not ordered:
         schedule = Schedule(schedule.policy, schedule.lanes)
-    play = Play(instance, schedule)
-    ends = {0.0, *play.end}
-    assert all(start in ends for start in play.start)
-    for step, later in enumerate(play.waiting):
-        assert all(play.start[other] >= play.ready[other] >= play.end[step] for other in later)
-    for order in play.orders:
-        assert all(play.end[r] <= play.start[after] for r, after in pairwise(order))
+    simulation = Simulation(instance, schedule)
+    ends = {0.0, *simulation.end}
+    assert all(start in ends for start in simulation.start)
+    for step, later in enumerate(simulation.waiting):
+        assert all(
+            simulation.start[other] >= simulation.ready[other] >= simulation.end[step] for other in later
+        )
+    for order in simulation.orders:
+        assert all(simulation.end[r] <= simulation.start[after] for r, after in pairwise(order))
     # A wire has those first that ask first.
-    asked = sorted((play.ready[step], step) for step in range(instance.clusters, len(play.end)))
+    asked = sorted((simulation.ready[step], step) for step in range(instance.clusters, len(simulation.end)))
     for lane in range(len(instance.copy_lanes)) if not ordered else ():
-        own = [step for _, step in asked if play.moves[step - instance.clusters][1].lane == lane]
-        assert all(play.end[step] <= play.start[after] for step, after in pairwise(own))
+        own = [step for _, step in asked if simulation.moves[step - instance.clusters][1].lane == lane]
+        assert all(simulation.end[step] <= simulation.start[after] for step, after in pairwise(own))
 
 
 @pytest.mark.slow
@@ -77,9 +79,9 @@ def test_ranks_keep_what_waits_behind(instance: Instance, copies: float) -> None
 @given(problems())
 def test_cost_to_go_is_in_every_schedule(instance: Instance) -> None:
     """No schedule ends sooner after a cluster than its cost to go on the device where it is."""
-    play = Play(instance, heft(instance))
+    simulation = Simulation(instance, heft(instance))
     for r, row in enumerate(cost_to_go(instance)):
-        assert play.end[r] + row[play.device[r]] <= play.makespan + 1e-9
+        assert simulation.end[r] + row[simulation.device[r]] <= simulation.makespan + 1e-9
 
 
 @settings(max_examples=20, deadline=None)
@@ -88,4 +90,4 @@ def test_variants_can_be_carried_out(instance: Instance) -> None:
     found = weighted(instance)
     assert found
     assert [make(instance).policy for make in found.values()] == [*found]
-    assert all(Play(instance, make(instance)).makespan >= 0 for make in found.values())
+    assert all(Simulation(instance, make(instance)).makespan >= 0 for make in found.values())

@@ -81,7 +81,7 @@ def schedule_of(plan: Plan) -> Schedule:
     )
 
 
-class Play:
+class Simulation:
     """A simulated schedule. Steps are numbered: clusters first, then `moves`, the (value, hop) pairs.
 
     start, end, ready: seconds of each step.
