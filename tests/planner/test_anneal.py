@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.instances import planted
-from graphs import chain, machine, random_dag
+from graphs import machine, random_dag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import needs_native
@@ -16,7 +16,6 @@ from autopar.planner.formats import read
 from autopar.planner.lists.heft import heft
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.simulator import Schedule, Simulation
-from autopar.planner.search import Annealing
 from autopar.planner.search import anneal as search
 from autopar.planner.search.anneal import FIRST, STEPS, anneal, refine
 
@@ -51,11 +50,6 @@ def test_near_a_planted_optimum(tasks, devices):
     assert Simulation(made, found[0]).makespan < Simulation(made, heft(made)).makespan
 
 
-def test_the_same_problem_gives_the_same_schedules():
-    made = instance(5)
-    assert anneal(made, 0.0, steps=6 * FIRST * 20) == anneal(instance(5), 0.0, steps=6 * FIRST * 20)
-
-
 @pytest.mark.parametrize("near", [0.0, 1.0])
 def test_cores_change_no_schedule(near, monkeypatch):
     """Also where a chain comes to a bound and those behind it are then not begun, or were, or were even before it."""
@@ -86,16 +80,3 @@ def test_graphs_too_large_for_annealing_are_refined():
     assert refine(made, bound, simulation, STEPS, 0.0) == []
     made.tight = True
     assert refine(made, bound, simulation, STEPS, math.inf) == []
-
-
-def test_annealing_ends_at_the_bound(monkeypatch):
-    """A chain on equal devices is at its bound at once: nothing is changed."""
-    made = Instance(chain(12, replace(machine(2), queued=False), nbytes=1))
-
-    def cooled(*_):
-        raise AssertionError("it went on")
-
-    monkeypatch.setattr(Annealing, "cool", cooled)
-    assert anneal(made, min(Simulation(made, heft(made)).makespan, 12e-3 + 1e-4))
-    with pytest.raises(AssertionError, match="it went on"):
-        anneal(made, 0.0)
