@@ -22,7 +22,7 @@ from .region import Region
 from .results import resolver, results, with_open
 from .split_rules import cuts
 from .symbols import OPEN
-from .torch_private import memory
+from .torch_private import OpOverload, memory
 
 _aten = torch.ops.aten
 _CHANGES = ("dtype", "layout", "memory_format")
@@ -173,7 +173,7 @@ class _Conversion:
         if target is operator.getitem:
             self.made[node] = self.made[node.args[0]][node.args[1]]  # type: ignore[index]
             return
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, OpOverload):
             raise self.refusal(
                 node, f"the call of {getattr(target, '__name__', target)!r} has no plain tensor form"
             )

@@ -15,7 +15,15 @@ import torch
 from torch import fx
 
 from ..ops.arguments import by_name
-from .torch_private import by_parts, conv_flop_count, decompositions, flop_registry, sdpa_flop_count
+from .torch_private import (
+    OpOverload,
+    OpOverloadPacket,
+    by_parts,
+    conv_flop_count,
+    decompositions,
+    flop_registry,
+    sdpa_flop_count,
+)
 
 
 def flops(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
@@ -149,9 +157,9 @@ def collective(module: fx.GraphModule) -> fx.Node | None:
 
 
 def _namespace(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         target = target.overloadpacket
-    named = isinstance(target, torch._ops.OpOverloadPacket)
+    named = isinstance(target, OpOverloadPacket)
     return target._qualified_op_name.partition("::")[0] if named else ""
 
 

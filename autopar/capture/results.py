@@ -10,15 +10,14 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
 
 from ..ir.costed import CostedGraph
 from ..ir.graph import UPDATES, Argument, Value, refs
 from .captured import Captured
 from .refusals import Untraceable
 from .region import Region
-from .symbols import OPEN, computed, extents_of, is_open
-from .torch_private import in_python, memory
+from .symbols import OPEN, extents_of, is_open
+from .torch_private import computed, in_python, memory, pytree
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 

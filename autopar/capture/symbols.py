@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
-from torch.utils import _pytree as pytree
+
+from .torch_private import pytree
 
 OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Types of symbolic sizes."""
@@ -49,15 +50,3 @@ def is_open(value: Any) -> bool:
         sizes = (*value.shape, *value.stride(), value.storage_offset())
         return any(isinstance(size, torch.SymInt) for size in sizes)
     return isinstance(value, OPEN)
-
-
-class _Undefined(ArithmeticError, ValueError):
-    """Python's `math` cannot compute a number; as its error is a ValueError."""
-
-
-def computed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the number that a function of Python's returns. Raises ArithmeticError where that raises an error."""
-    try:
-        return function(*args, **kwargs)
-    except ValueError as error:
-        raise _Undefined(str(error)) from error

@@ -17,12 +17,12 @@ from torch.autograd import forward_ad, grad_mode
 
 from ..errors import CaptureError
 from ..system import versions
-from .symbols import computed
 
 try:
     from torch._decomp import decompositions
     from torch._dynamo import guards as _guards
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
+    from torch._ops import OpOverload, OpOverloadPacket
     from torch._subclasses import fake_impls as _fakes
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
@@ -48,8 +48,8 @@ if not versions.supported(torch.__version__):
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensorMode", "FloatTrueDiv", "FloorToInt", "conv_flop_count", "decompositions", "flop_registry",
-    "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
+    "FakeTensorMode", "FloatTrueDiv", "FloorToInt", "OpOverload", "OpOverloadPacket", "conv_flop_count",
+    "decompositions", "flop_registry", "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
 
@@ -81,6 +81,18 @@ class _Python(PythonReferenceAnalysis):
     """Python's arithmetic; torch's own largest and smallest of numbers take no constants of sympy's."""
 
     maximum, minimum = staticmethod(max), staticmethod(min)
+
+
+class _Undefined(ArithmeticError, ValueError):
+    """Python's `math` cannot compute a number; as its error is a ValueError."""
+
+
+def computed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the number that a function of Python's returns. Raises ArithmeticError where that raises an error."""
+    try:
+        return function(*args, **kwargs)
+    except ValueError as error:
+        raise _Undefined(str(error)) from error
 
 
 def timeout_of(group: Any, device: torch.device) -> Any:

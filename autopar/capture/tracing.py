@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from ..ops.arguments import by_name
@@ -26,7 +25,7 @@ from .dynamo_private import differentiated, flattened
 from .operators import BY_PARTS, draws
 from .refusals import Untraceable, assigned, ordered, unannounced
 from .source_locations import at_line
-from .torch_private import INFERENCE_MODE, autograd_keys, differentiates
+from .torch_private import INFERENCE_MODE, OpOverload, autograd_keys, differentiates, pytree
 from .trace_state import restored_state
 
 _aten = torch.ops.aten
@@ -222,7 +221,7 @@ def _effective(node: fx.Node, forward: bool) -> bool:
 
 
 def _draws(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: given.meta.get("val"))
     return draws(node.target, args, kwargs)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..capture import Captured, fails_alone
 from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
 from ..capture.eager_form import unprinted
+from ..capture.torch_private import pytree
 from ..errors import DifferenceError
 from ..ir.machine import Machine
 from .compare import (

@@ -24,7 +24,7 @@ from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..planner import place
 from ..transform.divide import alive, constants, divide, reached
-from .stages import deliveries, keeps_caps, living, proved
+from .stages import deliveries, homes_with_slices, keeps_caps, proved
 
 STANDING = "standing on "
 """Prefix of the names of stand-in states, each for all that a device holds and a half does not read."""
@@ -62,7 +62,7 @@ class Halves:
         self.machine, self._delivery = joint.costed.machine, outputs
         # Joint plans count the transfers of changed weights, which each call makes before its program runs.
         graph = replace(joint.costed.graph, changing=())
-        self.homes = living(graph, homes)
+        self.homes = homes_with_slices(graph, homes)
         self.forward_graph, self.backward_graph = divide(graph, len(self.gradients))
         self.outputs = graph.outputs[: len(graph.outputs) - len(self.gradients)]
         self.names = list(dict.fromkeys(self.outputs))

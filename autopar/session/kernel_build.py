@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..capture import Captured
 from ..capture.results import expressions, resizable
+from ..capture.torch_private import pytree
 from ..costs.calibrate import threads
 from ..ir.costed import CostedGraph
 from ..ir.graph import Const, Task

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..capture import autocast as casting
+from ..capture.torch_private import pytree
 from ..errors import DifferenceError
 from ..ir.machine import Machine
 from .compare import LIMIT, Snapshot, apart, coarse, error, rounded

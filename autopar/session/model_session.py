@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from ..capture import Captured, Untraceable
 from ..capture import autocast as casting
@@ -21,6 +20,7 @@ from ..capture.eager_form import unprinted
 from ..capture.floats import fixable
 from ..capture.refusals import explain
 from ..capture.region import Region
+from ..capture.torch_private import pytree
 from ..errors import AutoparError, MemoryCapError, PlanError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
@@ -34,7 +34,7 @@ from .kernel_selection import build_kernels
 from .model_check import CALL
 from .options import Options
 from .own_loop import Training, plan_training
-from .program_cache import CHECKED, Done, again
+from .program_cache import CHECKED, Done, reuse_placement
 from .session import Session
 from .stages import Prepared, plan_captured, prepare, proved
 from .would_fit import advised
@@ -130,7 +130,7 @@ class ModelSession(Session):
         # The pins were checked against the whole model.
         asked = self.options if self.root is None else self.options.within(captured.graph)
         known = graph.plans.get("call")
-        options = asked if known is None else again(asked, known)
+        options = asked if known is None else reuse_placement(asked, known)
         try:
             prepared = self._prepared(graph, captured, options, args)
         except MemoryCapError:

@@ -101,7 +101,7 @@ class Options:
         name something in this graph."""
         return replace(self, pins=naming(graph, self.pins))
 
-    def living(self, machine: Machine, model: Any) -> None:
+    def require_homes(self, machine: Machine, model: Any) -> None:
         """Raise PlanError if a weight of a module is not on its declared home; those on meta are yet to come."""
         for path, owner, key in slots(model) if isinstance(model, nn.Module) else ():
             device, tensor = lives(path, self.home), owner[key]

@@ -39,7 +39,7 @@ from .halves import STANDING, Half, Halves
 from .kernel_selection import KernelExecutor, build_kernels
 from .options import Options
 from .session import Session
-from .stages import Prepared, copies, executed, homes_of, plan_captured, timed
+from .stages import Prepared, changes_memory_layout, executed, homes_of, plan_captured, timed
 
 Held: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """A state that a forward has read, and an alias that keeps its memory."""
@@ -138,7 +138,9 @@ class Training:
         self._begin(captured)
 
     def _begin(self, captured: Captured) -> None:
-        self.captured = captured if copies(self.halves.joint) else captured.without_redundant_strides()
+        self.captured = (
+            captured if changes_memory_layout(self.halves.joint) else captured.without_redundant_strides()
+        )
         self._places = [*map(captured.graph.outputs.index, self.halves.names)]
         self._backward: dict[tuple[str, ...], tuple[Prepared, tuple[bool, ...]]] = {}
         self._lock = threading.Lock()

@@ -99,7 +99,7 @@ class Prepared:
 
     def resized(self, source: Captured) -> Prepared:
         """Return the program for the sizes of `source`, with kernels if these are for all sizes."""
-        captured = source if copies(self.plan) else source.without_redundant_strides()
+        captured = source if changes_memory_layout(self.plan) else source.without_redundant_strides()
         return replace(self, captured=captured, executor=self.executor.resized(source.sizes), source=source)
 
     @property
@@ -168,7 +168,7 @@ def bind(
 ) -> Prepared:
     """Return the proved program of a plan, bound to the live model, as `executed` does."""
     program, _ = proved(plan)
-    trusted = captured if copies(plan) else captured.without_redundant_strides()
+    trusted = captured if changes_memory_layout(plan) else captured.without_redundant_strides()
     return replace(executed(trusted, plan, program, pool or Replicas(), kernels, changing), source=captured)
 
 
@@ -190,7 +190,7 @@ def executed(
     return Prepared(captured, plan, run, KernelExecutor(KernelSelection(executor, form, pool, kernels)))
 
 
-def copies(plan: Plan) -> bool:
+def changes_memory_layout(plan: Plan) -> bool:
     """Return True if values are transferred or rejoined, which changes their memory layout."""
     return bool(plan.transfers or plan.costed.graph.split)
 
@@ -295,7 +295,9 @@ def _planned(
     def price(candidate: Graph) -> CostedGraph:
         whole = {task.name: task.origin or task.name for task in candidate.tasks}
         pinned = {name: pins[origin] for name, origin in whole.items() if origin in pins}
-        return costed(candidate, living(candidate, homes), {**pinned, **pinned_sums(candidate, sums)})
+        return costed(
+            candidate, homes_with_slices(candidate, homes), {**pinned, **pinned_sums(candidate, sums)}
+        )
 
     def moved(candidate: Graph, device: str) -> CostedGraph:
         own = {**homes, **dict.fromkeys(candidate.state, device)}
@@ -345,7 +347,7 @@ def homes_of(
     return {**homes, **dict.fromkeys((name for name, _ in captured.tangents), first)}
 
 
-def living(graph: Graph, homes: Mapping[str, str]) -> dict[str, str]:
+def homes_with_slices(graph: Graph, homes: Mapping[str, str]) -> dict[str, str]:
     """Return the homes of a graph with slices of state, which live at the home of the whole state."""
     return {**homes, **{value.name: homes[value.slice.of] for value in graph.values if value.slice}}
 

@@ -14,6 +14,7 @@ import torch
 
 from ...ir.graph import Cut
 from ...ops.arguments import tensors
+from ..torch_private import OpOverload
 
 # Imported because they register their rules.
 from . import linear, reduce, shape  # noqa: F401
@@ -41,7 +42,7 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
     distinct tensor object, in argument order, args before kwargs; `Cut.outputs` has one for each output (each
     item of a sequence). Random, in-place and data-dependent operators have no cut.
     """
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
         return ()
     name = target._schema.name
     if name not in _TAGGED_BUT_SAFE and not _REFUSED.isdisjoint(target.tags):

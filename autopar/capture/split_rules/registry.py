@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ...ops.arguments import by_name
+from ..torch_private import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,7 @@ class Call:
         outputs: the output, or each item if the operator returns several.
     """
 
-    def __init__(
-        self, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
-    ):
+    def __init__(self, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any):
         self.name: str = target._schema.name
         self.arguments: dict[str, Any] = by_name(target, args, kwargs)
         self.position: dict[str, int] = {
