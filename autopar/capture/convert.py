@@ -35,12 +35,12 @@ _ASSERTS = frozenset({
 })  # fmt: skip
 
 
-def captured_at(region: Region, given: Sequence[Any], divisible: bool = True) -> Captured:
+def captured_at(region: Region, args: Sequence[Any], divisible: bool = True) -> Captured:
     """Return the graph of a region for the arguments of one call, with cuts if `divisible`.
 
     Raises Untraceable if a size depends on values.
     """
-    captured = _Conversion(region, divisible).captured(given)
+    captured = _Conversion(region, divisible).captured(args)
     return _finished(captured) if region.traced.tangents else captured
 
 
@@ -61,10 +61,10 @@ class _Conversion:
         self.random: str | None = None
         self.phase: Literal["forward", "backward"] = "forward"
 
-    def captured(self, given: Sequence[Any]) -> Captured:
+    def captured(self, args: Sequence[Any]) -> Captured:
         """Return the result of the whole conversion for the arguments of one call."""
         region, traced = self.region, self.region.traced
-        at = resolver(region, given)
+        at = resolver(region, args)
         for node, value in region.open.items():
             node.meta["val"] = at(value)
         names, state = self.placeholders(at)
@@ -110,7 +110,7 @@ class _Conversion:
             {},
             lambda args: [args[number] for number in inputs],
             home=next(
-                (item.device for item in given if isinstance(item, torch.Tensor)), torch.get_default_device()
+                (item.device for item in args if isinstance(item, torch.Tensor)), torch.get_default_device()
             ),
             same=same,
             # A tensor returned in several places is one output with one gradient.
@@ -144,12 +144,12 @@ class _Conversion:
         self, tensors: Sequence[int], names: Sequence[str], updated: Mapping[str, str]
     ) -> tuple[list[str], tuple[tuple[int, str], ...]]:
         """Return the value of each result that is a tensor, and (index, value) of those that are placeholders."""
-        made = self.region.traced.outputs
-        computed = self.apart(made) if self.differentiated else [*map(self.keep, made)]
+        nodes = self.region.traced.outputs
+        computed = self.apart(nodes) if self.differentiated else [*map(self.keep, nodes)]
         results = [self.region.results[place] for place in tensors]
         same = tuple((index, names[result.same]) for index, result in enumerate(results) if result.same >= 0)
-        given = {index: updated.get(name, name) for index, name in same}
-        outputs = [given.get(index) or computed[result.index] for index, result in enumerate(results)]
+        by_index = {index: updated.get(name, name) for index, name in same}
+        outputs = [by_index.get(index) or computed[result.index] for index, result in enumerate(results)]
         return outputs, same
 
     def give(self, node: Node, path: str, kind: Literal["input", "state"]) -> str:
@@ -199,11 +199,12 @@ class _Conversion:
             return
         base = self.root(args, dict(kwargs), alias)
         everything = (*args, *(item for _, item in kwargs))
-        given = self.memories(everything)
+        memories = self.memories(everything)
         names = [f"{node.name}.{index}" for index in range(len(output))] if unpack else [node.name]
         items = output if unpack else (output,)
         outputs = [
-            self.hold(node, name, item, base or given.get(memory(item))) for name, item in zip(names, items)
+            self.hold(node, name, item, base or memories.get(memory(item)))
+            for name, item in zip(names, items)
         ]
         views = bool(outputs) and all(self.values[name].storage != name for name in outputs)
         module, source, code = self.region.located(node)
@@ -234,10 +235,10 @@ class _Conversion:
         )
         if random:
             self.random = node.name
-        found: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None
-        self.made[node] = found
+        results: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None
+        self.made[node] = results
         if key is not None:
-            self.twins[key] = found
+            self.twins[key] = results
 
     def number(self, traced: Any, value: Any) -> Argument:
         """Return a number as an argument, `opened` if it depends on the sizes or floats of the call."""
@@ -319,8 +320,8 @@ class _Conversion:
         """Return the storage that the outputs share; None if they have their own."""
         if alias is None:
             return None
-        given = kwargs.get(alias) if isinstance(alias, str) else args[alias] if alias < len(args) else None
-        name = next(refs(given), None)
+        argument = kwargs.get(alias) if isinstance(alias, str) else args[alias] if alias < len(args) else None
+        name = next(refs(argument), None)
         return self.values[name].storage if name else None
 
     def memories(self, arguments: Argument) -> dict[int | None, str]:
@@ -331,23 +332,23 @@ class _Conversion:
 
     def keep(self, node: Any) -> str:
         """Return the value of an output node."""
-        found = self.made[node]
-        if not isinstance(found, Ref):
+        value = self.made[node]
+        if not isinstance(value, Ref):
             raise self.refusal(node, "it returns something other than a tensor")
-        return found.value
+        return value.value
 
     def apart(self, nodes: Sequence[Node]) -> list[str]:
         """Return a distinct value for each of these results: a repeated one becomes a view."""
-        found: dict[str, None] = {}
+        distinct: dict[str, None] = {}
         for node in nodes:
             name = self.keep(node)
-            if name in found:
+            if name in distinct:
                 storage = self.values[name].storage
                 view = self.like(node, name, "view", storage)
                 self.tasks.append(Task(view, "aten.alias.default", (Ref(name),), outputs=(view,), free=True))
                 name = view
-            found[name] = None
-        return list(found)
+            distinct[name] = None
+        return list(distinct)
 
     def fresh(self, node: Node) -> str:
         """Return the value of an output node in its own memory: a copy if it is an input or state, or may
@@ -361,9 +362,9 @@ class _Conversion:
 
     def like(self, node: Node, name: str, what: str, storage: str | None = None) -> str:
         """Add a value of the form of another one, as a `view` of it or a `copy`; return its name."""
-        made = self.hold(node, f"{name}.{what}", self.fakes[name], storage)
-        self.values[made] = replace(self.values[made], open=self.values[name].open)
-        return made
+        twin = self.hold(node, f"{name}.{what}", self.fakes[name], storage)
+        self.values[twin] = replace(self.values[twin], open=self.values[name].open)
+        return twin
 
     def refusal(self, node: Node, why: str) -> Untraceable:
         """Return the error for a node, with the call, its module and the user's line."""
@@ -396,5 +397,5 @@ def _finished(captured: Captured) -> Captured:
     }
     graph = renamed(with_own_views(graph), called)
     count = len(captured.graph.outputs) - len(gradients)
-    made = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
-    return replace(captured, graph=graph, gradients=made)
+    by_target = tuple(zip((target for target, _ in gradients), graph.outputs[count:]))
+    return replace(captured, graph=graph, gradients=by_target)

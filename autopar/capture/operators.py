@@ -143,8 +143,8 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if the call draws random numbers: its tag allows draws, and its arguments require them."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    given = by_name(target, args, kwargs)
-    return all(given.get(name, True) for name in _CHANCE.get(target.overloadpacket, ()))
+    arguments = by_name(target, args, kwargs)
+    return all(arguments.get(name, True) for name in _CHANCE.get(target.overloadpacket, ()))
 
 
 def collective(module: fx.GraphModule) -> fx.Node | None:

@@ -70,14 +70,14 @@ def results(region: Region, at: Callable[[Any], Any]) -> dict[str, Any]:
     tensors = [place for place, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)]
     known = [None if isinstance(fake, torch.Tensor) else at(fake) for fake in fakes]
     strides = [at(wanted) for wanted, _ in region.layouts]
-    alike = tuple(at(made) == wanted for (_, made), wanted in zip(region.layouts, strides))
+    alike = tuple(at(traced) == wanted for (_, traced), wanted in zip(region.layouts, strides))
 
     def rebuild(values: Sequence[Any]) -> list[Any]:
         """Return the results of the region, tensors and plain numbers, from the outputs of the graph."""
-        found = list(known)
+        filled = list(known)
         for place, value in zip(tensors, values):
-            found[place] = value
-        return found
+            filled[place] = value
+        return filled
 
     return {"rebuild": rebuild, "strides": strides, "alike": alike}
 

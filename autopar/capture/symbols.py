@@ -21,23 +21,23 @@ def extents_of(item: Any) -> tuple[Any, ...]:
 
 def symbols_in(items: Sequence[Any]) -> tuple[tuple[int, int, sympy.Symbol], ...]:
     """Return (position of the item, place among its extents, symbol) for each symbol of a size, where it is first."""
-    found: dict[sympy.Symbol, tuple[int, int]] = {}
+    first: dict[sympy.Symbol, tuple[int, int]] = {}
     for position, item in enumerate(items):
         for place, size in enumerate(extents_of(item) if is_open(item) else ()):
             if isinstance(size, OPEN) and size.node.expr.is_Symbol:
-                found.setdefault(size.node.expr, (position, place))
-    return tuple((position, place, symbol) for symbol, (position, place) in found.items())
+                first.setdefault(size.node.expr, (position, place))
+    return tuple((position, place, symbol) for symbol, (position, place) in first.items())
 
 
 def symbols_of(value: Any) -> set[sympy.Symbol]:
     """Return the symbols on which a number, or the layout of each tensor in `value`, depends."""
-    found = set[sympy.Symbol]()
+    symbols = set[sympy.Symbol]()
     for item in filter(is_open, pytree.tree_leaves(value)):
         offset = (item.storage_offset(),) if isinstance(item, torch.Tensor) else ()
         for size in (*extents_of(item), *offset):
             if isinstance(size, OPEN):
-                found |= size.node.expr.free_symbols
-    return found
+                symbols |= size.node.expr.free_symbols
+    return symbols
 
 
 def is_open(value: Any) -> bool:

@@ -240,8 +240,8 @@ def autograd_keys(kinds: set[str]) -> list[Any]:
     private = torch._C._get_privateuse1_backend_name()
     names = ["PrivateUse1" if kind == private else kind.upper() for kind in sorted(kinds)]
     names = [{"META": "Meta"}.get(name, name) for name in names]
-    found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
-    return [key for key in found if key is not None]
+    keys = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
+    return [key for key in keys if key is not None]
 
 
 def depends_on_values(made: Any) -> bool:

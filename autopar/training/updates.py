@@ -26,10 +26,9 @@ from ..ir.plan import Plan
 from ..planner import replan
 from ..runtime.executor import Executor
 from ..runtime.thread_state import alone
-from ..session.check_wanted import wanted
 from ..session.compare import Snapshot
 from ..session.compiled_graph import CompiledGraph
-from ..session.eager_check import Eager
+from ..session.eager_check import Eager, wanted
 from ..session.kernel_selection import KernelExecutor, build_kernels
 from ..session.options import Options
 from ..session.program_cache import CHECKED, Done, reuse_placement

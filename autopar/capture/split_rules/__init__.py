@@ -56,11 +56,11 @@ def cuts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: An
         return ()
     inputs = {id(tensor): tensor for tensor in tensors((*args, *kwargs.values()))}
     call = Call(target, args, kwargs, output)
-    made = [item for item in call.outputs if isinstance(item, torch.Tensor)]
-    if any(type(size) is not int for tensor in (*inputs.values(), *made) for size in tensor.shape):
+    outputs = [item for item in call.outputs if isinstance(item, torch.Tensor)]
+    if any(type(size) is not int for tensor in (*inputs.values(), *outputs) for size in tensor.shape):
         return ()
-    found = {cut: None for way in rule(call) for cut in _resolve(call, way, inputs)}
-    return tuple(found)
+    distinct = {cut: None for way in rule(call) for cut in _resolve(call, way, inputs)}
+    return tuple(distinct)
 
 
 def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterator[Cut]:

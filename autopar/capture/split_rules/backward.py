@@ -145,8 +145,8 @@ def bags(call: Call) -> Iterator[Way]:
 def composite(call: Call) -> Iterator[Way]:
     """Yield the ways of the operator behind a composite; for its backward, each of them transposed."""
     plain = _Plain(call)
-    found = RULES.get(plain.name) or RULES.get(plain.name.replace("aten::", "autopar::"))
-    ways = found(plain) if found else iter(())
+    rule_of = RULES.get(plain.name) or RULES.get(plain.name.replace("aten::", "autopar::"))
+    ways = rule_of(plain) if rule_of else iter(())
     if not call.name.endswith("_backward"):
         yield from ways
         return
@@ -155,11 +155,14 @@ def composite(call: Call) -> Iterator[Way]:
     marks = zip(plain.tensors(), call["needs"], strict=True)
     needed = [(name, item) for (name, item, _), mark in marks if mark]
     for way in ways:
-        made = way.made(len(plain.outputs))
-        grads = [axis if isinstance(grad, torch.Tensor) else None for axis, grad in zip(made, call["grads"])]
+        axes_of_outputs = way.made(len(plain.outputs))
+        grads = [
+            axis if isinstance(grad, torch.Tensor) else None
+            for axis, grad in zip(axes_of_outputs, call["grads"])
+        ]
         axes = (way.axis(name, item) for name, item in needed)
         yield Way(
-            {**way.inputs, "grads": grads, "outputs": made},
+            {**way.inputs, "grads": grads, "outputs": axes_of_outputs},
             tuple(SUMMED if axis is None else axis for axis in axes),
             way.scale,
         )

@@ -58,19 +58,19 @@ def einsum(call: Call) -> Iterator[Way]:
     equation = call["equation"].replace(" ", "")
     if "->" not in equation or "." in equation:
         return
-    given, out = equation.split("->")
-    terms = given.split(",")
+    operands, out = equation.split("->")
+    terms = operands.split(",")
     sizes: dict[str, int] = {}
     for term, tensor in zip(terms, call["tensors"], strict=True):
         for letter, size in zip(term, tensor.shape, strict=True):
             sizes[letter] = max(size, sizes.get(letter, 0))
     for letter, size in sizes.items():
         if all(term.count(letter) < 2 for term in terms):
-            found = [
+            axes = [
                 term.index(letter) if letter in term and tensor.shape[term.index(letter)] == size else None
                 for term, tensor in zip(terms, call["tensors"], strict=True)
             ]
-            yield Way({"tensors": found}, out.index(letter) if letter in out else SUMMED)
+            yield Way({"tensors": axes}, out.index(letter) if letter in out else SUMMED)
 
 
 # Bilinear: the axes in front of the features. Outer product: either vector.

@@ -142,8 +142,8 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> frozenset[int]:
 
 def aligned(tensor: torch.Tensor, axis: int, shape: Sequence[int]) -> int | None:
     """Return the tensor's axis that broadcasts to axis `axis` of `shape`; None if it is needed whole."""
-    own = axis - (len(shape) - tensor.dim())
-    return own if own >= 0 and tensor.shape[own] == shape[axis] and shape[axis] != 1 else None
+    own_axis = axis - (len(shape) - tensor.dim())
+    return own_axis if own_axis >= 0 and tensor.shape[own_axis] == shape[axis] and shape[axis] != 1 else None
 
 
 def broadcast(
@@ -159,11 +159,11 @@ def broadcast(
     for axis in range(len(shape)):
         if axis in but:
             continue
-        found: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for name, index, tensor in call.tensors():
-            own = aligned(tensor, axis, shape)
+            aligned_axis = aligned(tensor, axis, shape)
             if index is None:
-                found[name] = own
+                inputs[name] = aligned_axis
             else:
-                found.setdefault(name, [None] * len(call[name]))[index] = own
-        yield Way(found, axis - sum(other < axis for other in gone) if output is None else output)
+                inputs.setdefault(name, [None] * len(call[name]))[index] = aligned_axis
+        yield Way(inputs, axis - sum(other < axis for other in gone) if output is None else output)

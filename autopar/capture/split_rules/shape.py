@@ -22,11 +22,11 @@ def reshape(call: Call) -> Iterator[Way]:
     name = "shape" if "shape" in call.arguments else "size"
     left = {math.prod(before[:axis]): axis for axis in range(len(before)) if before[axis] > 1}
     for axis in range(len(after)):
-        own = left.get(math.prod(after[:axis]))
-        if own is None or after[axis] == 1:
+        source = left.get(math.prod(after[:axis]))
+        if source is None or after[axis] == 1:
             continue
-        given = name in call.arguments and call[name][axis] != -1
-        yield Way({"self": own}, axis, ((name, axis),) if given else ())
+        sized = name in call.arguments and call[name][axis] != -1
+        yield Way({"self": source}, axis, ((name, axis),) if sized else ())
 
 
 @rule("expand", "expand_copy")
