@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -163,6 +164,7 @@ class Region:
         """Positions of the tensors that are not state."""
         self.state_at = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
         """(position, owner, key) of each state."""
+        self._at, self._owners, self._keys = ([state[part] for state in self.state_at] for part in range(3))
         self._changed = [at for at, _ in self.traced.updates]
         self._beside = [
             (at, at in self._tied) for at in (*self.inputs_at, *(at for at, _, _ in self.state_at))
@@ -238,12 +240,10 @@ class Region:
 
     def is_other_module(self, args: Sequence[Any]) -> bool:
         """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""
-        for at, owner, key in self.state_at:
-            if owner.get(key) is not args[at]:
-                break
-        else:
-            return False
-        return True
+        # In C, since a model may have hundreds.
+        return not all(
+            map(operator.is_, map(dict.get, self._owners, self._keys), map(args.__getitem__, self._at))
+        )
 
     def constant(self, args: Sequence[Any]) -> list[Any]:
         """Return the state of a call that it does not change."""
