@@ -52,7 +52,7 @@ class _Conversion:
         self.values: dict[str, Value] = {}
         self.tasks: list[Task] = []
         self.fakes: dict[str, Any] = {}
-        self.made: dict[Any, Argument] = {}
+        self.converted: dict[Any, Argument] = {}
         self.twins: dict[Any, Argument] = {}
         self.sizes: dict[Any, tuple[int, Any]] = {}
         """Place and symbol of each size or float that is an argument, by its expression."""
@@ -79,7 +79,7 @@ class _Conversion:
         for node in region.backward:
             self.add(node)
         self.values.update(
-            (value.name, value) for value in with_open(region, self.made, self.values, self.number)
+            (value.name, value) for value in with_open(region, self.converted, self.values, self.number)
         )
         updates = tuple((self.fresh(node), names[index]) for index, node in traced.updates)
         updated = {to: made for made, to in updates}
@@ -130,7 +130,7 @@ class _Conversion:
         state: dict[str, tuple[Mapping[str, Any], str]] = {}
         for place, node in zip(self.region.places, self.region.traced.inputs):
             if place.kind == "size":
-                self.made[node] = self.number(place.fake, at(place.fake))
+                self.converted[node] = self.number(place.fake, at(place.fake))
                 names.append("")
                 continue
             names.append(self.give(node, place.path, place.kind))
@@ -145,7 +145,7 @@ class _Conversion:
     ) -> tuple[list[str], tuple[tuple[int, str], ...]]:
         """Return the value of each result that is a tensor, and (index, value) of those that are placeholders."""
         nodes = self.region.traced.outputs
-        computed = self.apart(nodes) if self.differentiated else [*map(self.keep, nodes)]
+        computed = self.unaliased(nodes) if self.differentiated else [*map(self.keep, nodes)]
         results = [self.region.results[place] for place in tensors]
         same = tuple((index, names[result.same]) for index, result in enumerate(results) if result.same >= 0)
         by_index = {index: updated.get(name, name) for index, name in same}
@@ -155,23 +155,23 @@ class _Conversion:
     def give(self, node: Node, path: str, kind: Literal["input", "state"]) -> str:
         """Add an input or state value for a placeholder; return its name."""
         name = self.hold(node, path, node.meta["val"], kind=kind)
-        self.made[node] = Ref(name)
+        self.converted[node] = Ref(name)
         return name
 
     def add(self, node: Node) -> None:
         """Convert one call."""
         target: Any = node.target
         if isinstance(node.meta.get("val"), (int, float)):
-            self.made[node] = self.number(self.region.open.get(node), node.meta["val"])
+            self.converted[node] = self.number(self.region.open.get(node), node.meta["val"])
             return
         if target is _aten.detach.default and self.differentiated:
-            self.made[node] = self.made[node.args[0]]  # type: ignore[index]
+            self.converted[node] = self.converted[node.args[0]]  # type: ignore[index]
             return
         if target is _aten.native_batch_norm_backward.default and node.args[7]:
             # In training, the backward does not read the running statistics, which the forward has changed.
             node.args = (*node.args[:3], None, None, *node.args[5:])
         if target is operator.getitem:
-            self.made[node] = self.made[node.args[0]][node.args[1]]  # type: ignore[index]
+            self.converted[node] = self.converted[node.args[0]][node.args[1]]  # type: ignore[index]
             return
         if not isinstance(target, OpOverload):
             raise self.refusal(
@@ -181,7 +181,7 @@ class _Conversion:
             return
         unchanged = not any(node.kwargs.get(key) is not None for key in _CHANGES)
         if (target is _aten._to_copy.default and unchanged) or _drops_nothing(node):
-            self.made[node] = self.made[node.args[0]]  # type: ignore[index]
+            self.converted[node] = self.converted[node.args[0]]  # type: ignore[index]
             return
         target = _STRIDELESS.get(target, target)
         args, kwargs = self.arguments(node)
@@ -195,7 +195,7 @@ class _Conversion:
         unpack = isinstance(output, (tuple, list))
         key = (target, repr(args), repr(kwargs)) if pure and (unpack or alias is not None) else None
         if key in self.twins:
-            self.made[node] = self.twins[key]
+            self.converted[node] = self.twins[key]
             return
         base = self.root(args, dict(kwargs), alias)
         everything = (*args, *(item for _, item in kwargs))
@@ -236,7 +236,7 @@ class _Conversion:
         if random:
             self.random = node.name
         results: Argument = tuple(map(Ref, outputs)) if unpack else Ref(outputs[0]) if outputs else None
-        self.made[node] = results
+        self.converted[node] = results
         if key is not None:
             self.twins[key] = results
 
@@ -272,7 +272,7 @@ class _Conversion:
         if isinstance(item, Node):
             # Such a condition is recorded as its value in this call.
             self.fixed |= isinstance(self.region.open.get(item), torch.SymBool)
-            return self.made[item]
+            return self.converted[item]
         if isinstance(item, (list, tuple)):
             return tuple(self.argument(node, part) for part in item)
         if isinstance(item, torch.device):
@@ -332,12 +332,12 @@ class _Conversion:
 
     def keep(self, node: Any) -> str:
         """Return the value of an output node."""
-        value = self.made[node]
+        value = self.converted[node]
         if not isinstance(value, Ref):
             raise self.refusal(node, "it returns something other than a tensor")
         return value.value
 
-    def apart(self, nodes: Sequence[Node]) -> list[str]:
+    def unaliased(self, nodes: Sequence[Node]) -> list[str]:
         """Return a distinct value for each of these results: a repeated one becomes a view."""
         distinct: dict[str, None] = {}
         for node in nodes:

@@ -164,7 +164,8 @@ class Region:
         """Positions of the tensors that are not state."""
         self.state_at = [(at, p.owner, p.key) for at, p in enumerate(self.places) if p.kind == "state"]
         """(position, owner, key) of each state."""
-        self._at, self._owners, self._keys = ([state[part] for state in self.state_at] for part in range(3))
+        self._owners = [owner for _, owner, _ in self.state_at]
+        self._keys = [key for _, _, key in self.state_at]
         self._changed = [at for at, _ in self.traced.updates]
         self._beside = [
             (at, at in self._tied) for at in (*self.inputs_at, *(at for at, _, _ in self.state_at))
@@ -240,10 +241,9 @@ class Region:
 
     def is_other_module(self, args: Sequence[Any]) -> bool:
         """Return True if the state of this call is not the region's: Dynamo calls one graph for all equal modules."""
-        # In C, since a model may have hundreds.
-        return not all(
-            map(operator.is_, map(dict.get, self._owners, self._keys), map(args.__getitem__, self._at))
-        )
+        # By maps, since a model may have hundreds.
+        held = map(dict.get, self._owners, self._keys)  # type: ignore[arg-type]
+        return not all(map(operator.is_, held, [args[at] for at, _, _ in self.state_at]))
 
     def constant(self, args: Sequence[Any]) -> list[Any]:
         """Return the state of a call that it does not change."""

@@ -147,7 +147,7 @@ def widen(value: Any) -> Any:
 
 
 def no_worse(result: Any, eager: Any, wide: Any, floor: float = 0.0) -> bool:
-    """Return True if `found` has eager's dtype, and at most twice eager's error relative to the float64 result."""
+    """Return True if `result` has eager's dtype, and at most twice eager's error relative to the float64 result."""
     if (
         not all(isinstance(item, torch.Tensor) for item in (result, eager, wide))
         or result.dtype != eager.dtype

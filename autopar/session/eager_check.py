@@ -153,7 +153,7 @@ class Eager(Snapshot):
         gradient_of = dict(zip(paths, gradients))
         floors = floor = 0.0
         if self.differentiated:
-            _tell(self.captured, list(outputs), self.strides)
+            _give_eager_strides(self.captured, list(outputs), self.strides)
             self._require_gradients(gradient_of, makers)
             floor, floors = FLOOR * largest(self.gradients.values()), FLOOR * largest(self.updates.values())
         blank = self._uninitialised()
@@ -217,10 +217,10 @@ class Eager(Snapshot):
                 f"{path} {which}{by}: the model does something that capture does not see. {REMEDY}"
             )
 
-    def settled(self, output: Any) -> Any:
+    def with_eager_strides(self, output: Any) -> Any:
         """Return an output with eager's strides; record those that fake tensors did not know."""
         leaves, spec = pytree.tree_flatten(output)
-        changed = _tell(self.captured, leaves, self.strides)
+        changed = _give_eager_strides(self.captured, leaves, self.strides)
         return pytree.tree_unflatten(leaves, spec) if changed else output
 
     def in_double(self) -> dict[str, Any]:
@@ -338,7 +338,7 @@ def _widened(model: Any) -> Any:
     return twin
 
 
-def _tell(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
+def _give_eager_strides(captured: Captured, leaves: list[Any], strides: Sequence[Strides | None]) -> bool:
     """Give outputs that are on the capture's device type eager's strides, now and in later calls; return
     whether any had others."""
     graph, changed = captured.graph, False

@@ -171,7 +171,7 @@ class Halves:
     @property
     def tight(self) -> bool:
         """True if a half may exceed a cap: the joint plan plus everything kept during the backward does."""
-        held = _more(self._during, {})
+        held = _excess(self._during, {})
         return any(m.cap is not None and m.peak + held.get(m.device, 0) > m.cap for m in self.joint.memory)
 
     def room(self) -> dict[str, int]:
@@ -205,16 +205,16 @@ class Halves:
     def _standing(self, graph: Graph) -> dict[str, int]:
         """Return the bytes on each device that stay while a half runs and that it does not read."""
         if graph.name == self.forward_graph.name:
-            here = {**self._given(graph), **self._copies(graph)}
+            here = {**self._call_tensors(graph), **self._copies(graph)}
             # From the second call on, the replicas that the backward reads are there as well.
-            return _more({**self._copies(self.backward_graph), **here}, here)
+            return _excess({**self._copies(self.backward_graph), **here}, here)
         here = {}
         for name in (*graph.inputs, *graph.state):
             if not name.startswith(STANDING):
                 key = self._backward_homes[name], graph.value[name].storage
                 here.setdefault(key, graph.value[name].bytes)
         here.update(self._copies(graph))
-        return _more(self._during, here)
+        return _excess(self._during, here)
 
     @cached_property
     def _backward_homes(self) -> dict[str, str]:
@@ -244,7 +244,7 @@ class Halves:
     def _during(self) -> _Stands:
         """Everything kept while the backward runs, read or not."""
         graph = self.forward_graph
-        held = {**self._given(graph), **self._copies(graph), **self._copies(self.backward_graph)}
+        held = {**self._call_tensors(graph), **self._copies(graph), **self._copies(self.backward_graph)}
         known = deliveries(graph, self.machine, self.homes, self._delivery)
         for name, device in self.saved_at.items():
             # A saved view keeps all the memory of its base.
@@ -261,7 +261,7 @@ class Halves:
             held[self._arrives, name] = self.backward_graph.value[name].bytes
         return held
 
-    def _given(self, graph: Graph) -> _Stands:
+    def _call_tensors(self, graph: Graph) -> _Stands:
         """Return inputs and state of the call, at home."""
         held: _Stands = {}
         for name in (*graph.inputs, *graph.state):
@@ -296,7 +296,7 @@ class Halves:
                 return itself
 
 
-def _more(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
+def _excess(all_of_it: _Stands, counted: _Stands) -> dict[str, int]:
     """Return the bytes on each device by which the first set exceeds the second."""
     excess: dict[str, int] = {}
     for stands, sign in ((all_of_it, 1), (counted, -1)):

@@ -68,7 +68,7 @@ class HeldState:
         self._reread = {at: value.path for at, value in enumerate(read) if value.name in captured.reread}
         """Paths of state that eager's backward reads itself, by position."""
 
-    def taken(self) -> list[Held]:
+    def current(self) -> list[Held]:
         """Return the state that a forward has just read."""
         return [(owner[key], owner[key].detach()) for owner, key in self._slots]
 
@@ -222,12 +222,12 @@ class Training:
     @property
     def executors(self) -> list[Executor | KernelExecutor]:
         """Executors of the programs that were called."""
-        return [prepared.executor for prepared in self._made()]
+        return [prepared.executor for prepared in self._programs()]
 
     @property
     def refusals(self) -> list[str]:
         """The reasons why no kernels are compiled for some of these programs, if there are any."""
-        return [why for prepared in self._made() for why in prepared.refusals]
+        return [why for prepared in self._programs() for why in prepared.refusals]
 
     def leaves(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return the caller's tensors that have a gradient, in the order of `captured.gradients`."""
@@ -259,7 +259,7 @@ class Training:
         build_kernels(self.forward_program.executor, inputs)
         results = self._executed(self.forward_program, inputs)
         values = dict(zip(self.halves.outputs, results))
-        held = self._state.taken()
+        held = self._state.current()
         saved = results[len(self.halves.outputs) :]
         # If an output were a view of a weight, writes to it would change the weight unseen by autograd.
         leaves = (*inputs, *(owner[key] for owner, key in self.captured.state.values()))
@@ -317,15 +317,15 @@ class Training:
         self.slow_down = slow_down
         with self._lock:
             vars(self).pop("plan", None)
-            for prepared in self._made():
+            for prepared in self._programs():
                 prepared.slower(slow_down)
 
     def close(self) -> None:
         """Stop the threads of all its programs."""
-        for prepared in self._made():
+        for prepared in self._programs():
             prepared.executor.close()
 
-    def _made(self) -> list[Prepared]:
+    def _programs(self) -> list[Prepared]:
         forward = vars(self).get("forward_program")
         return [*([forward] if forward else []), *(prepared for prepared, _ in self._backward.values())]
 

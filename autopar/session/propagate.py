@@ -92,7 +92,7 @@ class _Propagation:
         self.known = {value.name: self._known(value) for value in self.graph.values}
         self.forms = {name: self.known[name] for name in self.at}
         self.storage = {name: self.graph.value[name].storage for name in self.at}
-        self.calls: dict[Any, tuple[_Made, ...] | str | None] = {}
+        self.calls: dict[Any, tuple[_Output, ...] | str | None] = {}
 
     def values(self) -> dict[str, Value]:
         """Return every value as its device makes it."""
@@ -105,7 +105,7 @@ class _Propagation:
         forms = tuple(self._arrived(name, device) for name in reads)
         if task.target in _BY_STRIDES and reads:
             self._require_places(task, device, reads[0])
-        outputs = None if task.target in self.captured.calls else self._made(task, device, reads, forms)
+        outputs = None if task.target in self.captured.calls else self._outputs_of(task, device, reads, forms)
         if outputs is not None and len(outputs) != len(task.outputs):
             self._wrong(task, device, f"makes {len(outputs)} tensors", str(len(task.outputs)))
         for index, name in enumerate(task.outputs):
@@ -114,9 +114,9 @@ class _Propagation:
             self.forms[name], self.at[name] = form, device
             self.storage[name] = self._memory(task, index, outputs)
 
-    def _made(
+    def _outputs_of(
         self, task: Task, device: str, reads: tuple[str, ...], forms: tuple[_Form | None, ...]
-    ) -> tuple[_Made, ...] | None:
+    ) -> tuple[_Output, ...] | None:
         """Return the outputs of a task; None if no call can tell."""
         kind = self.kinds[device]
         places = {name: str(index) for index, name in enumerate(reads)}
@@ -125,7 +125,7 @@ class _Propagation:
         # As text, since 1, 1.0 and True are equal.
         key = task.target, kind, forms, plain, task.unpack, repr(alike.args), repr(alike.kwargs)
         if key not in self.calls:
-            self.calls[key] = self._tried(alike, kind, forms, plain)
+            self.calls[key] = self._attempt(alike, kind, forms, plain)
         outputs = self.calls[key]
         if isinstance(outputs, str):
             raise PlanError(
@@ -133,9 +133,9 @@ class _Propagation:
             )
         return outputs
 
-    def _tried(
+    def _attempt(
         self, task: Task, kind: str, forms: tuple[_Form | None, ...], plain: tuple[_Form | None, ...]
-    ) -> tuple[_Made, ...] | str | None:
+    ) -> tuple[_Output, ...] | str | None:
         """Return a call's outputs, or why it fails as text, or None if unknown. `plain`: captured forms."""
         try:
             return called(task, kind, forms)
@@ -154,7 +154,7 @@ class _Propagation:
                 return str(failure).partition("\n")[0]
         return None
 
-    def _memory(self, task: Task, index: int, outputs: tuple[_Made, ...] | None) -> str:
+    def _memory(self, task: Task, index: int, outputs: tuple[_Output, ...] | None) -> str:
         """Return the storage of an output, by the call or else by the capture.
 
         Captured views follow the schema and may be copies. Lifetimes are correct either way (`lower`, and
@@ -250,7 +250,7 @@ class _Form(NamedTuple):
     dtype: torch.dtype
 
 
-class _Made(NamedTuple):
+class _Output(NamedTuple):
     """One output of a call: its form (None: not a tensor), and the index of the input whose memory it shares,
     or ~index of the output; None: it has its own memory."""
 
@@ -270,7 +270,7 @@ def meaning(target: str, calls: Mapping[str, Callable[..., Any]] | None = None) 
     return resolve.target(target, calls)
 
 
-def called(task: Task, kind: str, forms: tuple[_Form | None, ...]) -> tuple[_Made, ...]:
+def called(task: Task, kind: str, forms: tuple[_Form | None, ...]) -> tuple[_Output, ...]:
     """Return the outputs of a task, with inputs named by index, for inputs of these forms on a device type.
 
     Raises torch's errors, also if this build of torch has no such call.
@@ -292,12 +292,12 @@ def called(task: Task, kind: str, forms: tuple[_Form | None, ...]) -> tuple[_Mad
         return tuple(_outputs(results if task.unpack else [results], owner) if task.outputs else ())
 
 
-def _outputs(results: Any, owner: dict[int | None, int]) -> Iterator[_Made]:
+def _outputs(results: Any, owner: dict[int | None, int]) -> Iterator[_Output]:
     for index, item in enumerate(results):
         if not isinstance(item, torch.Tensor):
-            yield _Made(None, None)
+            yield _Output(None, None)
             continue
-        yield _Made(_Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory(item)))
+        yield _Output(_Form(tuple(item.shape), item.stride(), item.dtype), owner.get(memory(item)))
         owner.setdefault(memory(item), ~index)
 
 

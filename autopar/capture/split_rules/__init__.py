@@ -74,7 +74,7 @@ def _resolve(call: Call, way: Way, inputs: Mapping[int, torch.Tensor]) -> Iterat
             return
     if all(axis is None for axis in axes.values()) and not way.scale:
         return
-    outputs = way.made(len(call.outputs))
+    outputs = way.output_axes(len(call.outputs))
     for axis, tensor in zip(outputs, call.outputs, strict=True):
         if axis is not None and axis >= 0 and tensor.shape[axis] < 2:
             return

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from ...ir.graph import OWN, SUMMED
-from .registry import RULES, Call, Way, always, axis_of, kept, rule
+from .registry import RULES, Call, Way, always, axis_of, rule, same_axes
 
 
 def _masked(call: Call, *outputs: int) -> tuple[int | None, ...]:
@@ -55,7 +55,7 @@ def batch_norm_backward(call: Call) -> Iterator[Way]:
 def softmax_backward(call: Call) -> Iterator[Way]:
     """Yield every axis but the one that softmax normalises or `glu` halves into values and gates."""
     name = "output" if "output" in call.arguments else "self"
-    yield from kept(call, name, "grad_output", but=[axis_of(call["dim"], call.rank(name))])
+    yield from same_axes(call, name, "grad_output", but=[axis_of(call["dim"], call.rank(name))])
 
 
 @rule("embedding_dense_backward")
@@ -155,7 +155,7 @@ def composite(call: Call) -> Iterator[Way]:
     marks = zip(plain.tensors(), call["needs"], strict=True)
     needed = [(name, item) for (name, item, _), mark in marks if mark]
     for way in ways:
-        axes_of_outputs = way.made(len(plain.outputs))
+        axes_of_outputs = way.output_axes(len(plain.outputs))
         grads = [
             axis if isinstance(grad, torch.Tensor) else None
             for axis, grad in zip(axes_of_outputs, call["grads"])

@@ -31,7 +31,7 @@ class Way:
         given = self.inputs.get(name)
         return given if given is None or isinstance(given, int) else given[item or 0]
 
-    def made(self, count: int) -> tuple[int | None, ...]:
+    def output_axes(self, count: int) -> tuple[int | None, ...]:
         """Return the axis of each of `count` outputs."""
         return (self.outputs,) * count if isinstance(self.outputs, int) else tuple(self.outputs)
 
@@ -111,7 +111,7 @@ class Call:
                         yield name, index, item
 
 
-def kept(
+def same_axes(
     call: Call,
     *names: str,
     last: int = 0,
