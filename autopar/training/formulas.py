@@ -17,7 +17,6 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from ..capture.torch_private import norm_of
-from ..errors import RunError
 from ..runtime.flat_transfer import joined, pieces
 
 Column = Sequence[torch.Tensor]
@@ -35,18 +34,12 @@ def formula(
     `in_place`, for one parameter, it changes and returns the parameter and its state. Each call reads
     hyperparameters and Adam's step counts from the live optimizer, the counts by `parameters`. Gradients are
     multiplied by the coefficient, which all items share, unless it is None. Results are bitwise equal to
-    `optimizer.step()` on the same device. It raises RunError if the group now requires other state.
+    `optimizer.step()` on the same device.
     """
 
     def stepped(*items: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         paths, (number, *_), given, gradients, (coefficient, *_), *state = zip(*items)
         group = optimizer.param_groups[number]
-        wanted = entries(group)
-        if len(wanted) != len(state):
-            raise RunError(
-                f"param group {number} now needs {', '.join(wanted) or 'no state'} of {paths[0]}, which the "
-                "planned step does not read; plan the step again after changing momentum or amsgrad"
-            )
         counts = [optimizer.state[parameters[path]]["step"] for path in paths] if "betas" in group else []
         if len(items) > 1:
             made, gradient, *held = map(joined, (given, gradients, *state))
