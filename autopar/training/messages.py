@@ -44,8 +44,8 @@ def subgroup(ranks: Sequence[int], group: Group = None) -> Any:
     if size_of(group) == size_of():
         return dist.new_group([*ranks], timeout=timeout)
     # The ranks of a part of the job make it alone. torch then names it by the number of groups that each member knows.
-    own = len(process_groups.pg_names)
-    for _ in range(max(gather(own, group)) - own):
+    count = len(process_groups.pg_names)
+    for _ in range(max(gather(count, group)) - count):
         dist.new_group([dist.get_rank()], use_local_synchronization=True)
     return dist.new_group([*ranks], timeout=timeout, use_local_synchronization=True)
 
@@ -63,17 +63,17 @@ def from_first(make: Callable[[], Any], group: Group = None) -> Any:
 
     If `make` raises, every rank does: the same class of error if autopar or Python has it, else PlanError.
     """
-    sent, fault = [None, "", ""], None
+    message, fault = [None, "", ""], None
     if rank_of(group) == 0:
         try:
-            sent[0] = make()
+            message[0] = make()
         except Exception as error:
-            fault, sent = error, [None, type(error).__name__, str(error)]
+            fault, message = error, [None, type(error).__name__, str(error)]
     if size_of(group) > 1:
-        dist.broadcast_object_list(sent, group=group, group_src=0)
+        dist.broadcast_object_list(message, group=group, group_src=0)
     if fault is not None:
         raise fault
-    data, name, text = sent
+    data, name, text = message
     if name:
         raise _raised(str(name), str(text))
     return data
@@ -95,20 +95,20 @@ def share_weights(
     """Replace the parameters and buffers of a model by those of rank 0, or of the ranks of the group that `sources`
     has by name, sent from `device`."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        sent = tensor.to(device).contiguous()
+        there = tensor.to(device).contiguous()
         # As bytes: backends refuse some dtypes.
         dist.broadcast(
-            sent.reshape(-1).view(torch.uint8), group=group, group_src=(sources or {}).get(name, 0)
+            there.reshape(-1).view(torch.uint8), group=group, group_src=(sources or {}).get(name, 0)
         )
-        tensor.copy_(sent)
+        tensor.copy_(there)
 
 
 def gather(data: Any, group: Group = None) -> list[Any]:
     """Return the data of each rank, in rank order, on every rank."""
-    found = [data] * size_of(group)
-    if len(found) > 1:
-        dist.all_gather_object(found, data, group=group)
-    return found
+    gathered = [data] * size_of(group)
+    if len(gathered) > 1:
+        dist.all_gather_object(gathered, data, group=group)
+    return gathered
 
 
 def on_every_rank(work: Callable[[], Any], group: Group, kind: type[AutoparError], verb: str = "") -> Any:
@@ -135,16 +135,16 @@ def agree(
     differ. Every rank then raises an error of this kind, with the ranks that differ and the first difference,
     or with the error that `describe` raised on a rank.
     """
-    own = _versions()
+    facts_here = _versions()
     fault: Exception | None = None
     try:
-        own |= describe()
+        facts_here |= describe()
     except Exception as error:
-        fault, own = error, {**own, _FAILED: f"{type(error).__name__}: {error}"}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+        fault, facts_here = error, {**facts_here, _FAILED: f"{type(error).__name__}: {error}"}
+    digest = hashlib.sha256(json.dumps(facts_here, sort_keys=True).encode()).hexdigest()
     if len(set(gather(digest, group))) == 1 and fault is None:
         return
-    facts = gather(own, group)
+    facts = gather(facts_here, group)
     if fault is not None:
         raise fault
     for rank, fact in enumerate(facts):
@@ -183,8 +183,8 @@ def difference(facts: list[dict[str, str]]) -> str:
 def named(ranks: Sequence[int]) -> str:
     """Return ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
     # Along a run of consecutive ranks, rank minus place is constant.
-    apart = groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0])
-    runs = [[rank for _, rank in run] for _, run in apart]
+    groups = groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0])
+    runs = [[rank for _, rank in run] for _, run in groups]
     *others, last = (
         word for run in runs for word in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
     )
