@@ -44,6 +44,14 @@ _HOOKS = (
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
 )
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
 
 @dataclass(frozen=True)
@@ -234,7 +242,7 @@ def _wrong(model: nn.Module, captured: Captured, stretch: Stretch) -> str:
         owner, key = captured.state[task.inputs[0 if kind is nn.Embedding else 1]]
         if type(module).forward is not kind.forward or "forward" in vars(module):
             return f"{task.where} is not called by an nn.{kind.__name__} of its own"
-        if module._parameters.get("weight") is not owner[key]:
+        if dict(module.named_parameters(recurse=False)).get("weight") is not owner[key]:
             return f"the weight of {task.module} is not a parameter of its own (parametrized?)"
         if isinstance(module, nn.Embedding) and (
             module.padding_idx is not None
@@ -254,7 +262,7 @@ def _draws(model: nn.Module, task: Task) -> bool:
     if task.random is None:
         return False
     module = dict(model.named_modules()).get(task.module)
-    return not (isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0)
+    return not (isinstance(module, _DROPOUTS) and module.p == 0)
 
 
 def _applied(

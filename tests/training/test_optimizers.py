@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 
@@ -12,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from twins import CPU, Make, Twins, batches, eager, net, nothing
+from twins import Make, Twins, batches, eager, net, nothing
 
 from autopar.errors import PlanError
-from autopar.ops import resolve as bind
 from autopar.training.optimizers import updated
 
 
@@ -114,29 +112,6 @@ def test_schedulers_go_on_and_do_not_warn(schedule):
         twins.are_equal()
 
 
-def test_a_state_dict_loaded_between_steps_is_what_the_next_step_reads():
-    twins = Twins(grouped)
-    stepping = twins.stepping()
-    saved = copy.deepcopy((twins.model.state_dict(), twins.optimizer.state_dict()))
-    for batch in batches(3):
-        stepping(batch)
-    twins.model.load_state_dict(saved[0])
-    twins.optimizer.load_state_dict(saved[1])
-    twins.are_equal()
-    for batch in batches(3):
-        stepping(batch)
-        eager(twins.twin, twins.rival, batch)
-        twins.are_equal()
-
-
-def test_a_step_that_stops_half_way_has_changed_nothing():
-    twins = Twins(grouped)
-    stepping = twins.stepping(1.0)
-    for most in range(0, len(stepping.captured.graph.tasks) + 1, 5):
-        stepping.executed(twins.batch, most)
-    twins.are_equal()
-
-
 def test_autocast_around_the_call_does_not_reach_the_step():
     twins = Twins(lambda model: Adam(model.parameters()), torch.bfloat16)
     stepping = twins.stepping(0.1)
@@ -149,27 +124,6 @@ def test_autocast_around_the_call_does_not_reach_the_step():
                 assert again[name].dtype == values[name].dtype and torch.equal(again[name], values[name]), (
                     task.where
                 )
-
-
-@pytest.mark.parametrize(
-    ("make", "clip_norm", "nbytes"),
-    [
-        (lambda model: SGD(model.parameters(), 0.1, 0.9, nesterov=True, foreach=True), 0.1, 1 << 20),
-        (lambda model: SGD(model.parameters(), 0.1, 0.9, fused=True, maximize=True), None, 0),
-        (lambda model: AdamW(model.parameters(), fused=True, amsgrad=True), 0.1, 0),
-        (lambda model: Adam(model.parameters(), foreach=True, weight_decay=0.1), None, 1 << 20),
-    ],
-)
-def test_update_tasks_do_not_modify_their_inputs(make, clip_norm, nbytes):
-    twins = Twins(make)
-    stepping = twins.stepping(clip_norm, nbytes)
-    captured, values = stepping.captured, stepping.executed(twins.batch, 10**6)
-    for task in captured.graph.tasks:
-        if task.phase == "update":
-            read = {name: values[name].clone() for name in task.inputs}
-            captured.calls[task.target](*(bind.argument(item, values.__getitem__, CPU) for item in task.args))
-            for name, before in read.items():
-                assert torch.equal(values[name], before), f"{task.where} changes {name}"
 
 
 def test_a_parameter_without_state_or_group_is_named():
