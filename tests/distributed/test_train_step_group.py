@@ -128,7 +128,7 @@ def _accumulated(rank: int) -> Any:
 
 @pytest.fixture(scope="module")
 def accumulated() -> Any:
-    """What both ranks found."""
+    """Results of both ranks."""
     return ranks(2, _accumulated)
 
 
@@ -188,7 +188,7 @@ def test_buffers_are_the_first_ranks_after_each_step():
 
 
 def _branches(rank: int) -> Any:
-    """The same by a placed step and by plain DistributedDataParallel."""
+    """Weights after steps of a placed step, and of plain DistributedDataParallel."""
     found = []
     for placed in (True, False):
         torch.manual_seed(0)

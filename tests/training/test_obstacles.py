@@ -1,4 +1,4 @@
-"""When the step of an optimizer cannot be part of a graph, and what is said then."""
+"""Reasons why the step of an optimizer cannot be part of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds a compiled model in training: checkpoints, hooks, plans of another kind, failures, the end."""
+"""Compiled models in training: checkpoints, hooks, plans of another kind, failures, the end."""
 
 import copy
 import gc
@@ -33,7 +33,7 @@ def gradients(model):
 
 
 class Shaped(nn.Module):
-    """What is returned is made of a linear layer's result by `shape`."""
+    """Two heads; the first returns `shape` of its result."""
 
     def __init__(self, shape):
         super().__init__()
