@@ -101,7 +101,8 @@ def distribute(  # noqa: PLR0913 - what users may fix
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
     agree(lambda: _facts(model, rows_of(batch), loss is not None, plan is not None), group)
-    share_weights(model, group, device, from_first(lambda: _sources(model, group), group))
+    named = [*model.named_parameters(), *model.named_buffers()]
+    share_weights(named, group, device, from_first(lambda: _sources(model, group), group))
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
     chain = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None

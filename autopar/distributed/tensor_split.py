@@ -174,7 +174,7 @@ def tensor_parallel(
     ]
     agree(lambda: described(model) | {"examples of": str(sizes)}, mesh.get_group())
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    share_weights(model, mesh.get_group(), device)
+    share_weights([*model.named_parameters(), *model.named_buffers()], mesh.get_group(), device)
     plan = tensor_plan(model, mesh.size(), example_inputs=example_inputs, example_kwargs=kwargs)
     if plan.split:
         answers = _Answers(model, tuple(example_inputs), kwargs, mesh.get_group())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,12 +18,8 @@ from torch import nn
 from ..errors import CaptureError, DeviceError
 from ..transform.buckets import filled
 from .facts import optimizer_facts, state_facts
-from .messages import agree
+from .messages import BUCKET_BYTES, agree, share_weights
 from .updates import as_grad
-
-BUCKET_BYTES = 4 << 20
-"""Bytes of gradients in one all-reduce: on loopback and 10 Gbit/s links they take milliseconds, ten times the
-latency."""
 
 _PIECES = torch.ops.aten.unflatten_dense_tensors.default
 """The parts of a flat tensor in the shapes of others."""
@@ -93,7 +88,7 @@ class AveragingGroup:
         named, trained = self._named(), {id(each) for each in self._trainable()}
         modules = [*self.loss.modules()]
         self._buffers = [(module._buffers, key) for module in modules for key in module._buffers]
-        self._share([each for _, each in named])
+        share_weights(named, self.ranks)
         # In the order in which the backward makes gradients: the last parameter's first.
         self._trained = [each for _, each in reversed(named) if id(each) in trained]
         self._buckets = filled(
@@ -146,8 +141,10 @@ class AveragingGroup:
                 for parameter, mean in zip(bucket, _PIECES(flat, bucket)):
                     parameter.grad = as_grad(mean, parameter, False) if id(parameter) in alive else None
             of_buffers = zip(versions, anywhere[len(there) :], anywhere[len(there) + len(versions) :])
-            buffers = (now for (now, _), some, odd in of_buffers if some and not odd)
-            self._share([buffer for buffer in buffers if buffer is not None])
+            share_weights(
+                (("", now) for (now, _), some, odd in of_buffers if some and not odd and now is not None),
+                self.ranks,
+            )
             self._seen = self._versions()
 
     @property
@@ -170,27 +167,6 @@ class AveragingGroup:
         """Return each buffer and its version; a buffer made in inference mode has no version and counts as changed."""
         found = [owner.get(key) for owner, key in self._buffers]
         return [(each, 0 if each is None else -1 if each.is_inference() else each._version) for each in found]
-
-    def _share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Broadcast these tensors from rank 0, bucket by bucket."""
-        keyed = (((each.dtype, each.device), each.nbytes, each) for each in tensors)
-        first = dist.get_rank(self.ranks) == 0
-        for bucket in filled(keyed, BUCKET_BYTES):
-            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
-            try:
-                dist.broadcast(flat.view(torch.uint8), group=self.ranks, group_src=0)
-            except RuntimeError as error:
-                if "backend" not in str(error):
-                    raise
-                raise DeviceError(
-                    f"the process group cannot send what is on {flat.device} ({error}); give it a backend for each "
-                    'kind of device, init_process_group("cpu:gloo,cuda:nccl"), or move the model'
-                ) from error
-            with torch.no_grad():
-                for tensor, piece in zip(bucket, _PIECES(flat, bucket)):
-                    if not first:
-                        with torch.inference_mode() if tensor.is_inference() else nullcontext():
-                            tensor.copy_(piece)
 
     def __repr__(self) -> str:
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"

@@ -7,22 +7,25 @@ import builtins
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from .. import errors
 from ..capture.torch_private import process_groups, timeout_of
-from ..errors import AutoparError, PlanError
+from ..errors import AutoparError, DeviceError, PlanError
 from ..system.versions import VERSION
+from ..transform.buckets import filled
 
 Group: TypeAlias = dist.ProcessGroup | None
 """A process group; None: the default group, or this process alone if there is none."""
+
+BUCKET_BYTES = 4 << 20
+"""Bytes of tensors in one message: on loopback and 10 Gbit/s links they take milliseconds, ten times the latency."""
 
 _FAILED = "cannot say what it runs"
 
@@ -90,17 +93,39 @@ def _raised(name: str, text: str) -> Exception:
 
 @torch.no_grad()
 def share_weights(
-    model: nn.Module, group: Group, device: torch.device, sources: Mapping[str, int] | None = None
+    named: Iterable[tuple[str, torch.Tensor]],
+    group: Group,
+    device: torch.device | None = None,
+    sources: Mapping[str, int] | None = None,
 ) -> None:
-    """Replace the parameters and buffers of a model by those of rank 0, or of the ranks of the group that `sources`
-    has by name, sent from `device`."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        there = tensor.to(device).contiguous()
+    """Replace tensors by those of rank 0, or of the ranks of the group that `sources` has by name.
+
+    They are sent in buckets, from `device`, or from their own devices for None. Raises DeviceError if the group's
+    backend cannot send from there.
+    """
+    source_of = (sources or {}).get
+    keyed = (
+        ((each.dtype, device or each.device, source_of(name, 0)), each.nbytes, (source_of(name, 0), each))
+        for name, each in named
+    )
+    for bucket in filled(keyed, BUCKET_BYTES):
+        tensors = [each for _, each in bucket]
         # As bytes: backends refuse some dtypes.
-        dist.broadcast(
-            there.reshape(-1).view(torch.uint8), group=group, group_src=(sources or {}).get(name, 0)
-        )
-        tensor.copy_(there)
+        parts = [each.to(device or each.device).reshape(-1).view(torch.uint8) for each in tensors]
+        flat, source = torch.cat(parts), bucket[0][0]
+        try:
+            dist.broadcast(flat, group=group, group_src=source)
+        except RuntimeError as error:
+            if "backend" not in str(error):
+                raise
+            raise DeviceError(
+                f"the process group cannot send what is on {flat.device} ({error}); give it a backend for each "
+                'kind of device, init_process_group("cpu:gloo,cuda:nccl"), or move the model'
+            ) from error
+        if dist.get_rank(group) != source:
+            for tensor, part in zip(tensors, flat.split([part.numel() for part in parts])):
+                with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                    tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
 
 
 def gather(data: Any, group: Group = None) -> list[Any]:
