@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from ..capture import Captured
 from ..capture.torch_private import step_hooks
-from ..errors import PlanError
 from ..ir.graph import Ref, Task, Value
 from .formulas import FORMULAS, clip, entries, formula, norm
 
@@ -68,8 +67,7 @@ def updated(captured: Captured, optimizer: Optimizer, *, clip_norm: float | None
     `total_norm`, the norm over all gradients, and `clip_coefficient`, which multiplies each gradient. Each
     call reads hyperparameters from the live param groups; then the caller advances steps by `committed`.
 
-    Requires that there is no `obstacle`. Raises PlanError for a parameter that the optimizer does not hold or has no
-    state for.
+    Requires that there is no `obstacle`, and that the optimizer holds each parameter with a gradient.
     """
     return _Step(captured, optimizer, clip_norm).captured()
 
@@ -139,8 +137,6 @@ def _of_parameters(optimizer: Optimizer, parameters: Mapping[str, torch.Tensor])
                 return f"parameter {position} of param group {number} has a gradient that this model does not give"
     state = optimizer.state
     for path, tensor in parameters.items():
-        if id(tensor) not in groups:
-            return f"{path} is in none of the optimizer's param groups"
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return f"{path} is not a plain tensor but a {type(tensor).__name__} of layout {tensor.layout}"
         if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
@@ -237,19 +233,12 @@ class _Step:
     def update(self, name: str, gradient: str, coefficient: str | None) -> Task:
         """Return the task that updates one parameter."""
         path, parameter = self.graph.value[name].path, self.parameter(name)
-        number = self.groups.get(id(parameter))
-        if number is None:
-            raise PlanError(
-                f"{path} has a gradient but is in no param group of this {type(self.optimizer).__name__}; "
-                "add it, or set its requires_grad to False"
-            )
+        number = self.groups[id(parameter)]
         self.parameters[path] = parameter
         key = id(self.optimizer), id(parameter)
         entries_of = _known.setdefault(key, _Entries(self.optimizer, parameter))
         read = [(name, parameter)]
         for entry in entries(self.optimizer.param_groups[number]):
-            if entry not in entries_of:
-                raise PlanError(f"the optimizer has no {entry} of {path} yet; let it step once before")
             state = self.value(
                 f"{name}_{entry}", entries_of[entry], "state", f"optimizer.state.{path}.{entry}"
             )

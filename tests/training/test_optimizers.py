@@ -11,10 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from twins import Make, Twins, batches, eager, net, nothing
-
-from autopar.errors import PlanError
-from autopar.training.optimizers import updated
+from twins import Make, Twins, batches, eager, nothing
 
 
 def follow(make: Make, steps: int = 3, clip_norm: float | None = None, dtype: torch.dtype = torch.float32,
@@ -124,11 +121,3 @@ def test_autocast_around_the_call_does_not_reach_the_step():
                 assert again[name].dtype == values[name].dtype and torch.equal(again[name], values[name]), (
                     task.where
                 )
-
-
-def test_a_parameter_without_state_or_group_is_named():
-    model, base, _ = net(torch.float32, "")
-    with pytest.raises(PlanError, match=r"no exp_avg of scale"):
-        updated(base, Adam([*model.fc1.parameters(), *model.fc2.parameters(), model.scale, model.again.bias]))
-    with pytest.raises(PlanError, match="is in no param group"):
-        updated(base, SGD(model.fc1.parameters(), 0.1))
