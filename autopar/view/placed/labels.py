@@ -22,7 +22,7 @@ _STEP = 6.0
 
 
 def box_labels(layout: Layout, box: Box) -> list[Label]:
-    """Return name and duration, with a second line if the box is high enough; none if it is too low for text.
+    """Return name and duration, with more lines if the box is high enough; none if it is too low for text.
 
     They are where no line crosses the box, or else in its middle, over the lines.
     """
@@ -36,10 +36,14 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
     name = layout.names.fit(card.title, right - left - design.width(time, shown, bold) - 10, shown, bold)
     wider = layout.names.fit(card.title, right - left, shown, bold)
     if name != wider and (two or "…" in name or len(name) < 8):
-        name, second, time = wider, " · ".join(filter(None, (time, second))) if two else "", ""
+        both = " · ".join(filter(None, (time, second))) if two else ""
+        # Of repeated blocks, the time of each says more than their sum.
+        second = second if card.copies and design.width(both, 12) > right - left else both
+        name, time = wider, ""
     while ", " in second and design.width(second, 12) > right - left:
         second = second.rpartition(", ")[0]
     second = layout.names.fit(second, right - left, 12)
+    third = layout.names.fit(card.module, right - left, 12) if card.copies and box.h >= 56 else ""
     fill = design.fill_of(layout.columns[card.device].shade, card.phase)
 
     def lines(middle: float) -> list[Label]:
@@ -48,10 +52,11 @@ def box_labels(layout: Layout, box: Box) -> list[Label]:
             Label(left, base, name, shown, INK, bold),
             Label(right, base, time, shown, INK, bold, "end"),
             Label(left, middle + 13, second, 12, QUIET),
+            Label(left, middle + 28, third, 12, QUIET),
         )
         return [label for label in labels if label.text]
 
-    away = range(int(max(0.0, box.h / 2 - (20.0 if second else 8.0)) / _STEP) + 1)
+    away = range(int(max(0.0, box.h / 2 - (35.0 if third else 20.0 if second else 8.0)) / _STEP) + 1)
     tries = [lines(box.y + box.h / 2 + sign * _STEP * n) for n, sign in product(away, (1, -1))]
     free = (
         labels for labels in tries if all(layout.space.unlined(each.rect.grown(_APART)) for each in labels)
