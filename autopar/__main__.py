@@ -19,12 +19,12 @@ COMMANDS = ("demo", "doctor", "plan", "bench", "whatif")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 on success, 2 for invalid input (one sentence on stderr)."""
+    """Run one command; return 0 on success, 2 for invalid input, with one sentence on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(
         prog="python -m autopar",
-        description="Make an ordinary PyTorch model use every device of the machine it is on.",
-        epilog="demo: a two-layer MLP on the CPU and two devices, with pictures. doctor: the devices of this machine. "
+        description="Run an unmodified PyTorch model on all devices of your machine at once.",
+        epilog="demo: a two-layer MLP on the CPU and two devices, with pictures. doctor: what this machine has. "
         "plan: plan a model or a task graph for a machine. bench: compare a model with other stacks. whatif: "
         "predict a model on declared hosts. Each command has --help.",
     )
@@ -49,6 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AutoparError as error:
         # Names that the user chose may contain line breaks and control characters.
         print(f"autopar {chosen.command}: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(
+            f"autopar {chosen.command}: torch is not installed, which models need; install it",
+            file=sys.stderr,
+        )
         return 2
     except BrokenPipeError:
         # The reader, such as `head`, has enough. Python would complain of the rest when it ends.

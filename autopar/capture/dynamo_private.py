@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from .. import system
 from ..errors import CaptureError
-from ..ops.composites.rules import whole_layers
-from ..system import versions
+from ..ops.composites.define import shaped_whole
+from ..ops.composites.rules import LAYERS
 from ..system.process import uncollected
 from ..system.text import stage
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
@@ -44,7 +45,7 @@ try:
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
 except ImportError as error:
-    raise CaptureError(versions.lacking(torch.__version__, error)) from error
+    raise CaptureError(system.lacking(torch.__version__, error)) from error
 
 __all__ = ["TorchDynamoException"]  # torch's own, for others to import from here
 
@@ -99,7 +100,7 @@ class _Entry:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         settings, whole = torch._dynamo.config.patch(**self.settings), frame.f_code is self.code
         tracing = stage(f"torch.compile traces {self.name}") if whole else contextlib.nullcontext()
-        with tracing, settings, quiet, uncollected(), whole_layers(), restored_state():
+        with tracing, settings, quiet, uncollected(), shaped_whole(LAYERS), restored_state():
             try:
                 found, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:

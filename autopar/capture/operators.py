@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..ops.arguments import by_name
+from ..ops import by_name
 from .torch_private import by_parts, conv_flop_count, decompositions, flop_registry, sdpa_flop_count
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 from torch.autograd import forward_ad, grad_mode
 
+from .. import system
 from ..errors import CaptureError
-from ..system import versions
 from .symbols import computed
 
 try:
@@ -38,12 +38,12 @@ try:
     from torch.utils._sympy.symbol import SymT, symbol_is_type
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
-    raise CaptureError(versions.lacking(torch.__version__, error)) from error
+    raise CaptureError(system.lacking(torch.__version__, error)) from error
 
-if not versions.supported(torch.__version__):
+if not system.supported(torch.__version__):
     logging.getLogger("autopar").warning(
         "torch %s was never tested with autopar, which supports %s: %s",
-        torch.__version__, versions.SUPPORTED, versions.TO_TYPE,
+        torch.__version__, system.SUPPORTED, system.TO_TYPE,
     )  # fmt: skip
 
 # Torch's own names, for other modules to import from here.
@@ -181,9 +181,13 @@ def differentiates(graph: fx.Graph) -> bool:
     return any(getattr(node.target, "__name__", "") in _DIFFERENTIATES for node in graph.nodes)
 
 
+set_grad_mode = torch._C._set_grad_enabled
+"""Sets the grad mode. It is in C, so that no interrupt falls between its call and its effect."""
+
+
 def enables_grad(graph: fx.Graph) -> bool:
     """Return True if a part of Dynamo's graph is within `torch.enable_grad()`."""
-    return any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.nodes)
+    return any(node.target is set_grad_mode and node.args == (True,) for node in graph.nodes)
 
 
 transform_depth = torch._C._functorch.get_dynamic_layer_stack_depth

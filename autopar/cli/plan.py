@@ -13,7 +13,7 @@ from ..errors import AutoparError
 from ..ir.plan import Plan
 from ..ir.timeline import Timeline
 from ..system.text import percent, seconds
-from . import FACTORY, Parser, call_factory, names, require_torch, require_writable, write
+from . import FACTORY, Parser, call_factory, names, require_writable, write
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?(\*\d+)?")
 """Names of devices of this machine, as opposed to names of chips, which contain a number."""
@@ -109,7 +109,6 @@ def _graph(chosen: argparse.Namespace) -> Plan:
 
 
 def _model(chosen: argparse.Namespace) -> Plan:
-    require_torch("a model is captured with it")
     import torch
 
     from .. import api

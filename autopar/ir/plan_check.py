@@ -47,7 +47,7 @@ def check(where: str, plan: Any) -> None:
     plan.costed.machine.check()
     plan.costed.graph.check()
     for text in chain(_names(plan), _numbers(plan)):
-        raise PlanError(f"{where} is not a plan: {text}; undo the edit, or plan again")
+        raise PlanError(f"{where} is not a valid plan: {text}; correct the file, or plan again")
 
 
 def _names(plan: Any) -> Iterator[str]:
@@ -82,7 +82,9 @@ def _names(plan: Any) -> Iterator[str]:
     for step in plan.placed:
         what = f"the place of {step.cluster!r}"
         rows.append(([step.device], lanes, what, "device"))
-        rows.append(([step.lane], lanes.get(step.device, ()), what, f"lane of {step.device}"))
+        own = lanes.get(step.device, (step.lane,))
+        if step.lane not in own:
+            yield f"{step.cluster!r} is on {step.device}, but its lane is {step.lane!r}; set lane to {own[0]!r}"
     for sent in plan.transfers:
         what = f"the transfer of {sent.value!r}"
         rows.append(([sent.value], graph.value, what, "value"))

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 _KEYS = {"cluster": "run", "clusters": "runs"}
 """Fields with another name in files."""
+_WIDTH = 400
+"""Limit on the columns of a line of a file with more than one entry: most tasks, values and transfers take one line."""
 
 LARGEST = 10**36
 """Limit on whole numbers in files, above any sum in a graph file, so that arithmetic on them stays finite."""
@@ -30,7 +32,21 @@ LARGEST = 10**36
 def save(value: Any, file_format: str, path: str | PathLike[str]) -> None:
     """Write a dataclass to a JSON file of a format such as `autopar plan 1`, in which its key is `plan`."""
     key = file_format.split()[1]
-    Path(path).write_text(json.dumps({"format": file_format, key: encode(value)}, indent=1) + "\n")
+    Path(path).write_text(_lines({"format": file_format, key: encode(value)}) + "\n")
+
+
+def _lines(data: Any, indent: str = "") -> str:
+    """Return JSON text in which objects and lists that fit on a line of `_WIDTH` columns are on one line."""
+    line = json.dumps(data)
+    if len(indent) + len(line) < _WIDTH or not data or not isinstance(data, (dict, list)):
+        return line
+    deeper = f"{indent} "
+    if isinstance(data, dict):
+        rows = [f"{json.dumps(key)}: {_lines(item, deeper)}" for key, item in data.items()]
+    else:
+        rows = [_lines(item, deeper) for item in data]
+    inside = ",\n".join(deeper + row for row in rows)
+    return f"{line[0]}\n{inside}\n{indent}{line[-1]}"
 
 
 def load(

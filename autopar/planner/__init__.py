@@ -9,7 +9,6 @@ from dataclasses import replace
 from ..errors import PlanError
 from ..ir.costed import Cluster, CostedGraph
 from ..ir.machine import Machine
-from ..ir.pictures import register
 from ..ir.plan import Plan
 from ..system.process import uncollected
 from ..system.text import meant, parse_bytes
@@ -17,14 +16,11 @@ from .formats import Source, read
 from .model.simulator import Schedule
 from .policies import POLICIES, Policy, require_policy
 from .portfolio import place, replan
-from .reasons import Reasons
 from .search.anneal import STEPS
 
 log = logging.getLogger("autopar")
 
 __all__ = ["POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]
-
-register("reasons", Plan, Reasons)
 
 
 def schedule(

@@ -119,10 +119,6 @@ class Executor:
             self._results = selector([slot for slot, _ in self._outputs])
             return tuple(names)
 
-    def fits(self, inputs: Sequence[Any]) -> bool:
-        """Return True if the inputs are on the devices where the program reads them."""
-        return all(inputs[position].device == device for position, device in self._places)
-
     def compute(self, tensors: Sequence[Any]) -> list[Any]:
         """Run one call on exactly these tensors, one for each of `arguments`, in the caller's thread; write updates to
         them once all tasks are done. Raises RunError if a task fails."""

@@ -319,11 +319,13 @@ class Recorded:
     def executed(self, prepared: _Clocked, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of one call, measured during a recording."""
         recording = self.recording
-        outputs, timeline = prepared.executor.run(inputs, recording is not None)
-        if recording is not None and timeline is not None:
-            recording.calls.append(timeline)
-            self.timeline = timeline
-            self.keep_up(prepared, timeline)
+        if recording is None:
+            outputs: list[Any] = prepared.executor(inputs)
+            return outputs
+        outputs, timeline = prepared.executor.run(inputs)
+        recording.calls.append(timeline)
+        self.timeline = timeline
+        self.keep_up(prepared, timeline)
         return outputs
 
     def keep_up(self, prepared: _Clocked, timeline: Timeline) -> None:

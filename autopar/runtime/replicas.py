@@ -98,8 +98,8 @@ class Replicas:
         self._copies: weakref.WeakValueDictionary[tuple[int, str, str, bool], _Replica] = (
             weakref.WeakValueDictionary()
         )
-        # For each accelerator, the callers' streams, each with its event after the last replicas it kept.
-        self._streams: dict[torch.device, dict[torch.Stream, torch.Event | None]] = {}
+        # The callers' streams of each accelerator.
+        self._streams: dict[torch.device, set[torch.Stream]] = {}
         self.transfers = 0
         self._watched: weakref.WeakSet[Weights] = weakref.WeakSet()
         self.kernels: weakref.WeakKeyDictionary[Any, Mapping[str, int]] = weakref.WeakKeyDictionary()
@@ -145,20 +145,12 @@ class Replicas:
         with self._lock:
             for copy, tensor in kept:
                 self._take(copy, tensor, copy.master.look())
-            for device, streams in self._streams.items():
-                queue = torch.accelerator.current_stream(device)
-                streams[queue] = queue.record_event()
 
     def enter(self, devices: Iterable[torch.device]) -> None:
-        """Begin a call on accelerators: make the caller's streams wait for replicas made on other streams."""
+        """Note that a call from the current streams of these accelerators may read replicas."""
         with self._lock:
             for device in devices:
-                queue = torch.accelerator.current_stream(device)
-                streams = self._streams.setdefault(device, {})
-                for other, event in streams.items():
-                    if event is not None and other != queue:
-                        queue.wait_event(event)
-                streams.setdefault(queue, None)
+                self._streams.setdefault(device, set()).add(torch.accelerator.current_stream(device))
 
     def watch(self, places: Sequence[tuple[Mapping[str, Any], str]]) -> Weights:
         """Return the fingerprint of state, which also expires by `forget` and `written`."""

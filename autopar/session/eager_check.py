@@ -6,7 +6,7 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -108,7 +108,8 @@ class Eager(Snapshot):
         cut = {id(t): t.detach().requires_grad_() for t in leaves.values() if t.grad_fn is not None}
         args = pytree.tree_map(lambda leaf: cut.get(id(leaf), leaf), args)
         leaves = {path: cut.get(id(leaf), leaf) for path, leaf in leaves.items()}
-        with torch.set_grad_enabled(self.differentiated):
+        # Without a backward, the caller's mode: `torch.func.grad` within the model depends on it.
+        with torch.enable_grad() if self.differentiated else nullcontext():
             try:
                 flat = pytree.tree_leaves(unprinted(model)(*args))
             except Exception as failure:

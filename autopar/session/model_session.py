@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -32,7 +31,7 @@ from .compare import Snapshot
 from .compiled_graph import CompiledGraph
 from .eager_check import Eager
 from .kernel_selection import build_kernels
-from .model_check import CALL, answer, compared
+from .model_check import CALL
 from .options import Options
 from .own_loop import Training, plan_training
 from .program_cache import CHECKED, Done, again
@@ -114,12 +113,10 @@ class ModelSession(Session):
             graph.unchecked.discard(key)
             if self._wants_check(graph, prepared):
                 return self._checked(graph, key, prepared, args)
-        short = graph.programs.shorten(key, prepared, args) if self.recording is None else None
-        results = None if short is None else graph.by(short, args)
-        if results is None:
-            with self.lock if prepared.captured.stateful else nullcontext():
-                results = self.run(graph, prepared, args)
-        return results
+        if prepared.captured.stateful:
+            with self.lock:
+                return self.run(graph, prepared, args)
+        return self.run(graph, prepared, args)
 
     def _wants_check(self, graph: CompiledGraph, prepared: Planned) -> bool:
         options = self.options
@@ -162,7 +159,7 @@ class ModelSession(Session):
             return prepare(captured, self.machine, options, tuple(args), given, self.pool)
         tensors = captured.flatten(args)
         joint, halves = plan_training(captured, self.machine, options, tensors, given)
-        return Training(joint, halves, self.pool, self.recorder, self.exclusive, options.kernels)
+        return Training(joint, halves, self)
 
     def _given_for(self, name: str, *, training: bool) -> Plan | None:
         """Return the user's plan if it is for calls of this kind: for training, a plan with a backward."""
@@ -250,11 +247,11 @@ class ModelSession(Session):
                     captured = replace(exact, strides=captured.strides)
                 eager: list[Snapshot] = []
                 before = _state(graph.region, args)
-                if call is not None and not call.expected:
+                if call is not None and call.answer is None:
                     # The model itself answers the user's call, for `judge` to compare with the placed answer.
                     eager.append(Snapshot(captured, args))
                     with self.unrecorded(), unseen():
-                        answer(call, eager[0], partial(_doubt, graph, key))
+                        call.run_model(eager[0], partial(_doubt, graph, key))
                     before = before if _state(graph.region, args) == before else None
                 reference = None
                 if isinstance(prepared, Training):
@@ -270,11 +267,12 @@ class ModelSession(Session):
                     if not changed:
                         graph.disturbed.add(key)
                     if call is not None:
-                        call.expected.clear()
+                        call.answer = None
                 else:
                     if reference is not None:
                         reference.judge(pytree.tree_leaves(output))
-                    compared(call, output, outputs)
+                    if call is not None:
+                        call.compared(output, outputs)
                     graph.right += 1
                 return output if reference is None else reference.settled(output)
         except AutoparError:

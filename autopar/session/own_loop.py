@@ -15,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -32,18 +32,14 @@ from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.plan import Plan
 from ..ir.program import Program
-from ..ir.timeline import Timeline
 from ..runtime.autograd_bridge import Written, bridge, placed, unalias
 from ..runtime.executor import Executor
-from ..runtime.replicas import Replicas
 from ..transform.divide import closed
 from .halves import STANDING, Half, Halves
 from .kernel_selection import KernelExecutor, build_kernels
 from .options import Options
+from .session import Session
 from .stages import Prepared, copies, executed, homes_of, plan_captured, timed
-
-Recorder: TypeAlias = Callable[[], list[Timeline] | None]
-"""Returns the list that takes timelines of calls; None: they are not recorded."""
 
 Held: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """A state that a forward has read, and an alias that keeps its memory."""
@@ -58,15 +54,10 @@ _LESS = 0.97
 
 
 class HeldState:
-    """The weights and buffers that the backward of a joint graph reads.
+    """The weights and buffers that the backward of a joint graph reads."""
 
-    exclusive: the context in which state of the model may be replaced for a moment.
-    """
-
-    def __init__(
-        self, captured: Captured, backward: Graph, exclusive: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        self._name, self._exclusive = captured.graph.name, exclusive
+    def __init__(self, captured: Captured, backward: Graph, session: weakref.ref[Session]) -> None:
+        self._name, self._session = captured.graph.name, session
         # A slice of a weight is a view of the tensor that holds the weight.
         read = [
             value
@@ -93,7 +84,8 @@ class HeldState:
         if all(owner.get(key) is tensor for (owner, key), tensor in zip(slots, tensors)):
             yield
             return
-        with self._exclusive():
+        session = self._session()
+        with session.lock if session is not None else contextlib.nullcontext():
             replaced = [(owner, key, owner.get(key, _ABSENT)) for owner, key in slots]
             try:
                 for (owner, key), tensor in zip(slots, tensors):
@@ -130,18 +122,16 @@ class Training:
         self,
         captured: Captured,
         halves: Halves,
-        pool: Replicas,
-        recorder: Recorder,
-        exclusive: Callable[[], AbstractContextManager[Any]],
-        kernels: str = "eager",
+        session: Session,
     ) -> None:
-        self.kernels = kernels
-        self.halves, self.pool, self.recorder = halves, pool, recorder
+        self.halves, self._pool, self._kernels = halves, session.pool, session.options.kernels
+        # A backward may come after the last reference to the model.
+        self._session = weakref.ref(session)
         self.repeatable = not captured.stateful
         """True if a call could be repeated with the same result."""
         self.slow_down = halves.joint.costed.machine.slow_down
         names = captured.graph.outputs
-        self._state = HeldState(captured, halves.backward_graph, exclusive)
+        self._state = HeldState(captured, halves.backward_graph, self._session)
         self._first = {names[index]: name for name, index in reversed(captured.tangents)}
         self._origin: Training | None = None
         """The `Training` made for other sizes whose programs this one shares."""
@@ -215,7 +205,7 @@ class Training:
                 device = machine.device[name.removeprefix(STANDING)].torch_device
                 state[name] = {"": torch.empty(0, device=device)}, ""
         captured = replace(self.captured, state=state)
-        return executed(captured, plan, half.program, self.pool, self.kernels, changing=True)
+        return executed(captured, plan, half.program, self._pool, self._kernels, changing=True)
 
     @property
     def program(self) -> Program:
@@ -307,9 +297,10 @@ class Training:
         return [next(made) if has else None for has in wanted]
 
     def _executed(self, prepared: Prepared, inputs: Sequence[Any]) -> list[Any]:
-        calls = self.recorder()
-        if calls is None:
+        session = self._session()
+        if session is None or session.recording is None:
             return prepared.executor(inputs)
+        calls = session.recording.calls
         outputs, timeline = prepared.executor.run(inputs)
         assert timeline is not None
         ahead = f"{self.captured.graph.name} backward" != timeline.title

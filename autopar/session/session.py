@@ -24,7 +24,6 @@ from ..costs.pins import unused
 from ..errors import AutoparError
 from ..ir.machine import Machine
 from ..ir.plan import Plan
-from ..ir.timeline import Timeline
 from ..runtime.executor import Executor
 from ..runtime.record import Recorded
 from ..runtime.replicas import Replicas
@@ -81,17 +80,6 @@ class Session(Recorded):
         # Serialises captures, checks and calls that change state.
         self.lock = threading.RLock()
         reset_after_fork.add(self)
-        own = weakref.ref(self)
-
-        def recorder() -> list[Timeline] | None:
-            session = own()
-            return session.recording.calls if session is not None and session.recording is not None else None
-
-        def exclusive() -> AbstractContextManager[Any]:
-            session = own()
-            return session.lock if session is not None else contextlib.nullcontext()
-
-        self.recorder, self.exclusive = recorder, exclusive
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         """Compile a graph captured by Dynamo; return the callable that serves its calls.
@@ -184,7 +172,7 @@ class Session(Recorded):
             return self.latest
         if self.calls or self.unplaced or self.breaks:
             why = "; ".join(self.notes()) or "every call so far has raised an error"
-            raise AutoparError(f"nothing was placed: {why}")
+            raise AutoparError(f"nothing was placed; {why}")
         raise AutoparError(
             "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
         )
@@ -199,7 +187,7 @@ class Session(Recorded):
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
             found.append(
                 f"torch.compile captured {len(self.graphs)} graphs, {len(tasks)} of them placed, with "
-                f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
+                f"{', '.join(map(str, tasks))} tasks; this report is on the one that ran last"
             )
         if self.root is not None:
             found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
@@ -223,7 +211,7 @@ class Session(Recorded):
             for why in planned.refusals
         )
         return [
-            f"{name}: kernels: eager{f' for {count} sets of sizes' if count > 1 else ''}, {why}"
+            f"{name}: no kernels{f' for {count} sets of sizes' if count > 1 else ''}: {why}"
             for (name, why), count in refusals.items()
         ]
 

@@ -58,10 +58,10 @@ class StepSession(Session):
         self,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
-        machine: Machine,
-        options: Options,
         clip_norm: float | None,
         by_itself: str,
+        machine: Machine,
+        options: Options,
     ) -> None:
         super().__init__(CompiledGraph, machine, options, loss, arguments=loss.arguments)
         self.optimizer, self.clip_norm, self.by_itself = optimizer, clip_norm, by_itself

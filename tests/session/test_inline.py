@@ -26,12 +26,6 @@ class Scaled(nn.Module):
         return self.last(torch.relu(self.first(x) + self.shift)) * torch.tensor([1.0, 2.0, 3.0])
 
 
-def inline(fast: autopar.Compiled) -> bool:
-    """True if the last call had a program that is called as a plain function, and later calls take it."""
-    served, prepared = fast._placement.session.ready()
-    return prepared.executor.arguments is not None and bool(served._shorts)
-
-
 def replaced(model: Scaled) -> None:
     model.last.weight = nn.Parameter(torch.randn(3, 4))
 
@@ -70,12 +64,11 @@ def stepped(model: Scaled) -> None:
     st.lists(st.sampled_from([replaced, swapped, in_place, by_numpy, loaded, buffered, stepped]), max_size=8)
 )
 @torch.no_grad()
-def test_no_answer_is_of_weights_that_were(changes):
+def test_answers_never_use_stale_weights(changes):
     model, x = Scaled().eval(), torch.randn(2, 4)
     fast = autopar.compile(model, ["cpu"])
     for _ in range(3):
         assert torch.equal(fast(x), model(x))
-    assert inline(fast)
     for change in changes:
         change(model)
         for _ in range(2):
@@ -88,7 +81,6 @@ def test_a_call_that_fails_names_the_task_and_the_next_one_is_right():
     fast, right = autopar.compile(model, ["cpu"]), torch.tensor([0, 3])
     for _ in range(3):
         fast(right)
-    assert inline(fast)
     with pytest.raises(RunError, match=r"embedding.* in 0 .*failed on cpu"):
         fast(torch.tensor([0, 9]))
     assert torch.equal(fast(right), model(right))
@@ -104,12 +96,10 @@ def test_nothing_is_recorded_by_autograd_or_cast_again():
     fast = autopar.compile(plain, ["cpu"])
     for _ in range(3):
         assert not fast(x).requires_grad
-    assert inline(fast)
     lowered = autopar.compile(model, ["cpu"])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         for _ in range(3):
             assert torch.equal(lowered(x), model(x))
-    assert inline(lowered)
 
 
 @torch.no_grad()
@@ -124,7 +114,6 @@ def test_a_recording_and_a_close_between_calls():
     assert len(recording.calls) == 2
     fast.close()
     assert torch.equal(fast(x), model(x))
-    assert inline(fast)
 
 
 @pytest.mark.slow
@@ -134,7 +123,6 @@ def test_threads_get_their_own_answers():
     fast = autopar.compile(model, ["cpu"])
     for _ in range(3):
         fast(torch.randn(2, 4))
-    assert inline(fast)
     wrong: list[int] = []
 
     @torch.no_grad()
@@ -151,13 +139,3 @@ def test_threads_get_their_own_answers():
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-@torch.no_grad()
-def test_a_plan_of_several_lanes_is_not():
-    model, x = Scaled().eval(), torch.randn(2, 4)
-    fast = autopar.compile(model, ["cpu", "emulated:0"], pins={"last": "emulated:0"}, split=None)
-    for _ in range(3):
-        assert torch.equal(fast(x), model(x))
-    assert not inline(fast)
-    fast.close()
