@@ -30,7 +30,7 @@ def test_the_page_has_the_facts_of_each_box_and_arrow(make):
             if len(reason.choices) > 1:
                 assert facts[f"b{index}"].count("<b>") == len(reason.choices)
     for index, arrow in enumerate(layout.arrows):
-        assert size(arrow.bytes) in facts[f"t{index}"]
+        assert size(arrow.transfer.bytes) in facts[f"t{index}"]
     aside = html.unescape(page[page.index("<aside>") : page.index("</aside>")])
     for device in plan.costed.machine.devices:
         assert f"<b>{device.name}</b>" in aside and size(plan.peaks.get(device.name, 0)) in aside

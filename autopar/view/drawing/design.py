@@ -27,7 +27,6 @@ WAIT_FILL = "#FFF6EF"
 
 STYLES: dict[str, dict[str, str]] = {
     "badge": {"fill": WAIT_FILL, "stroke": "#F0B58F", "stroke-width": "1.2"},
-    "band": {"fill": QUIET, "stroke": "#FFFFFF", "stroke-width": "0.5"},
     "bracket": {"fill": "none", "stroke": BRACKET, "stroke-width": "1.2"},
     "bus": {"fill": "none", "stroke-width": "3.4", "stroke-dasharray": "0.1 6.5"},
     "cap": {"stroke": INK, "stroke-width": "1.4", "stroke-dasharray": "5 3"},

@@ -18,7 +18,6 @@ from ..report.statistics import device_busy, hidden
 from .labels import box_labels, brackets, free_labels
 from .layout import LEFT, Arrow, Box, Layout, lay_out
 
-_MOST_NAMED = 8
 _CALM = 60
 """Number of transfers on the critical path above which the path is thinner, so that it remains a line."""
 NOTES = (
@@ -45,7 +44,7 @@ def placed_picture(layout: Layout, timeline: Timeline | None, width: float = WID
     top = heading(svg, f"{graph.name}: placed graph", _under(plan), label, figures, samples)
     with svg.group(transform=f"translate(0 {top:.0f})"):
         _chart(svg, layout)
-    notes = [_left_out(layout), *NOTES] if layout.undrawn or layout.unnamed else NOTES
+    notes = [*filter(None, [_left_out(layout)]), *NOTES]
     svg.height = top + layout.bottom + 44 + 18 * len(notes)
     for index, note in enumerate(reversed(notes)):
         text = design.fit(note, svg.width - 2 * MARGIN, 12)
@@ -54,10 +53,10 @@ def placed_picture(layout: Layout, timeline: Timeline | None, width: float = WID
 
 
 def _left_out(layout: Layout) -> str:
-    parts = []
-    if layout.undrawn:
-        drawn = sum(len(arrow.transfers) for arrow in layout.arrows)
-        parts.append(f"{drawn:,} of {drawn + layout.undrawn:,} transfers drawn, those of the most bytes")
+    """Return a note on what the picture does not show; empty if it shows all."""
+    parts, drawn, moved = [], len(layout.arrows), len(layout.plan.transfers)
+    if drawn < moved:
+        parts.append(f"{drawn:,} of {moved:,} transfers drawn, those of the most bytes")
     if layout.unnamed:
         short = counted(len(layout.unnamed), "short cluster")
         parts.append(f"{short} without a name, listed beside the chart in a page (.html)")
@@ -107,17 +106,12 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
         svg.arrow((x, y), (x + SAMPLE, y), QUIET, 9)
         svg.circle(x + 3, y, 3, "ring")
 
-    def band(x: float, y: float) -> None:
-        corners = [(x, y - 4), (x + SAMPLE - 8, y - 4), (x + SAMPLE, y + 4), (x + 8, y + 4)]
-        svg.path(trace(corners) + "Z", "band", fill_opacity=0.25)
-
     arrows = layout.arrows
     goes_on = any(kind == "bus" for kind, _ in layout.pieces)
     samples = [
         (True, "critical path", across("critical", stroke_width=4)),
         (goes_on, "path continues over the bus", across("bus", stroke=INK, stroke_linecap="round")),
         (bool(arrows), "transfer, slope = its time", transfer),
-        (any(len(arrow.transfers) > 1 for arrow in arrows), "several transfers", band),
         (any(arrow.ready_y is not None for arrow in arrows), "ready, waits for a busy bus", down("wait")),
         (True, "idle", down("idle")),
     ]
@@ -134,9 +128,6 @@ def _chart(svg: Svg, layout: Layout) -> None:
         if gap.h >= 20:
             x = gap.x + gap.w / 2
             svg.line((x, gap.y + 5), (x, gap.y + gap.h - 5), "idle")
-    with svg.group(opacity=0.14):
-        for arrow in layout.arrows:
-            _band(svg, arrow)
     for index, box in enumerate(layout.boxes):
         _box(svg, layout, box, index)
     for index, arrow in enumerate(layout.arrows):
@@ -144,7 +135,7 @@ def _chart(svg: Svg, layout: Layout) -> None:
     _critical(svg, layout)
     for arrow in layout.arrows:
         if not arrow.critical:
-            svg.circle(arrow.x1, (arrow.y1 + arrow.y1_last) / 2, 3.4, "ring")
+            svg.circle(*arrow.start, 3.4, "ring")
     with svg.group(pointer_events="none"):
         for box in layout.boxes:
             for label in box_labels(layout, box):
@@ -231,24 +222,13 @@ def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:
         svg.rect(x, y, w, h, rx=corner, fill="none", stroke=shade.hue, stroke_width=1.3)
 
 
-def _band(svg: Svg, arrow: Arrow) -> None:
-    """Draw, below the boxes, the time span of several folded transfers; touching bands merge."""
-    if len(arrow.transfers) > 1:
-        one, other = (arrow.x1, arrow.y1), (arrow.x2, arrow.y2)
-        svg.path(trace([one, other, (arrow.x2, arrow.y2_last), (arrow.x1, arrow.y1_last)]) + "Z", "band")
-
-
 def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
-    start = (arrow.x1, (arrow.y1 + arrow.y1_last) / 2)
-    end = (arrow.x2, (arrow.y2 + arrow.y2_last) / 2)
+    start, end, moved = arrow.start, arrow.end, arrow.transfer
     if arrow.ready_y is not None:
-        svg.line((arrow.x1, arrow.ready_y), start, "wait")
-    names = [layout.plan.words.value(transfer.value) for transfer in arrow.transfers[:_MOST_NAMED]]
-    more = f" and {len(arrow.transfers) - len(names)} more" if len(names) < len(arrow.transfers) else ""
-    last = max(transfer.end for transfer in arrow.transfers)
-    span = f"{seconds(arrow.transfers[0].start)} → {seconds(last)}"
-    hot = {"data_critical": ""} if arrow.critical else {}
-    with svg.group(f"{'; '.join(names)}{more}: {size(arrow.bytes)}, {span}", data_facts=f"t{index}", **hot):
+        svg.line((start[0], arrow.ready_y), start, "wait")
+    span = f"{seconds(moved.start)} → {seconds(moved.end)}"
+    tooltip = f"{layout.plan.words.value(moved.value)}: {size(moved.bytes)}, {span}"
+    with svg.group(tooltip, data_facts=f"t{index}", data_critical="" if arrow.critical else None):
         svg.line(start, end, "edge")
         dx = -9 if end[0] < start[0] else 9
         slope = (end[1] - start[1]) / (end[0] - start[0])

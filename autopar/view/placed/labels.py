@@ -83,7 +83,7 @@ def _second_line(layout: Layout, box: Box) -> str:
 
 def free_labels(layout: Layout) -> list[Label]:
     """Return the labels outside of boxes, important ones first: transfers, waits, idle times."""
-    order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.bytes, arrow.y1))
+    order = sorted(layout.arrows, key=lambda arrow: (not arrow.critical, -arrow.transfer.bytes))
     places = [_arrow_places(layout, arrow) for arrow in order]
     places += [_wait_places(arrow) for arrow in order]
     places += [_gap_places(layout.names, *gap) for gap in sorted(layout.gaps, key=lambda gap: -gap[0].h)]
@@ -92,11 +92,14 @@ def free_labels(layout: Layout) -> list[Label]:
 
 def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
     """Yield candidate labels of an arrow: name over bytes and time, above its end first; then the name alone."""
-    ends = [(*_corridor(layout, arrow, at_end), (arrow.x2 > arrow.x1) == at_end) for at_end in (True, False)]
+    rightward = arrow.end[0] > arrow.start[0]
+    ends = [(*_corridor(layout, arrow, at_end), rightward == at_end) for at_end in (True, False)]
     widest = min(high - low for low, high, _ in ends) - 14
-    count, bold, apart = len(arrow.transfers), arrow.critical, 7.0 if arrow.critical else 4.0
-    name = layout.plan.words.value(arrow.transfers[0].value) if count == 1 else f"{count} transfers"
-    figures = f"{size(arrow.bytes)} · {seconds(sum(t.end - t.start for t in arrow.transfers))}"
+    moved, bold, apart = arrow.transfer, arrow.critical, 7.0 if arrow.critical else 4.0
+    name, figures = (
+        layout.plan.words.value(moved.value),
+        f"{size(moved.bytes)} · {seconds(moved.end - moved.start)}",
+    )
     lines = [
         Label(0, 0, layout.names.fit(name, widest, 12, bold), 12, INK, bold, ground=PAPER),
         Label(0, 0, design.fit(figures, widest, 11.5), 11.5, INK if bold else QUIET, ground=PAPER),
@@ -107,31 +110,32 @@ def _arrow_places(layout: Layout, arrow: Arrow) -> Iterator[list[Label]]:
         wide, tall = max(line.rect.w for line in shown), 14.0 * len(shown)
         x = high - 8 - wide if right != inner else low + 8
         ys = _y_on(arrow, x), _y_on(arrow, x + wide)
-        top = min(ys) - apart - tall if above else max(ys) + arrow.y1_last - arrow.y1 + apart
+        top = min(ys) - apart - tall if above else max(ys) + apart
         at, anchor = (x + wide, "end") if right else (x, "start")
         yield [replace(line, x=at, y=top + 11 + 14 * n, anchor=anchor) for n, line in enumerate(shown)]
 
 
 def _y_on(arrow: Arrow, x: float) -> float:
-    share = (x - arrow.x1) / (arrow.x2 - arrow.x1)
-    return arrow.y1 + (arrow.y2 - arrow.y1) * min(1.0, max(0.0, share))
+    (x1, y1), (x2, y2) = arrow.start, arrow.end
+    return y1 + (y2 - y1) * min(1.0, max(0.0, (x - x1) / (x2 - x1)))
 
 
 def _corridor(layout: Layout, arrow: Arrow, at_end: bool) -> tuple[float, float]:
     """Return the gap between columns that the arrow enters last, or leaves first."""
-    x = arrow.x2 if at_end else arrow.x1
+    (x1, _), (x2, _) = arrow.start, arrow.end
     for one, other in pairwise(layout.columns.values()):
-        if x == (other.x if (arrow.x2 > arrow.x1) == at_end else one.right):
+        if (x2 if at_end else x1) == (other.x if (x2 > x1) == at_end else one.right):
             return one.right, other.x
-    return min(arrow.x1, arrow.x2), max(arrow.x1, arrow.x2)
+    return min(x1, x2), max(x1, x2)
 
 
 def _wait_places(arrow: Arrow) -> Iterator[list[Label]]:
-    if arrow.ready_y is not None and arrow.y1 - arrow.ready_y >= 8:
-        text = f"bus busy {seconds(arrow.transfers[0].start - arrow.transfers[0].ready)}"
-        x, anchor = (arrow.x1 + 9, "start") if arrow.x2 > arrow.x1 else (arrow.x1 - 9, "end")
+    x, end = arrow.start
+    if arrow.ready_y is not None and end - arrow.ready_y >= 8:
+        text = f"bus busy {seconds(arrow.transfer.start - arrow.transfer.ready)}"
+        x, anchor = (x + 9, "start") if arrow.end[0] > x else (x - 9, "end")
         for share in (0.5, 0.25, 0.75):
-            y = arrow.ready_y + (arrow.y1 - arrow.ready_y) * share + 4
+            y = arrow.ready_y + (end - arrow.ready_y) * share + 4
             yield [Label(x, y, text, 11.5, WAIT, anchor=anchor, ground=PAPER)]
 
 

@@ -26,8 +26,7 @@ _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _NARROWEST, _WIDEST = 0.8, 2.4
 """Least and most by which columns are stretched to fill a picture."""
 _MOST_ARROWS = 80
-_BANDS = (1 / 200, 1 / 100, 1 / 50, 1 / 25, 1 / 16)
-"""Shares of the plan within which starting transfers are drawn as one band, if there are too many."""
+"""Limit on the transfers drawn, on the critical path and beside it."""
 _LEGIBLE = 11.0
 """Pixels below which a box has no name."""
 _TIGHT = 12.0
@@ -73,25 +72,13 @@ class Box(Rect):
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A transfer, or several folded into a band from (`x1`, `y1`..`y1_last`) to (`x2`, `y2`..`y2_last`).
+    """A transfer, drawn from `start` to `end`. `ready_y`: start of its wait for a busy bus; None if there is none."""
 
-    `ready_y`: start of the wait for a busy bus; None if there is none.
-    """
-
-    transfers: tuple[Transfer, ...]
-    x1: float
-    y1: float
-    y1_last: float
-    x2: float
-    y2: float
-    y2_last: float
+    transfer: Transfer
+    start: Point
+    end: Point
     critical: bool
     ready_y: float | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all its transfers."""
-        return sum(transfer.bytes for transfer in self.transfers)
 
 
 @dataclass
@@ -101,7 +88,6 @@ class Layout:
     columns: of each device, from left to right.
     second: pixels per second below `top`.
     space: places taken by boxes, lines and labels.
-    undrawn: number of transfers without an arrow.
     """
 
     plan: Plan
@@ -114,15 +100,13 @@ class Layout:
     arrows: list[Arrow] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    undrawn: int = 0
     space: FreeSpace = field(default_factory=FreeSpace)
 
     @cached_property
     def names(self) -> Names:
         """The names of boxes and arrows."""
         words = self.plan.words.value
-        arrows = [words(arrow.transfers[0].value) for arrow in self.arrows if len(arrow.transfers) == 1]
-        return Names([*(box.card.title for box in self.boxes), *arrows])
+        return Names([box.card.title for box in self.boxes] + [words(a.transfer.value) for a in self.arrows])
 
     def y(self, when: float) -> float:
         """Return the vertical position of a time, in pixels."""
@@ -181,39 +165,18 @@ def _boxes(layout: Layout) -> None:
 
 
 def _arrows(layout: Layout) -> None:
-    plan = layout.plan
-    hot = {id(plan.steps[number]) for number in plan.critical.path}
-    transfers = [step for step in plan.steps if isinstance(step, Transfer)]
-    groups = [[step] for step in transfers]
-    for share in _BANDS:
-        if len(groups) > _MOST_ARROWS:
-            groups = _bundles(transfers, plan.makespan * share)
-    # Keep the groups with the most bytes, in the order of their starts.
-    by_bytes = sorted(range(len(groups)), key=lambda g: (-sum(step.bytes for step in groups[g]), g))
-    largest = [groups[index] for index in sorted(by_bytes[:_MOST_ARROWS])]
-    layout.undrawn = len(transfers) - sum(map(len, largest))
-    for group in largest:
-        first, last = group[0], group[-1]
-        x1, x2 = _edges(layout.columns, first.src, first.dst)
-        starts = layout.y(first.start), layout.y(last.start)
-        ends = layout.y(first.end), layout.y(max(step.end for step in group))
-        waited = len(group) == 1 and (first.start - first.ready) * layout.second >= 4
-        critical = len(group) == 1 and id(first) in hot
-        ready = layout.y(first.ready) if waited else None
-        layout.arrows.append(Arrow(tuple(group), x1, *starts, x2, *ends, critical, ready))
-
-
-def _bundles(transfers: list[Transfer], window: float) -> list[list[Transfer]]:
-    """Group transfers of one direction that start within `window` of the first."""
-    groups: list[list[Transfer]] = []
-    open_group: dict[tuple[str, str], list[Transfer]] = {}
-    for step in transfers:
-        group = open_group.get((step.src, step.dst))
-        if group is None or step.start - group[0].start > window:
-            group = open_group[step.src, step.dst] = []
-            groups.append(group)
-        group.append(step)
-    return groups
+    """Add arrows of the transfers of the most bytes, on the critical path and beside it, in the order of their
+    starts."""
+    steps, on_path = layout.plan.steps, set(layout.plan.critical.path)
+    largest = sorted((-step.bytes, number) for number, step in enumerate(steps) if isinstance(step, Transfer))
+    hot = [number for _, number in largest if number in on_path]
+    rest = [number for _, number in largest if number not in on_path]
+    for number, step in ((n, steps[n]) for n in sorted(hot[:_MOST_ARROWS] + rest[:_MOST_ARROWS])):
+        assert isinstance(step, Transfer)
+        x1, x2 = _edges(layout.columns, step.src, step.dst)
+        start, end = (x1, layout.y(step.start)), (x2, layout.y(step.end))
+        ready = layout.y(step.ready) if (step.start - step.ready) * layout.second >= 4 else None
+        layout.arrows.append(Arrow(step, start, end, number in on_path, ready))
 
 
 def _gaps(layout: Layout) -> None:
@@ -233,12 +196,9 @@ def _gaps(layout: Layout) -> None:
 def _take(layout: Layout) -> None:
     layout.space.take(Rect(LEFT, layout.bottom - 1, layout.right - LEFT, 200.0))
     for arrow in layout.arrows:
-        edges = (arrow.y1, arrow.y2), (arrow.y1_last, arrow.y2_last)
-        middle = (arrow.y1 + arrow.y1_last) / 2, (arrow.y2 + arrow.y2_last) / 2
-        for left, right in {*edges, middle}:
-            layout.space.take_line((arrow.x1, left), (arrow.x2, right))
+        layout.space.take_line(arrow.start, arrow.end)
         if arrow.ready_y is not None:
-            layout.space.take_line((arrow.x1, arrow.ready_y), (arrow.x1, arrow.y1))
+            layout.space.take_line((arrow.start[0], arrow.ready_y), arrow.start)
     for _, points in layout.pieces:
         for start, end in pairwise(points):
             layout.space.take_line(start, end)
