@@ -262,7 +262,7 @@ def test_the_cpu_stands_where_transfers_skip_the_fewest_columns(name):
 def test_pictures_are_the_same_bytes_under_any_hash_seed(tmp_path):
     code = (
         "import view_plans, sys; from autopar.view import draw; "
-        "[draw(view_plans.rough(90, 4), f'{sys.argv[1]}.{s}') for s in ('html', 'svg', 'dot')]; "
+        "[draw(view_plans.rough(90, 4), f'{sys.argv[1]}.{s}') for s in ('html', 'svg')]; "
         "print('torch' in sys.modules)"
     )
     seen = set()
@@ -272,11 +272,11 @@ def test_pictures_are_the_same_bytes_under_any_hash_seed(tmp_path):
         call = [sys.executable, "-c", code, str(tmp_path / seed)]
         done = subprocess.run(call, env=env, capture_output=True, text=True, check=True)
         assert "False" in done.stdout
-        seen.add(tuple((tmp_path / f"{seed}.{s}").read_bytes() for s in ("html", "svg", "dot")))
+        seen.add(tuple((tmp_path / f"{seed}.{s}").read_bytes() for s in ("html", "svg")))
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("suffix", ["html", "svg", "dot"])
+@pytest.mark.parametrize("suffix", ["html", "svg"])
 def test_every_picture_of_an_emulated_machine_says_so(suffix, tmp_path):
     for name in ("mlp", "towers"):
         plan = view_plans.ALL[name]()
@@ -291,13 +291,13 @@ def test_an_empty_plan_and_one_without_time_can_be_drawn(tmp_path):
     nothing = view_plans.build("nothing", [], on, outputs=("x",))
     instant = view_plans.build("instant", [view_plans.Job("a", "cpu/0", 0.0, ("x",))], on)
     for plan in (nothing, instant):
-        for suffix in ("html", "svg", "dot"):
+        for suffix in ("html", "svg"):
             draw(plan, tmp_path / f"a.{suffix}")
         ET.fromstring((tmp_path / "a.svg").read_text())
 
 
 def test_another_suffix_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(AutoparError, match=r"\.html, \.svg, \.png, \.pdf, \.dot"):
+    with pytest.raises(AutoparError, match=r"\.html, \.svg, \.png, \.pdf"):
         draw(view_plans.lone(), tmp_path / "a.gif")
 
 
