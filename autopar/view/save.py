@@ -22,28 +22,19 @@ _LEAST, _MOST = 640, 20_000
 
 
 def draw(
-    plan: Plan,
-    path: str | PathLike[str],
-    *,
-    timeline: Timeline | None = None,
-    width: float | None = None,
-    theme: Theme | None = None,
+    plan: Plan, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
 ) -> None:
-    """Write the placed graph as `.html` `.svg` `.png` or `.pdf`, with figures of a measured `timeline` if given.
+    """Write the placed graph as `.html` `.svg` `.png` or `.pdf`.
 
     `.svg`, `.png` and `.pdf` are `width` pixels wide (1200; more if the devices need it; a pixel of a PDF is 1/96 inch)
     and `light` or `dark`; a page fits its window and has both themes. Raises AutoparError for another suffix, a width
     or theme of another file, or for `.png` and `.pdf` without cairosvg.
     """
-    _write(Path(path), plan, timeline, width=width, theme=theme)
+    _write(Path(path), plan, width=width, theme=theme)
 
 
 def save_timeline(
-    timeline: Timeline,
-    path: str | PathLike[str],
-    *,
-    width: float | None = None,
-    theme: Theme | None = None,
+    timeline: Timeline, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
 ) -> None:
     """Write a timeline for Perfetto or chrome://tracing (`.json`, `.json.gz`) or as a picture (`.svg` `.html` `.png`
     `.pdf`).
@@ -65,7 +56,7 @@ def kind_of(target: Path, noun: type[Plan] | type[Timeline], *others: str) -> st
     )
 
 
-def _write(target: Path, noun: Plan | Timeline, *more: Timeline | None, **look: object) -> None:
+def _write(target: Path, noun: Plan | Timeline, **look: object) -> None:
     kind = kind_of(target, type(noun))
     chosen = {name: value for name, value in look.items() if value is not None}
     if chosen and kind not in _SIZED:
@@ -75,7 +66,7 @@ def _write(target: Path, noun: Plan | Timeline, *more: Timeline | None, **look: 
     wide = chosen.get("width", _LEAST)
     if not isinstance(wide, (int, float)) or not _LEAST <= wide <= _MOST:
         raise AutoparError(f"width is {wide!r}; it must be a number of pixels from {_LEAST} to {_MOST:,}")
-    contents = _WRITERS[type(noun)][kind](noun, *more, **chosen)
+    contents = _WRITERS[type(noun)][kind](noun, **chosen)
     target.write_bytes(contents.encode() if isinstance(contents, str) else contents)
 
 
@@ -110,8 +101,8 @@ _WRITERS: dict[type, dict[str, Callable[..., str | bytes]]] = {
     Plan: {
         ".html": placed_page,
         ".svg": placed_svg,
-        ".png": lambda *nouns, **look: _png(placed_svg(*nouns, **look)),
-        ".pdf": lambda *nouns, **look: _pdf(placed_svg(*nouns, **look)),
+        ".png": lambda plan, **look: _png(placed_svg(plan, **look)),
+        ".pdf": lambda plan, **look: _pdf(placed_svg(plan, **look)),
     },
     Timeline: {
         ".json": lambda timeline: trace_bytes(timeline, compress=False),

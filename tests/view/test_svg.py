@@ -66,7 +66,7 @@ def test_names_add_no_tag_and_no_attribute_to_a_page(tmp_path):
     pages = []
     for name in (HOSTILE, "z" * len(HOSTILE)):
         plan = named(name)
-        draw(plan, tmp_path / "a.html", timeline=view_plans.measured(plan))
+        draw(plan, tmp_path / "a.html")
         (tmp_path / "b.html").write_text(timeline_page(view_plans.measured(plan)))
         pages.append([Tags((tmp_path / f).read_text()) for f in ("a.html", "b.html")])
         assert all(name in "".join(page.data) for page in pages[-1])

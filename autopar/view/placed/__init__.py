@@ -8,7 +8,6 @@ from typing import Any
 
 from ...ir.graph import SUM
 from ...ir.plan import Plan
-from ...ir.timeline import Timeline
 from ...system.text import counted, percent, seconds, size
 from ..drawing import design
 from ..drawing.design import INK, QUIET, fill_of, strips
@@ -19,7 +18,7 @@ from .labels import box_labels, brackets, free_labels
 from .layout import LEFT, Arrow, Box, Layout, lay_out
 
 _CALM = 60
-"""Number of transfers on the critical path above which the path is thinner, so that it remains a line."""
+"""Number of transfers on the critical path above which the path is thin, without its dots, so that lines remain."""
 NOTES = (
     "autopar · predicted: end of the plan · bound: no plan of this graph is shorter here · gap: how far above it",
     "busy: share of the predicted time a device computes · peak: most memory in use · "
@@ -27,20 +26,18 @@ NOTES = (
 )
 
 
-def placed_svg(
-    plan: Plan, timeline: Timeline | None = None, width: float = WIDTH, theme: str = "light"
-) -> str:
-    """Return the picture of a plan as SVG text; a measured `timeline` adds its figures. The groups of boxes
-    and arrows name the facts of a page by `data-facts`."""
-    return placed_picture(lay_out(plan, width), timeline, width).themed(theme)
+def placed_svg(plan: Plan, width: float = WIDTH, theme: str = "light") -> str:
+    """Return the picture of a plan as SVG text. The groups of boxes and arrows name the facts of a page by
+    `data-facts`."""
+    return placed_picture(lay_out(plan, width), width).themed(theme)
 
 
-def placed_picture(layout: Layout, timeline: Timeline | None, width: float = WIDTH) -> Svg:
+def placed_picture(layout: Layout, width: float) -> Svg:
     """Return the picture of a laid out plan as shapes."""
     plan = layout.plan
     graph, label = plan.costed.graph, plan.costed.machine.label
     svg = Svg(max(layout.right + MARGIN, width), 0, f"placed graph of {graph.name}")
-    figures, samples = _figures(layout, timeline), _samples(svg, layout)
+    figures, samples = _figures(plan), _samples(svg, layout)
     top = heading(svg, f"{graph.name}: placed graph", _under(plan), label, figures, samples)
     with svg.group(transform=f"translate(0 {top:.0f})"):
         _chart(svg, layout)
@@ -72,14 +69,9 @@ def _under(plan: Plan) -> str:
     return f"{text}. {on_one_device(plan) or 'Time runs downward.'}"
 
 
-def _figures(layout: Layout, timeline: Timeline | None) -> list[Figure]:
-    """Return the key figures: predicted, measured, bound, single device, moved."""
-    plan = layout.plan
+def _figures(plan: Plan) -> list[Figure]:
+    """Return the key figures: predicted, bound, single device, moved."""
     figures = [(seconds(plan.makespan), "predicted")]
-    if timeline:
-        slow = plan.costed.machine.stretch
-        what = "measured" if slow == 1 else f"measured, clock × {slow:g}"
-        figures.append((seconds(timeline.makespan), what))
     if plan.lower_bound:
         figures.append((seconds(plan.lower_bound), f"lower bound (gap {percent(plan.gap)})"))
     single = baseline(plan)
@@ -237,11 +229,12 @@ def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
 
 
 def _critical(svg: Svg, layout: Layout) -> None:
-    wide = 4.0 if sum(kind == "copy" for kind, _ in layout.pieces) <= _CALM else 2.6
+    few = sum(kind == "copy" for kind, _ in layout.pieces) <= _CALM
+    wide = 4.0 if few else 1.6
     with svg.group(style="critical", pointer_events="none"):
         for kind, points in layout.pieces:
             if kind == "bus":
-                svg.path(trace(points), "bus")
+                svg.path(trace(points) if few else "", "bus")
             elif kind == "copy":
                 (x1, y1), (x2, y2) = points
                 length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5

@@ -6,10 +6,9 @@ one unbroken line across them.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TypeAlias
 
 from ...ir.plan import Plan
@@ -17,7 +16,7 @@ from ...ir.timeline import Transfer
 from ..drawing.design import Names, Shade, shades
 from ..drawing.free_space import FreeSpace, Point, Rect
 from ..drawing.svg import MARGIN, WIDTH
-from ..report.reasons import Section, sections, waited
+from ..report.reasons import sections, waited
 from .fold import Card, fold
 
 LEFT = 200.0
@@ -29,8 +28,6 @@ _MOST_ARROWS = 80
 """Limit on the transfers drawn, on the critical path and beside it."""
 _LEGIBLE = 11.0
 """Pixels below which a box has no name."""
-_TIGHT = 12.0
-"""Pixels below which successive copies on the critical path are one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,23 +225,17 @@ def _columns(plan: Plan, cards: dict[str, tuple[Card, ...]], width: float) -> di
 
 
 def _order(plan: Plan, touched: set[str]) -> list[str]:
-    """Order the devices with the CPUs where transfers skip the fewest columns, rather in the middle."""
-    machine = plan.costed.machine
-    cpus = [device.name for device in machine.devices if device.traits.host]
-    others = [device.name for device in machine.devices if not device.traits.host]
-    middle = (len(others) + 1) // 2
-    usual = [*others[:middle], *cpus, *others[middle:]]
-    busy = [name for name in usual if name in touched]
-    traffic = Counter((t.src, t.dst) for t in plan.transfers)
-    rest, here = [name for name in busy if name not in cpus], [name for name in busy if name in cpus]
-    tries = [[*rest[:cut], *here, *rest[cut:]] for cut in range(len(rest) + 1)]
+    """Order the devices with the CPUs where transfers skip the fewest columns, rather in the middle; idle ones last."""
+    devices = plan.costed.machine.devices
+    cpus = [device.name for device in devices if device.traits.host and device.name in touched]
+    rest = [device.name for device in devices if not device.traits.host and device.name in touched]
+    tries = [(cut, [*rest[:cut], *cpus, *rest[cut:]]) for cut in range(len(rest) + 1)]
 
-    def cost(order: list[str]) -> tuple[int, int]:
-        at = {name: position for position, name in enumerate(order)}
-        skipped = sum(count * max(0, abs(at[src] - at[dst]) - 1) for (src, dst), count in traffic.items())
-        return skipped, sum(abs(at[name] - position) for position, name in enumerate(busy))
+    def cost(each: tuple[int, list[str]]) -> tuple[int, int]:
+        at = {name: position for position, name in enumerate(each[1])}
+        return sum(abs(at[t.src] - at[t.dst]) for t in plan.transfers), abs(2 * each[0] - len(rest))
 
-    return [*min(tries, key=cost), *(name for name in usual if name not in touched)]
+    return [*min(tries, key=cost)[1], *(device.name for device in devices if device.name not in touched)]
 
 
 def _edges(columns: dict[str, _Column], src: str, dst: str) -> tuple[float, float]:
@@ -254,28 +245,23 @@ def _edges(columns: dict[str, _Column], src: str, dst: str) -> tuple[float, floa
 
 
 def _critical_line(layout: Layout) -> list[Piece]:
-    """Return the pieces of the critical path in order."""
+    """Return the pieces of the critical path in order, each from the end of the one before it."""
     columns = layout.columns
     lanes = {lane: (x, x + w) for column in columns.values() for lane, x, w in column.lanes}
-    parts: list[tuple[Section, Section]] = []
-    for part in sections(layout.plan):
-        before = parts[-1][1] if parts and part.kind == "copy" else None
-        if before and part.where == before.where and (part.start - before.start) * layout.second < _TIGHT:
-            parts[-1] = (parts[-1][0], part)
-        elif part.steps:
-            parts.append((part, part))
-    steps = layout.plan.steps
-    stretches = [(steps[one.steps[0]], steps[other.steps[-1]]) for one, other in parts]
+    runs = [
+        [layout.plan.steps[number] for number in part.steps] for part in sections(layout.plan) if part.steps
+    ]
     pieces: list[Piece] = []
     here: tuple[Point, str] | None = None
-    for (first, last), (after, _) in zip(stretches, [*stretches[1:], (None, None)]):
-        start, end = layout.y(first.start), layout.y(last.end)
+    for run, later in zip(runs, [*runs[1:], []]):
+        first, start, end = run[0], layout.y(run[0].start), layout.y(run[-1].end)
         if isinstance(first, Transfer):
             enter, leave = _edges(columns, first.src, first.dst)
             kind, source, target = "copy", first.src, first.dst
         else:
             left, right = lanes[first.lane]
-            goal = _edges(columns, after.src, after.dst)[0] if isinstance(after, Transfer) else right
+            copy = later[0] if later else None
+            goal = _edges(columns, copy.src, copy.dst)[0] if isinstance(copy, Transfer) else right
             goal = here[0][0] if here else goal
             enter = leave = left if abs(goal - left) < abs(goal - right) else right
             kind, source, target = "run", first.device, first.device
@@ -283,24 +269,7 @@ def _critical_line(layout: Layout) -> list[Piece]:
             (x, y), device = here
             by_bus = device != source
             corner = (x, start) if by_bus and kind == "copy" else (enter, y)
-            pieces.append(("bus" if by_bus else "run", _path((x, y), corner, (enter, start))))
+            pieces.append(("bus" if by_bus else "run", ((x, y), corner, (enter, start))))
         pieces.append((kind, ((enter, start), (leave, end))))
         here = (leave, end), target
-    return _joined(pieces)
-
-
-def _path(*points: Point) -> tuple[Point, ...]:
-    return tuple(point for point, _ in groupby(points))
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Join adjacent `run` pieces into one line, so that corners meet; drop pieces of one point."""
-    joined: list[Piece] = []
-    for kind, points in pieces:
-        if len(points) < 2:
-            continue
-        if joined and kind == joined[-1][0] == "run" and joined[-1][1][-1] == points[0]:
-            joined[-1] = "run", _path(*joined[-1][1], *points[1:])
-        else:
-            joined.append((kind, points))
-    return joined
+    return [(kind, points) for kind, points in pieces if len(set(points)) > 1]
