@@ -94,8 +94,7 @@ def _samples(svg: Svg, layout: Layout) -> list[Sample]:
         return lambda x, y: svg.line((x + SAMPLE / 2, y - 8), (x + SAMPLE / 2, y + 8), style)
 
     def transfer(x: float, y: float) -> None:
-        svg.line((x + 4, y), (x + SAMPLE - 4, y), "transfer")
-        svg.arrow((x, y), (x + SAMPLE, y), QUIET, 9)
+        svg.arrow((x + 4, y), (x + SAMPLE, y), QUIET, 1.6)
         svg.circle(x + 3, y, 3, "ring")
 
     arrows = layout.arrows
@@ -222,10 +221,7 @@ def _arrow(svg: Svg, layout: Layout, arrow: Arrow, index: int) -> None:
     tooltip = f"{layout.plan.words.value(moved.value)}: {size(moved.bytes)}, {span}"
     with svg.group(tooltip, data_facts=f"t{index}", data_critical="" if arrow.critical else None):
         svg.line(start, end, "edge")
-        dx = -9 if end[0] < start[0] else 9
-        slope = (end[1] - start[1]) / (end[0] - start[0])
-        svg.line(start, (end[0] - dx * 0.8, end[1] - dx * 0.8 * slope), "transfer")
-        svg.arrow(start, end, QUIET, 10)
+        svg.arrow(start, end, QUIET, 1.6)
 
 
 def _critical(svg: Svg, layout: Layout) -> None:
@@ -236,11 +232,6 @@ def _critical(svg: Svg, layout: Layout) -> None:
             if kind == "bus":
                 svg.path(trace(points) if few else "", "bus")
             elif kind == "copy":
-                (x1, y1), (x2, y2) = points
-                length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
-                back = 9 / length if length > 9 else 0
-                tip = (x2 - (x2 - x1) * back, y2 - (y2 - y1) * back)
-                svg.line((x1, y1), tip, stroke_width=wide, stroke_linecap="butt")
-                svg.arrow((x1, y1), (x2, y2), INK, 6 + 2 * wide)
+                svg.arrow(points[0], points[1], INK, wide)
             else:
                 svg.path(trace(points), stroke_width=wide)

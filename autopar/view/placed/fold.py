@@ -241,10 +241,9 @@ def _stack_row(row: list[list[Card]]) -> list[Card]:
     busy = [sum(card.busy for card in group) for group in row]
     usual = median(busy)
     done: list[Card] = []
-    equal = [abs(each - usual) <= _EQUAL * usual for each in busy]
-    for alike, held in groupby(zip(equal, row), key=lambda pair: pair[0]):
-        groups = [group for _, group in held]
-        if alike and (len(groups) >= 3 or (len(groups) == 2 and any(card.copies for card in done))):
+    for alike, pairs in groupby(zip(busy, row), key=lambda pair: abs(pair[0] - usual) <= _EQUAL * usual):
+        groups = [group for _, group in pairs]
+        if alike and len(groups) > 1:
             done.append(_stacked(groups))
         else:
             done += [card for group in groups for card in group]
