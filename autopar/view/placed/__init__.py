@@ -10,11 +10,12 @@ from ...ir.graph import SUM
 from ...ir.plan import Plan
 from ...system.text import counted, percent, seconds, size
 from ..drawing import design
-from ..drawing.design import INK, QUIET, fill_of, strips
+from ..drawing.design import INK, QUIET, WAIT, fill_of, strips
+from ..drawing.free_space import Label
 from ..drawing.svg import MARGIN, SAMPLE, WIDTH, Figure, Sample, Svg, heading, phases, ticks, trace
-from ..report.reasons import baseline, on_one_device
+from ..report.reasons import baseline, on_one_device, sections
 from ..report.statistics import device_busy, hidden
-from .labels import box_labels, brackets, free_labels
+from .labels import box_labels, free_labels
 from .layout import LEFT, Arrow, Box, Layout, lay_out
 
 _CALM = 60
@@ -178,15 +179,19 @@ def _axis(svg: Svg, layout: Layout) -> None:
 
 
 def _margin(svg: Svg, layout: Layout) -> None:
-    """Draw the critical path as text beside the axis."""
-    sections = brackets(layout)
-    if sections:
-        svg.text(LEFT - 87, layout.top - 18, "critical path", 12, QUIET, anchor="end")
-    x = LEFT - 78
-    for top, bottom, labels in sections:
-        svg.path(trace([(x, top + 1), (x + 5, top + 1), (x + 5, bottom - 1), (x, bottom - 1)]), "bracket")
-        for label in labels:
-            svg.label(label)
+    """Draw beside the axis what the critical path spends its time on."""
+    x = LEFT - 58
+    svg.text(x - 2, layout.top - 18, "critical path", 12, QUIET, anchor="end")
+    for section in sections(layout.plan):
+        top, bottom = layout.y(section.start) + 1, layout.y(section.end) - 1
+        if bottom - top >= 3:
+            svg.path(trace([(x, top), (x + 5, top), (x + 5, bottom), (x, bottom)]), "bracket")
+        if bottom - top >= 14:
+            color = QUIET if section.kind == "compute" else WAIT
+            text = f"{section.kind} {seconds(section.end - section.start)}"
+            label = Label(x - 4, (top + bottom) / 2 + 4, text, 12, color, anchor="end")
+            for free in layout.space.first([[label]], pad=1.0):
+                svg.label(free)
 
 
 def _box(svg: Svg, layout: Layout, box: Box, index: int) -> None:

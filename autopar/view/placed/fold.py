@@ -62,16 +62,12 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
         if cards:
             lanes[lane] = _adopted(cards)
     if _count(lanes) > min(_PLAIN, budget):
-        short, single = _SHORT, {lane: _stack(cards) for lane, cards in lanes.items()}
-        while _count(lanes) > _PLAIN and short < _LONG:
-            limit = short * plan.makespan
-            lanes = {lane: _merge(cards, limit, strict=True) for lane, cards in single.items()}
-            short *= 1.5
-        short = _SHORT
-        while _count(lanes) > budget and short < 2:
-            limit = short * plan.makespan
-            lanes = {lane: _merge(cards, limit, strict=False) for lane, cards in lanes.items()}
-            short *= 1.5
+        lanes = {lane: _stack(cards) for lane, cards in lanes.items()}
+        for strict, most, longest in ((True, _PLAIN, _LONG), (False, budget, 2.0)):
+            short, single = _SHORT * plan.makespan, lanes
+            while _count(lanes) > most and short < longest * plan.makespan:
+                lanes = {lane: _merge(cards, short, strict=strict) for lane, cards in single.items()}
+                short *= 1.5
         if _count(lanes) > budget:
             lanes = {lane: [_join(cards)] for lane, cards in lanes.items()}
     return {lane: tuple(cards) for lane, cards in lanes.items()}

@@ -3,7 +3,7 @@ is, or are omitted. The page has the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -12,8 +12,8 @@ from ...system.text import percent, seconds, size
 from ..drawing import design
 from ..drawing.design import INK, LANE, PAPER, QUIET, WAIT, strips
 from ..drawing.free_space import Label, Rect
-from ..report.reasons import module_of, sections
-from .layout import LEFT, Arrow, Box, Layout
+from ..report.reasons import module_of
+from .layout import Arrow, Box, Layout
 
 _STRIP, _PAD, _APART = 10.0, 9.0, 2.0
 """Pixels of the pattern at the edge of a box, from there to a label, and from a label to lines over the box."""
@@ -153,31 +153,3 @@ def _gap_places(names: design.Names, place: Rect, idle: float, cause: str) -> It
         if place.h >= 24:
             y = place.y + place.h * share
             yield [Label(x, y + down, text, 12, QUIET, anchor="middle", ground=LANE) for down, text in shown]
-
-
-def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
-    """Return (top, bottom, labels) of each section of the critical path, along the left margin, that is tall
-    enough."""
-    result = []
-    x = LEFT - 87
-    for section in sections(layout.plan):
-        top, bottom = layout.y(section.start), layout.y(section.end)
-        tall, middle, time = bottom - top, (top + bottom) / 2, seconds(section.end - section.start)
-        head, verdict, color = {
-            "compute": (section.where.rsplit("/", 1)[0], "computes", QUIET),
-            "copy": (section.what, "exposed", WAIT),
-            "wait": ("waits", "", WAIT),
-        }[section.kind]
-        labels: list[Label] = []
-        if tall >= 42 and verdict:
-            bold = design.width(head, 12, True) <= x - 8
-            labels = [
-                Label(x, middle - 11, layout.names.fit(head, x - 8, 12, bold), 12, INK, bold, "end"),
-                Label(x, middle + 4, time, 12, QUIET, anchor="end"),
-                Label(x, middle + 19, verdict, 12, color, anchor="end"),
-            ]
-        elif tall >= 12:
-            labels = [Label(x, middle + 4, f"{section.kind}  {time}", 11.5, color, anchor="end")]
-        if tall >= 5:
-            result.append((top, bottom, layout.space.first([labels], pad=2.5)))
-    return result

@@ -19,7 +19,7 @@ from ..drawing.svg import MARGIN, WIDTH
 from ..report.reasons import sections, waited
 from .fold import Card, fold
 
-LEFT = 200.0
+LEFT = 186.0
 TOP = 92.0
 _LEAST, _USUAL, _MOST = 620.0, 860.0, 2200.0
 _NARROWEST, _WIDEST = 0.8, 2.4
