@@ -37,8 +37,6 @@ class Case:
     args: tuple[Any, ...]
     devices: Sequence[str] = ("cpu",)
     train: bool = False
-    patience_s: float | None = None
-    """Seconds that a rival may take to become faster after its first answer."""
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def nudged(self, seed: int) -> Case:

@@ -15,12 +15,13 @@ from importlib.util import find_spec
 
 import torch
 
+from .. import system
 from ..costs.detect import accelerators, detect
 from ..ir.hardware import BUSES, CHIPS
 from ..ir.serialize import encode
 from ..planner import native
 from ..runtime.kernels import LIBRARIES
-from ..system import cache, versions
+from ..system import cache
 from ..system.process import KEPT_BYTES, keep_freed_memory
 from ..system.text import COLUMNS, counted, size, table
 from . import Parser
@@ -78,14 +79,14 @@ def _lines(facts: Mapping[str, str]) -> str:
 
 def _report() -> dict[str, dict[str, str]]:
     """Return what this machine has and what to type for what it lacks, by section and name."""
-    wrong = "" if versions.supported(torch.__version__) else f"; this one is not: {versions.TO_TYPE}"
+    wrong = "" if system.supported(torch.__version__) else f"; this one is not: {system.TO_TYPE}"
     kept = keep_freed_memory()
     return {
         "versions": {
-            "autopar": versions.VERSION,
+            "autopar": system.VERSION,
             "python": f"{platform.python_version()}, {platform.platform(terse=True)}",
             "torch": f"{torch.__version__}, {counted(torch.get_num_threads(), 'thread')}; "
-            f"{versions.SUPPORTED} are supported{wrong}",
+            f"{system.SUPPORTED} are supported{wrong}",
         },
         "kernel libraries": {
             name: library.missing() or _version(name) for name, library in LIBRARIES.items()
@@ -96,7 +97,7 @@ def _report() -> dict[str, dict[str, str]]:
             ".png pictures": READY if find_spec("cairosvg") else "pip install 'autopar[png]'",
         },
         "caches": {
-            "autopar": cache.kept(),
+            "autopar": cache.note(),
             "inductor": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
             or f"{tempfile.gettempdir()}/torchinductor_…; TORCHINDUCTOR_CACHE_DIR moves it",
             "freed memory": f"returned to the system: {kept}" if kept else f"kept, up to {size(KEPT_BYTES)}",

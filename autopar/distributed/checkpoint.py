@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import RunError
-from ..training.messages import Group, made_by_first, on_every_rank, rank_of
+from ..training.messages import Group, from_first, on_every_rank, rank_of
 
 KEEP = 2
 """Default number of complete checkpoints to keep."""
@@ -48,7 +48,7 @@ def save(
     if keep < 1:
         raise RunError(f"keep={keep} would delete what was saved; give 1 or more")
     target = root / f"step-{step:09d}"
-    made_by_first(lambda: _begin(root, target, keep), group)
+    from_first(lambda: _begin(root, target, keep), group)
     entries = on_every_rank(lambda: _entries(state, target, group), group, RunError)
     try:
         with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def save(
     except dcp.api.CheckpointException as error:
         said = "; ".join(f"rank {rank}: {fault[0]}" for rank, fault in sorted(error.failures.items()))
         raise RunError(f"step {step} could not be saved in {root}: {said}") from error
-    made_by_first(lambda: _clean(root, keep), group)
+    from_first(lambda: _clean(root, keep), group)
     return target
 
 
@@ -78,7 +78,7 @@ def load_latest(
 
     Raises RunError on every rank, naming the value, if one rank cannot read what it holds.
     """
-    latest = made_by_first(lambda: str(["", *_complete(Path(path))][-1]), group)
+    latest = from_first(lambda: str(["", *_complete(Path(path))][-1]), group)
     if not latest:
         return None
     return int(on_every_rank(lambda: _load(Path(latest), state, group), group, RunError))

@@ -24,9 +24,8 @@ from ..ir.device import Device, Link
 from ..ir.distribution import SCHEDULES, Distribution
 from ..ir.hosts import Host, Hosts, compute_devices
 from ..ir.machine import Machine
-from ..ir.serialize import decode, encode
 from ..planner.pipelines import Chain, RowCost, Unit, distribution, processes
-from ..training.messages import agree, gather, made_by_first, on_every_rank, share_weights
+from ..training.messages import agree, from_first, gather, on_every_rank, share_weights
 from .agreement import agreed, described
 from .pipeline.job import Distributed
 from .pipeline.profile import BACKWARD, FORWARD, Times, added_bytes_per_s, profile, share
@@ -68,6 +67,8 @@ def distribute(  # noqa: PLR0913 - what users may fix
 ) -> Distributed:
     """Place a model on all processes of a job as pipeline stages and replicas, run by `torch.distributed.pipelining`.
 
+    Example::
+
         torch.distributed.init_process_group()                      # under torchrun
         job = autopar.distribute(model, example_inputs=(x,), loss=criterion)
         optimizer = torch.optim.SGD(job.parameters(), lr=0.1)
@@ -102,7 +103,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
     agree(lambda: _wanted(model, rows_of(batch), loss is not None, plan is not None), group)
-    share_weights(model, group, device, made_by_first(lambda: _sources(model, group), group))
+    share_weights(model, group, device, from_first(lambda: _sources(model, group), group))
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
     chain = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
@@ -339,14 +340,14 @@ def found(machine: Machine, group: dist.ProcessGroup | None, device: torch.devic
         if rank in (src, dst):
             taken = [_message_s(src, dst, nbytes, group, device) for nbytes in ROUNDS]
             own = taken if rank == src else own
-    told = gather({"node": socket.gethostname(), "machine": encode(machine), "seconds": own}, group)
+    told = gather({"node": socket.gethostname(), "machine": machine, "seconds": own}, group)
     hosts, links = [], []
     for at, one in enumerate(told):
         small, large = one["seconds"]
         # If others disturbed the small messages, the large ones bound the latency and the rate.
         latency, rate = min(small, large), LARGE / max(large - small, large / 2)
         name, other = f"rank {at}", f"rank {(at + 1) % count}"
-        hosts.append(Host(name, decode(Machine, one["machine"], name), rate, latency, network=one["node"]))
+        hosts.append(Host(name, one["machine"], rate, latency, network=one["node"]))
         if count > 1:
             links.append(Link(name, other, latency, rate, f"{name} out"))
     return Hosts(tuple(hosts), tuple(links)).check()

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch.distributed as dist
+
 from ..errors import RunError
-from ..ir.serialize import decode, encode
 from ..ir.timeline import Memory, Timeline
 from ..system.text import seconds
-from ..training.messages import Group, broadcast, gather, rank_of, size_of
+from ..training.messages import Group, gather, rank_of, size_of
 
 ROUNDS = 16
 """Meetings of all ranks by which clocks are compared."""
@@ -35,16 +36,11 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
 
     Raises RunError on every rank if a timeline is a prediction, or if no rank has any.
     """
-    calls = list(timelines)
+    calls = [replace(call, predicted=None) for call in timelines]
     offset, error = clock_offset(group)
     aged = max((time.perf_counter() - call.began for call in calls), default=0.0)
-    sent = {
-        "name": f"rank {rank_of(group)} ({socket.gethostname()})",
-        "error": error + DRIFT * aged if size_of(group) > 1 else 0.0,
-        "began": [call.began and call.began + offset for call in calls],
-        "calls": [encode(replace(call, predicted=None)) for call in calls],
-    }
-    began = gather(sent["began"], group)
+    error += DRIFT * aged if size_of(group) > 1 else 0.0
+    began = gather([call.began and call.began + offset for call in calls], group)
     for rank, starts in enumerate(began):
         if 0.0 in starts:
             raise RunError(
@@ -54,16 +50,19 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
         raise RunError(
             "no rank has recorded a call; call the model inside `with fast.record() as recording:`"
         )
-    received = gather(sent, group, everywhere=False)
+    sent = f"rank {rank_of(group)} ({socket.gethostname()})", error, calls
+    received = [sent] * len(began)
+    if len(began) > 1:
+        dist.gather_object(sent, received if rank_of(group) == 0 else None, group=group, group_dst=0)
     if rank_of(group) != 0:
         return None
     first = min(start for starts in began for start in starts)
     moved = [
-        _moved(decode(Timeline, call, head["name"]), head["name"], start - first)
-        for head in received
-        for call, start in zip(head["calls"], head["began"])
+        _moved(call, name, start - first)
+        for (name, _, calls), starts in zip(received, began)
+        for call, start in zip(calls, starts)
     ]
-    within = max(head["error"] for head in received)
+    within = max(error for _, error, _ in received)
     titles = ", ".join(dict.fromkeys(call.title for call in moved))
     memory: dict[str, Memory] = {}
     for account in (account for call in moved for account in call.memory):
@@ -121,10 +120,9 @@ def clock_offset(group: Group = None) -> tuple[float, float]:
         came = time.perf_counter()
         gather(None, group)
         rounds.append((came, time.perf_counter()))
+    first = gather(rounds, group)[0]
     if rank_of(group) == 0:
-        broadcast(rounds, group)
         return 0.0, 0.0
-    pairs = [*zip(broadcast(None, group), rounds)]
-    most = min(left - came for (_, left), (came, _) in pairs)
-    least = max(came - left for (came, _), (_, left) in pairs)
+    most = min(left - came for (_, left), (came, _) in zip(first, rounds))
+    least = max(came - left for (came, _), (_, left) in zip(first, rounds))
     return (most + least) / 2, (most - least) / 2

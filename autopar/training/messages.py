@@ -1,5 +1,5 @@
-"""JSON between the ranks of a process group, sent as bytes, never as a pickle; data and weights of rank 0 on
-all ranks; facts in which ranks must agree; ranks in words."""
+"""Messages between the ranks of a process group: data and weights of rank 0 on all ranks, errors of one rank on all,
+facts in which ranks must agree, ranks in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import nn
 from .. import errors
 from ..capture.torch_private import process_groups, timeout_of
 from ..errors import AutoparError, PlanError
-from ..system.versions import VERSION
+from ..system import VERSION
 
 Group: TypeAlias = dist.ProcessGroup | None
 """A process group; None: the default group, or this process alone if there is none."""
@@ -58,36 +58,25 @@ def device_of(group: Group = None) -> torch.device:
     return torch.device(kinds[0], torch.accelerator.current_device_index())
 
 
-def broadcast(data: Any, group: Group = None) -> Any:
-    """Return the `data` of rank 0 on every rank; the `data` of the others is ignored."""
-    if size_of(group) == 1:
-        return data
-    device, first = device_of(group), rank_of(group) == 0
-    sent = _tensor(data, device) if first else torch.empty(0, dtype=torch.uint8)
-    count = torch.tensor([sent.numel()], device=device)
-    dist.broadcast(count, group=group, group_src=0)
-    buffer = sent if first else torch.empty(int(count), dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, group=group, group_src=0)
-    return _data(buffer)
-
-
-def made_by_first(make: Callable[[], Any], group: Group = None) -> Any:
-    """Return, on every rank, the JSON data that `make` returns on rank 0 of the group.
+def from_first(make: Callable[[], Any], group: Group = None) -> Any:
+    """Return, on every rank, the data that `make` returns on rank 0 of the group.
 
     If `make` raises, every rank does: the same class of error if autopar or Python has it, else PlanError.
     """
-    sent, fault = None, None
+    sent, fault = [None, "", ""], None
     if rank_of(group) == 0:
         try:
-            sent = {"made": make()}
+            sent[0] = make()
         except Exception as error:
-            fault, sent = error, {"error": type(error).__name__, "text": str(error)}
-    received = broadcast(sent, group)
+            fault, sent = error, [None, type(error).__name__, str(error)]
+    if size_of(group) > 1:
+        dist.broadcast_object_list(sent, group=group, group_src=0)
     if fault is not None:
         raise fault
-    if "error" in received:
-        raise _raised(received["error"], received["text"])
-    return received["made"]
+    data, name, text = sent
+    if name:
+        raise _raised(str(name), str(text))
+    return data
 
 
 def _raised(name: str, text: str) -> Exception:
@@ -114,26 +103,12 @@ def share_weights(
         tensor.copy_(sent)
 
 
-def gather(data: Any, group: Group = None, *, everywhere: bool = True) -> list[Any]:
-    """Return the data of each rank, in rank order: on every rank if `everywhere`, else on rank 0 alone; other
-    ranks then return an empty list."""
-    ranks = size_of(group)
-    if ranks == 1:
-        return [data]
-    device = device_of(group)
-    sent = _tensor(data, device)
-    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
-    dist.all_gather(counts, torch.tensor([sent.numel()], device=device), group=group)
-    longest = max(map(int, counts))
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: sent.numel()] = sent
-    here = everywhere or rank_of(group) == 0
-    buffers = [torch.empty_like(padded) for _ in range(ranks)] if here else []
-    if everywhere:
-        dist.all_gather(buffers, padded, group=group)
-    else:
-        dist.gather(padded, buffers or None, group=group, group_dst=0)
-    return [_data(buffer[: int(count)]) for buffer, count in zip(buffers, counts)]
+def gather(data: Any, group: Group = None) -> list[Any]:
+    """Return the data of each rank, in rank order, on every rank."""
+    found = [data] * size_of(group)
+    if len(found) > 1:
+        dist.all_gather_object(found, data, group=group)
+    return found
 
 
 def on_every_rank(work: Callable[[], Any], group: Group, kind: type[AutoparError], verb: str = "") -> Any:
@@ -215,14 +190,6 @@ def named(ranks: Sequence[int]) -> str:
     )
     listed = f"{', '.join(others)} and {last}" if others else last
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
-
-
-def _tensor(data: Any, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8).to(device)
-
-
-def _data(buffer: torch.Tensor) -> Any:
-    return json.loads(bytes(buffer.cpu().numpy()))
 
 
 def _versions() -> dict[str, str]:

@@ -15,13 +15,14 @@ from torch import nn
 from ..capture import autocast as casting
 from ..capture.dynamo_private import TorchDynamoException, compiled
 from ..capture.refusals import no_graph
-from ..capture.torch_private import forget_unscaled, transformed
+from ..capture.torch_private import forget_unscaled, set_grad_mode, transformed
+from ..capture.trace_state import leave_inference_modes
 from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
-from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..ir.timeline import Theme
 from ..runtime.record import Recording
 from ..session.options import Options
 from ..session.stages import Prepared
@@ -84,7 +85,7 @@ class TrainStep:
             by_itself = f"gradients are averaged over {self.group}"
         elif self._scaling:
             by_itself = "the scaler decides whether to step"
-        self._session = StepSession(loss, optimizer, machine, options, clip_norm, by_itself)
+        self._session = StepSession(loss, optimizer, clip_norm, by_itself, machine, options)
         self._loss = compiled(loss, self._session, True, None)
         self._lock, self._adding = threading.RLock(), False
         self._numbers: set[int] = set()
@@ -115,17 +116,24 @@ class TrainStep:
     def _called(self, batch: tuple[Any, ...], take: Take | None) -> Any:
         """Return the result of the loss function, whose graph is served by `take`."""
         batch, name, refused.text = self._arguments(batch), type(self.loss).__name__, ""
+        grad_mode = torch.is_grad_enabled()
         try:
+            torch.set_grad_enabled(True)
             self._session.take = take
             self._session.follow_optimizer()
-            with torch.enable_grad(), casting.on(batch, self.autocast):
+            with casting.on(batch, self.autocast):
                 return self._loss(*batch)
         except TorchDynamoException as error:
             if refused.text:
                 raise CaptureError(f"{name}: {refused.text}") from None
             whose = self.loss.called if in_rule(getattr(error, "real_stack", None) or ()) else name
             raise no_graph(whose, error, "use autopar.compile(model, devices) and your own loop") from error
+        except BaseException as error:
+            leave_inference_modes(error)
+            raise
         finally:
+            # Not by `torch.enable_grad()`, which an interrupt may leave before it has restored the mode.
+            set_grad_mode(grad_mode)
             self._session.take = None
 
     def _stepped(self, signature: Signature, args: Sequence[Any]) -> Any:

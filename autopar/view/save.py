@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from ..errors import AutoparError
-from ..ir.pictures import Theme
 from ..ir.plan import Plan
-from ..ir.timeline import Timeline
+from ..ir.timeline import Theme, Timeline
 from .dot import dot_text
 from .pages import placed_page, timeline_page
 from .placed import placed_svg

@@ -149,12 +149,6 @@ def test_all_ranks_have_the_plan_of_rank_0_or_raise_its_error():
         assert one[0] == ("MineError" if change == "own" else error) and one[1] in other[1]
 
 
-def test_one_process_agrees_with_itself():
-    from autopar.distributed.agreement import agreed
-
-    assert agreed(plan, net()) == plan()
-
-
 def test_differences_are_said_shortly():
     equal = {"torch": "2.13.0", "a": "4 × 4 float32", "b": "4 float32"}
     facts = [

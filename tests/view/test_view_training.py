@@ -293,7 +293,7 @@ def test_phases_differ_by_more_than_colour():
 def test_low_boxes_have_no_name_but_a_tooltip_and_are_counted():
     plan = step(tuple(f"fc{n}" for n in range(9)), seconds=1e-4, copy=1e-3)
     layout, svg = lay_out(plan), placed_svg(plan)
-    assert layout.unnamed and f"{len(layout.unnamed)} short clusters not named" in svg
+    assert layout.unnamed and f"{len(layout.unnamed)} short clusters without a name" in svg
     assert overlapping(svg) == []
     assert svg.count("<title>") == 1 + len(layout.boxes) + len(layout.arrows)
 
@@ -304,7 +304,7 @@ def test_blocks_fold_in_forward_and_in_backward_apart():
     stacks = [card for held in fold(plan).values() for card in held if card.copies]
     found = {card.phase: card for card in stacks}
     assert {"forward", "backward"} <= set(found)
-    assert found["forward"].title == "layers 0 … 23 forward"
+    assert found["forward"].title == "layers 0 … 23 forward #1"
     first, last = map(int, re.findall(r"\d+", found["backward"].title)[:2])
     assert first > last and "backward" in found["backward"].title
     for card in stacks:

@@ -99,20 +99,17 @@ def _page(template: str, **values: Any) -> str:
     return clean(_TEMPLATES.get_template(template).render(**values))
 
 
-def _dark() -> list[str]:
-    """Return the rules that give shapes their colours of the dark theme, by the system's choice or the page's."""
-    rules = [
-        f'[{name}="{light}"] {{ {name}: {dark} }}'
-        for light, dark in design.DARK.items()
-        for name in ("fill", "stroke")
-    ]
-    chosen = [f":root[data-theme=dark] svg {rule}" for rule in rules]
-    system = [f":root:not([data-theme=light]) svg {rule}" for rule in rules]
-    return [*chosen, "@media (prefers-color-scheme: dark) {", *system, "}"]
-
+_DARK = "\n".join(
+    f'[{name}="{light}"] {{ {name}: {dark} }}'
+    for light, dark in design.DARK.items()
+    for name in ("fill", "stroke")
+)
+"""Style rules that give shapes their colours of the dark theme."""
+_DARK_NOTEBOOK = ":is([data-jp-theme-light=false], .vscode-dark, .vscode-high-contrast, html[theme=dark])"
+"""Selector of a dark page of JupyterLab, Visual Studio Code or Colab."""
 
 _TEMPLATES.globals |= {
-    "dark": _dark(),
+    "dark": _DARK,
     "font": design.FAMILY,
     "choices": choices,
     "level_at": level_at,
@@ -142,4 +139,5 @@ def text_html(text: str) -> str:
 
 
 def _scrolled(picture: str) -> str:
-    return f'<div style="overflow: auto">{picture}</div>'
+    style = f"<style>{_DARK_NOTEBOOK} .autopar-picture {{ {_DARK} }}</style>"
+    return f'<div class="autopar-picture" style="overflow: auto">{style}{picture}</div>'

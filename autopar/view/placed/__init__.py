@@ -60,7 +60,7 @@ def _left_out(layout: Layout) -> str:
         parts.append(f"{drawn:,} of {drawn + layout.undrawn:,} transfers drawn, those of the most bytes")
     if layout.unnamed:
         short = counted(len(layout.unnamed), "short cluster")
-        parts.append(f"{short} not named: point at them, or see the page (.html)")
+        parts.append(f"{short} without a name, listed beside the chart in a page (.html)")
     return " · ".join(parts)
 
 

@@ -168,8 +168,7 @@ def brackets(layout: Layout) -> list[tuple[float, float, Sequence[Label]]]:
                 Label(x, middle + 19, verdict, 12, color, anchor="end"),
             ]
         elif tall >= 12:
-            head = layout.names.fit(head, x - 18 - design.width(time, 11.5), 11.5)
-            labels = [Label(x, middle + 4, f"{head}  {time}", 11.5, color, anchor="end")]
+            labels = [Label(x, middle + 4, f"{section.kind}  {time}", 11.5, color, anchor="end")]
         if tall >= 5:
             result.append((top, bottom, layout.space.first([labels], pad=2.5)))
     return result

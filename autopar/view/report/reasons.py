@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 
-from ...ir import pictures
 from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.timeline import Placed, Transfer
@@ -50,7 +50,7 @@ def _clusters_by_name(plan: Plan) -> dict[str, dict[str, None]]:
     idle = [*plan.costed.machine.device, *(f"{copy.src} → {copy.dst}" for copy in plan.transfers)]
     names: dict[str, dict[str, None]] = {name: {} for name in idle}
     values: dict[str, dict[str, None]] = {}
-    called = pictures.render("titles", plan)
+    called = list(resolve_name("autopar.view.placed.fold:titles")(plan))
     for part in sections(plan):
         steps = (plan.steps[number] for number in part.steps)
         called += [(part.what, step.cluster) for step in steps if isinstance(step, Placed)]
@@ -166,8 +166,8 @@ def waited(plan: Plan, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A stretch of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains. `steps`:
-    numbers of its steps."""
+    """A stretch of the critical path: `compute` on one device, one `copy`, or a `wait` for the host, whose dispatch is
+    no step. `steps`: numbers of its steps."""
 
     kind: str
     start: float
@@ -185,9 +185,7 @@ def sections(plan: Plan) -> list[Section]:
         step = plan.steps[number]
         late = step.start - clock > plan.makespan * 1e-3
         if late:
-            parts.append(
-                Section("wait", clock, step.start, step.lane, "waits; no cluster or transfer explains it")
-            )
+            parts.append(Section("wait", clock, step.start, step.lane, "waits for the host"))
         if isinstance(step, Transfer):
             where, what = f"{step.src} → {step.dst}", words.value(step.value)
             parts.append(Section("copy", step.start, step.end, where, what, (number,)))
