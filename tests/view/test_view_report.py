@@ -103,4 +103,4 @@ def test_figures_of_a_late_run_are_refused():
 
 
 def test_a_plan_that_is_not_run_says_so():
-    assert "not recorded yet" in explain(view_plans.mlp())
+    assert "record() measures it" in explain(view_plans.mlp())
