@@ -21,6 +21,7 @@ from ..errors import CaptureError
 try:
     from torch._decomp import decompositions
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
+    from torch._ops import OpOverload, OpOverloadPacket
     from torch._subclasses import fake_impls as _fakes
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
@@ -41,7 +42,7 @@ if not system.supported(torch.__version__):
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensorMode", "conv_flop_count", "decompositions", "flop_registry",
+    "FakeTensorMode", "OpOverload", "OpOverloadPacket", "conv_flop_count", "decompositions", "flop_registry",
     "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
@@ -67,6 +68,18 @@ INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mod
 _KERNELS: list[list[Any]] = []
 """For each operator that `overridden` overrides, its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
+
+
+class _Undefined(ArithmeticError, ValueError):
+    """Python's `math` cannot compute a number; as its error is a ValueError."""
+
+
+def computed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the number that a function of Python's returns. Raises ArithmeticError where that raises an error."""
+    try:
+        return function(*args, **kwargs)
+    except ValueError as error:
+        raise _Undefined(str(error)) from error
 
 
 def timeout_of(group: Any, device: torch.device) -> Any:
@@ -207,8 +220,8 @@ def autograd_keys(kinds: set[str]) -> list[Any]:
     private = torch._C._get_privateuse1_backend_name()
     names = ["PrivateUse1" if kind == private else kind.upper() for kind in sorted(kinds)]
     names = [{"META": "Meta"}.get(name, name) for name in names]
-    found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
-    return [key for key in found if key is not None]
+    keys = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
+    return [key for key in keys if key is not None]
 
 
 @contextmanager

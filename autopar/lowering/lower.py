@@ -117,7 +117,7 @@ class _Lowering:
         """Yield (buffer, state) of each copy of state kept for the next call: of changing state, and of new values of
         carried state."""
         for transfer in self.plan.transfers:
-            if transfer.value in self.graph.kept:
+            if transfer.value in self.graph.refreshed:
                 yield f"{transfer.value}@{transfer.dst}", transfer.value
         new = {target: new for new, target in self.graph.updates if target in self.graph.carried}
         for state, device in self.plan.resident:

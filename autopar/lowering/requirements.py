@@ -278,7 +278,7 @@ def _keeps(program: Program, graph: Graph) -> Iterator[str]:
         # A copy of changing state is kept for the next call; a resident copy whose state is updated must be
         # replaced.
         if (buffer.kind == "resident" and buffer.value in new) or (
-            buffer.kind != "given" and buffer.value in graph.kept
+            buffer.kind != "given" and buffer.value in graph.refreshed
         ):
             wanted.add((buffer.value, buffer.device))
             if (buffer.value, buffer.device) not in pairs:
@@ -290,7 +290,7 @@ def _keeps(program: Program, graph: Graph) -> Iterator[str]:
                 )
     for name, state in program.keeps:
         buffer = program.buffer[name]
-        if buffer.value != (state if state in graph.kept else new.get(state)):
+        if buffer.value != (state if state in graph.refreshed else new.get(state)):
             yield f"{name} is kept as the copy of {state!r}, which it is not a new value of"
         if (state, buffer.device) not in wanted:
             yield f"{name} is kept as the copy of {state!r}, of which {buffer.device} has none"

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import itemgetter
+from operator import getitem, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ..capture.captured import Captured
 
 
+_UNREAD: tuple[Mapping[str, Any], str] = {"": None}, ""
+"""The place of state that a program does not read."""
 PINNED_SHARE = 0.25
 """Largest share of the host's memory for pinned copies of streamed weights."""
 
@@ -81,7 +83,7 @@ class Executor:
         """Run one call. Raises RunError if a task fails."""
         if self.arguments is None:
             return self.run(inputs, False)[0]
-        return self.compute([*self._placed(inputs), *[place and place[0][place[1]] for place in self._state]])
+        return self.compute([*self._placed(inputs), *map(getitem, self._owners, self._keys)])
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
         """Run one call; return its outputs and, with `record`, its measured timeline with the prediction.
@@ -130,10 +132,11 @@ class Executor:
             read = set(program.outputs).union(*(_read(step, assembly.kernels) for _, step in program.steps()))
             state = self._captured.state
             # Kernels have folded the state that is not read.
-            self._state = [
-                state[name] if buffer in read else None for name, buffer in zip(values, layout.state)
+            places = [
+                state[name] if buffer in read else _UNREAD for name, buffer in zip(values, layout.state)
             ]
-            self._state += [state[name] for name in written]
+            places += [state[name] for name in written]
+            self._owners, self._keys = [owner for owner, _ in places], [key for _, key in places]
             self._count, names = len(names), names + written
             self._written = [(layout.slots[name], names.index(target)) for name, target in program.updates]
             self._results = selector([slot for slot, _ in self._outputs])

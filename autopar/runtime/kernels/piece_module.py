@@ -103,7 +103,7 @@ def module_of(
             return [argument(part) for part in item]
         if isinstance(item, OpenSize):
             # The code that fx generates for a module cannot name an `OpenSize`.
-            return sizes.node(item) if symbols else int(item)
+            return sizes.node(symbols[item.place]) if symbols else int(item)
         return item
 
     for name in piece.tasks:
@@ -127,7 +127,7 @@ def module_of(
 def _axes_of(value: Value, symbols: Sequence[str]) -> dict[int, str]:
     """Return the axes of a value whose length depends on the sizes of a call. `symbols`: expressions by place."""
     return {
-        axis: f"{symbols[size.place]}, {size.share}"
+        axis: str(symbols[size.place])
         for axis, size in enumerate(value.open[:-1])
         if isinstance(size, OpenSize)
     }
@@ -144,18 +144,11 @@ class _Sizes:
     def note(self, node: fx.Node, value: Value) -> None:
         """Note the sizes that are lengths of an input of the graph."""
         for axis, size in enumerate(value.open[:-1]):
-            if isinstance(size, OpenSize) and size.share == (1, 1):
+            if isinstance(size, OpenSize):
                 self._sources.setdefault(self._symbols[size.place], (node, axis))
 
-    def node(self, size: OpenSize) -> fx.Node:
+    def node(self, expression: str) -> fx.Node:
         """Return the node that computes a size. Raises ValueError if the inputs do not determine it."""
-        node, (rows, batch) = self._node(self._symbols[size.place]), size.share
-        for function, number in ((operator.floordiv, batch), (operator.mul, rows)):
-            if number != 1:
-                node = self._graph.call_function(function, (node, number))
-        return node
-
-    def _node(self, expression: str) -> fx.Node:
         if expression not in self._nodes:
             if expression in self._sources:
                 node = self._graph.call_function(torch.ops.aten.sym_size.int, self._sources[expression])
@@ -170,7 +163,7 @@ class _Sizes:
         }
         if expression in names:
             raise ValueError(f"the size {expression} is no function of the shapes of its inputs")
-        result: fx.Proxy = value_of(expression, {name: fx.Proxy(self._node(name)) for name in names})
+        result: fx.Proxy = value_of(expression, {name: fx.Proxy(self.node(name)) for name in names})
         return result.node
 
 
