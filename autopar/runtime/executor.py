@@ -22,7 +22,7 @@ from ..ir.program import Copy, Piece, Program, Step, reads
 from ..ir.timeline import Timeline
 from ..system.process import reserve
 from . import thread_state
-from .bind_program import Assembly
+from .bind_program import Assembly, LaneFunction
 from .flat_transfer import pieces
 from .kernels import Kernel
 from .lane_threads import Crew, failure, stop_all
@@ -81,9 +81,27 @@ class Executor:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Run one call. Raises RunError if a task fails."""
-        if self.arguments is None:
+        function = self._only_lane
+        if function is None:
             return self.run(inputs, False)[0]
-        return self.compute([*self._placed(inputs), *map(getitem, self._owners, self._keys)])
+        with self._lock:
+            slots = [*self._placed(inputs), *map(getitem, self._owners, self._keys), *self._blank]
+            try:
+                if torch.is_grad_enabled() or anywhere():
+                    with contextlib.ExitStack() as stack:
+                        thread_state.enter(stack, False, self._assembly.types)
+                        function(slots, None)
+                else:
+                    function(slots, None)
+            except BaseException as error:
+                (lane,) = self._assembly.lanes
+                failed = failure(self._assembly, lane, error, True)
+                if failed is error:
+                    raise
+                raise failed from error
+            if self._updates or self._pieces:
+                self._write_back(slots, inputs)
+            return list(self._results(slots))
 
     def run(self, inputs: Sequence[Any], record: bool = True) -> tuple[list[Any], Timeline | None]:
         """Run one call; return its outputs and, with `record`, its measured timeline with the prediction.
@@ -104,65 +122,25 @@ class Executor:
                 thread_state.entered.stack = before
 
     @cached_property
-    def arguments(self) -> tuple[str, ...] | None:
-        """Inputs and state, read or written, for each of which `compute` takes a tensor; None if the program needs more
-        than the caller's thread and streams, as with other lanes, replicas, changed inputs or the user's own code."""
+    def _only_lane(self) -> LaneFunction | None:
+        """The function of a program that needs no more than the caller's thread and streams; None if it needs other
+        lanes, replicas or the declared clock, or runs the user's own code, which may call it again."""
         with self._lock:
             self._crew.start()
             function, assembly = self._crew.alone(), self._assembly
-            inputs = any(owner is None for _, owner, _ in self._updates)
-            if (
-                function is None
-                or inputs
-                or self._pieces
-                or not self._residents.at_home
-                # The user's own code may call this program again, which only `run` refuses.
-                or self._captured.calls
-                or assembly.declared
-                or assembly.streamed
-                # A call cannot take slices of weights as arguments.
-                or any(value.slice for value in self._graph.values)
-                or any(stays for _, stays in self._outputs)
-            ):
+            more = self._captured.calls or assembly.declared or assembly.streamed
+            if more or not self._residents.at_home or any(stays for _, stays in self._outputs):
                 return None
-            self._function, program, layout = function, self._program, assembly.layout
-            values = [program.buffer[name].value for name in layout.state]
-            names = [*self._graph.inputs, *values]
-            written = [target for _, target in program.updates if target not in names]
+            program, layout = self._program, assembly.layout
             read = set(program.outputs).union(*(_read(step, assembly.kernels) for _, step in program.steps()))
-            state = self._captured.state
             # Kernels have folded the state that is not read.
             places = [
-                state[name] if buffer in read else _UNREAD for name, buffer in zip(values, layout.state)
+                self._captured.state[program.buffer[name].value] if name in read else _UNREAD
+                for name in layout.state
             ]
-            places += [state[name] for name in written]
             self._owners, self._keys = [owner for owner, _ in places], [key for _, key in places]
-            self._count, names = len(names), names + written
-            self._written = [(layout.slots[name], names.index(target)) for name, target in program.updates]
-            self._results = selector([slot for slot, _ in self._outputs])
-            return tuple(names)
-
-    def compute(self, tensors: Sequence[Any]) -> list[Any]:
-        """Run one call on exactly these tensors, one for each of `arguments`, in the caller's thread; write updates to
-        them once all tasks are done. Raises RunError if a task fails."""
-        with self._lock:
-            slots = [*(tensors[: self._count] if self._written else tensors), *self._blank]
-            try:
-                if torch.is_grad_enabled() or anywhere():
-                    with contextlib.ExitStack() as stack:
-                        thread_state.enter(stack, False, self._assembly.types)
-                        self._function(slots, None)
-                else:
-                    self._function(slots, None)
-            except BaseException as error:
-                (lane,) = self._assembly.lanes
-                failed = failure(self._assembly, lane, error, True)
-                if failed is error:
-                    raise
-                raise failed from error
-            if self._written:
-                _write((tensors[position], slots[slot]) for slot, position in self._written)
-            return list(self._results(slots))
+            self._results = _selector([slot for slot, _ in self._outputs])
+            return function
 
     def resized(self, sizes: tuple[float, ...]) -> Executor:
         """Return an executor for calls with other sizes that shares code, threads and lock with this one."""
@@ -181,7 +159,7 @@ class Executor:
         """Use `plan` from the next call on: the same program on another declared clock."""
         with self._lock:
             self._crew.stop()
-            vars(self).pop("arguments", None)
+            vars(self).pop("_only_lane", None)
             self._assemble(plan)
 
     def _assemble(self, plan: Plan) -> None:
@@ -299,7 +277,7 @@ def _read(step: Step, kernels: Mapping[str, Kernel]) -> Sequence[str]:
     return reads(step)
 
 
-def selector(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _selector(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return a function that selects the items at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
