@@ -58,11 +58,11 @@ def plain(source: Source, machine: Machine | int | None = None) -> tuple[str, An
 
 
 def _on(costed: CostedGraph, machine: Machine) -> CostedGraph:
-    had, given = ([device.name for device in m.devices] for m in (costed.machine, machine))
-    if had != given:
+    had, wanted = ([device.name for device in m.devices] for m in (costed.machine, machine))
+    if had != wanted:
         raise DeviceError(
-            f"the graph was costed for {', '.join(had)} and the machine has {', '.join(given)}; cost it again, or give "
-            "a machine with these devices in this order"
+            f"the graph was costed for {', '.join(had)} and the machine has {', '.join(wanted)}; cost it again, or "
+            "give a machine with these devices in this order"
         )
     return replace(costed, machine=machine.check())
 
@@ -118,32 +118,34 @@ def _networkx(graph: networkx.DiGraph, machine: Machine | None, processors: int 
     on = {} if machine else {key: graph.graph.get(key, []) for key in ("devices", "links")}
     names = [device.name for device in (machine or read_machine(JsonObject(on, "the graph"))).devices]
     tasks = []
-    for node, given in graph.nodes(data=True):
-        if "seconds" not in given:
+    for node, fields in graph.nodes(data=True):
+        if "seconds" not in fields:
             raise PlanError(
                 f"node {node!r} has no 'seconds'; add_node({node!r}, seconds={{device: seconds}})"
             )
-        cost = given["seconds"]
+        cost = fields["seconds"]
         tasks.append(
             {
                 "id": str(node),
                 "seconds": cost if isinstance(cost, Mapping) else dict.fromkeys(names, cost),
-                **{k: given[k] for k in ("state_bytes", "workspace_bytes", "colocate", "pin") if k in given},
+                **{
+                    k: fields[k] for k in ("state_bytes", "workspace_bytes", "colocate", "pin") if k in fields
+                },
             }
         )
     values: dict[tuple[str, str], dict[str, Any]] = {}
-    for src, dst, given in graph.edges(data=True):
-        own = given.get("value") is None
-        label = f"{src} → {dst}" if own else f"{src}: {given['value']}"
-        while own and (str(src), label) in values:
+    for src, dst, fields in graph.edges(data=True):
+        unnamed = fields.get("value") is None
+        label = f"{src} → {dst}" if unnamed else f"{src}: {fields['value']}"
+        while unnamed and (str(src), label) in values:
             label += "'"
-        nbytes = given.get("bytes", 0)
+        nbytes = fields.get("bytes", 0)
         value = values.setdefault(
             (str(src), label), {"id": label, "producer": str(src), "consumers": [], "bytes": nbytes}
         )
         if value["bytes"] != nbytes:
             raise PlanError(
-                f"the edge {src!r} → {dst!r} moves {nbytes!r} bytes of the value {given.get('value')!r} and another "
+                f"the edge {src!r} → {dst!r} moves {nbytes!r} bytes of the value {fields.get('value')!r} and another "
                 f"edge {value['bytes']!r}; one value has one size"
             )
         value["consumers"].append(str(dst))
