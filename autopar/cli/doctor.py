@@ -98,7 +98,7 @@ def _found() -> dict[str, dict[str, str]]:
         },
         "tools": {
             "C++ compiler": _compiler(),
-            "native search": READY if native.LIBRARY else native.TOLD,
+            "native search": READY if native.LIBRARY else native.STATUS,
             ".png pictures": READY if find_spec("cairosvg") else "pip install 'autopar[png]'",
         },
         "caches": {

@@ -303,7 +303,7 @@ def _chain(
         rows = captured.rows
         made.append(Unit(name, forward, backward, weights, rest, saved / rows, sent / rows))
     added = tuple(by_name[kind][1] for kind in kinds)
-    return Chain(type(model).__name__, kinds, tuple(made), added_bytes_per_s=added).check()
+    return Chain(type(model).__name__, kinds, tuple(made), added_bytes_per_s=added)
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

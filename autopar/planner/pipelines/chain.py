@@ -80,7 +80,7 @@ class Chain:
             Unit(f"layer{i}", (RowCost(1e-5, 1e-6),), (RowCost(2e-5, 2e-6),), ((f"layer{i}.weight", 4096),),
                  saved_bytes=256, crossing_bytes=256)
             for i in range(12)
-        )).check()
+        ))
     """
 
     name: str
@@ -88,30 +88,6 @@ class Chain:
     units: tuple[Unit, ...]
     scratch_bytes: float = 0.0
     added_bytes_per_s: tuple[float, ...] = (math.inf,)
-
-    def check(self) -> Chain:
-        """Return self, or raise PlanError with the first invalid unit."""
-        if not self.units or not self.kinds:
-            raise PlanError(f"the chain {self.name!r} needs one unit and one kind of process at least")
-        if len(self.added_bytes_per_s) not in (1, len(self.kinds)) or min(self.added_bytes_per_s) <= 0:
-            raise PlanError(
-                f"added_bytes_per_s is {self.added_bytes_per_s}; give a number above 0 for each of "
-                f"{', '.join(self.kinds)}"
-            )
-        for unit in self.units:
-            for word, costs in (("forward", unit.forward), ("backward", unit.backward)):
-                if len(costs) not in (1, len(self.kinds)):
-                    raise PlanError(
-                        f"{word} of unit {unit.name!r} has {len(costs)} costs; give one for each of "
-                        f"{', '.join(self.kinds)}"
-                    )
-                if any(not (0 <= figure < float("inf")) for cost in costs for figure in cost):
-                    raise PlanError(f"{word} of unit {unit.name!r} is {costs}; give seconds from 0")
-            if min(unit.buffer_bytes, unit.saved_bytes, unit.crossing_bytes, *_bytes(unit), 0) < 0:
-                raise PlanError(f"unit {unit.name!r} has bytes below 0")
-            if not 0 <= unit.weight_share <= 1:
-                raise PlanError(f"weight_share of unit {unit.name!r} is {unit.weight_share}; give 0 to 1")
-        return self
 
     @property
     def most_stages(self) -> int:

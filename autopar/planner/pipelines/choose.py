@@ -81,9 +81,11 @@ def distribution(  # noqa: PLR0913 - what users may fix
         batch, objective, tuple(schedules), micro_batches, replicas, stages, rows, shard_replicas
     )
     request.check(len(group))
-    priced = (lambda _: chain.check()) if isinstance(chain, Chain) else cache(chain)
+    priced = (lambda _: chain) if isinstance(chain, Chain) else cache(chain)
     each = rows or max(1, batch // len(group))
     example = priced(each)
+    if not example.units:
+        raise PlanError(f"{example.name!r} computes nothing that could be planned")
     if (stages or 1) > len(example.units):
         raise PlanError(
             f"stages={stages} are more than the {len(example.units)} units of the model; give fewer"

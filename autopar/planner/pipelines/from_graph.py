@@ -28,7 +28,7 @@ def chain_of(
     units = builder.units()
     for path, count in (repeats or {}).items():
         units = _repeated(units, path, count)
-    return Chain(graph.name, tuple(kinds), tuple(units)).check()
+    return Chain(graph.name, tuple(kinds), tuple(units))
 
 
 class _Builder:

@@ -19,7 +19,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import PlanError
 from ...ir.costed import Cluster, CostedGraph
 from ...ir.distribution import SCHEDULES, Distribution, Stage
 from ...ir.graph import Graph, Ref, Task, Value
@@ -95,11 +94,8 @@ def refusal(schedule: str, positions: int, chunks: int, micro_batches: int) -> s
 def orders(schedule: str, positions: int, chunks: int, micro_batches: int) -> list[list[Action]]:
     """Return the actions of each of `positions` processes with `chunks` stages each: stage s is at s modulo positions.
 
-    Raises PlanError for numbers that the schedule does not support. O(positions × chunks × micro_batches).
+    The schedule must support these numbers (`refusal`). O(positions × chunks × micro_batches).
     """
-    wrong = refusal(schedule, positions, chunks, micro_batches)
-    if wrong:
-        raise PlanError(wrong)
     if schedule == "gpipe":
         return [
             [(what, stage, m) for what in "FB" for m in range(micro_batches)] for stage in range(positions)
