@@ -25,7 +25,7 @@ WAY = "write a graph as a JSON object of four lists"
 
 
 def read(source: Source, machine: Machine | int | None = None) -> CostedGraph:
-    """Read a task graph from any source, on `machine` instead of its own machine. For a networkx graph, `machine` may be
+    """Read a task graph from any source, on `machine` if it is not None. For a networkx graph, `machine` may be
     a number of equal processors.
 
     Raises PlanError or DeviceError with one sentence.
