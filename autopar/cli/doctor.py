@@ -93,7 +93,7 @@ def _report() -> dict[str, dict[str, str]]:
         },
         "tools": {
             "C++ compiler": _compiler(),
-            "native search": READY if native.LIBRARY else native.TOLD,
+            "native search": READY if native.LIBRARY else native.STATUS,
             ".png pictures": READY if find_spec("cairosvg") else "pip install 'autopar[png]'",
         },
         "caches": {

@@ -50,7 +50,12 @@ _MOST_COPIES = 16
 
 
 def measure(
-    graph: Graph, machine: Machine, calls: Calls, given: Tensors | None = None, *, budget_s: float = BUDGET_S
+    graph: Graph,
+    machine: Machine,
+    calls: Calls,
+    tensors: Tensors | None = None,
+    *,
+    budget_s: float = BUDGET_S,
 ) -> dict[tuple[str, str], float]:
     """Measure seconds by (task, device name), dispatch included; equal operations (`signature`) are timed once.
 
@@ -71,7 +76,7 @@ def measure(
         wanted = book.missing(device, budget_s)
         if wanted:
             try:
-                for tasks, seconds in _timed(book, wanted, device, given or {}, budget_s):
+                for tasks, seconds in _timed(book, wanted, device, tensors or {}, budget_s):
                     book.enter(device, tasks, seconds)
                     timed += 1
             finally:
@@ -81,9 +86,9 @@ def measure(
     return book.known()
 
 
-def measured(graph: Graph, machine: Machine, calls: Calls, given: Tensors) -> Ratios:
+def measured(graph: Graph, machine: Machine, calls: Calls, tensors: Tensors) -> Ratios:
     """Return ratios by `measure`, on the given inputs and state."""
-    return _ratios(graph, machine, measure(graph, machine, calls, given))
+    return _ratios(graph, machine, measure(graph, machine, calls, tensors))
 
 
 def _ratios(graph: Graph, machine: Machine, seconds: Seconds) -> Ratios:
@@ -218,7 +223,7 @@ def _far(entry: Any, guess: float) -> bool:
 
 
 def _timed(
-    book: _Book, tasks: Sequence[Task], device: Device, given: Tensors, budget_s: float
+    book: _Book, tasks: Sequence[Task], device: Device, tensors: Tensors, budget_s: float
 ) -> Iterator[tuple[list[Task], float | None]]:
     """Yield the tasks of each operation with its seconds."""
     alike: dict[str, list[Task]] = {}
@@ -226,7 +231,7 @@ def _timed(
         alike.setdefault(book.key[task.name], []).append(task)
     on = torch.device(device.torch_device)
     if on.type == "cpu":
-        here = {name: tensor for name, tensor in given.items() if _usable(book.graph, name, tensor, on)}
+        here = {name: tensor for name, tensor in tensors.items() if _usable(book.graph, name, tensor, on)}
         with calibrate.threads(device.threads):
             seconds_of = replayed(book.graph, tasks, on, book.calls, here, budget_s)
         for each in alike.values():

@@ -38,7 +38,7 @@ REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, MemoryError)
 
 
 def replayed(
-    graph: Graph, tasks: Iterable[Task], device: torch.device, calls: Calls, given: Tensors, budget_s: float
+    graph: Graph, tasks: Iterable[Task], device: torch.device, calls: Calls, tensors: Tensors, budget_s: float
 ) -> dict[str, float | None]:
     """Time tasks in the order of the graph; return the median of up to `PASSES` passes within about `budget_s`
     seconds, without the first; None for tasks that refuse.
@@ -51,14 +51,14 @@ def replayed(
     functions = [resolve.target(task.target, calls) for task in order]
     last = {name: at for at, task in enumerate(order) for name in (*task.inputs, *task.outputs)}
     dead = [
-        [name for name in (*task.inputs, *task.outputs) if last[name] == at and name not in given]
+        [name for name in (*task.inputs, *task.outputs) if last[name] == at and name not in tensors]
         for at, task in enumerate(order)
     ]
     refused: set[str] = set()
 
     def once() -> list[float]:
         """Return the seconds of each task in one pass; 0 for tasks that refused."""
-        clock, values, seconds = time.perf_counter, dict(given), [0.0] * len(order)
+        clock, values, seconds = time.perf_counter, dict(tensors), [0.0] * len(order)
         for at, task in enumerate(order):
             if task.name in refused:
                 continue

@@ -305,7 +305,7 @@ def _chain(
         rows = captured.rows
         chain_units.append(Unit(name, forward, backward, weights, rest, saved / rows, crossing / rows))
     added = tuple(by_name[kind][1] for kind in kinds)
-    return Chain(type(model).__name__, kinds, tuple(chain_units), added_bytes_per_s=added).check()
+    return Chain(type(model).__name__, kinds, tuple(chain_units), added_bytes_per_s=added)
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

@@ -287,7 +287,7 @@ class _Writer:
 
     def compute(self, step: Compute, index: int) -> Iterator[str]:
         task = self.graph.task[step.task]
-        function = self.assembly.callable(step)
+        function = self.backend.call(self.assembly.callable(step))
         # The user's own code needs real lists; torch's operators accept tuples.
         plain = isinstance(function, torch._ops.OpOverload) or type(function).__name__.startswith(_BUILTIN)
         values = {self.program.buffer[name].value: name for name in step.reads}

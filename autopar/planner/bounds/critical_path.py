@@ -60,12 +60,12 @@ def tails(instance: Instance) -> Floats:
 
 def durations(instance: Instance) -> Floats:
     """Return the seconds of each cluster on each device (R, D); inf where its colocate group cannot run."""
-    found = np.array(instance.seconds, dtype=float).reshape(instance.clusters, len(instance.devices))
+    seconds = np.array(instance.seconds, dtype=float).reshape(instance.clusters, len(instance.devices))
     for members in instance.members:
         for r in members:
-            for d in {*range(found.shape[1])} - {*instance.allowed[r]}:
-                found[r, d] = np.inf
-    return found
+            for d in {*range(seconds.shape[1])} - {*instance.allowed[r]}:
+                seconds[r, d] = np.inf
+    return seconds
 
 
 def nearest(instance: Instance) -> tuple[Floats, Floats]:
@@ -109,12 +109,14 @@ class _Network:
     def _cross(self, times: Floats, nbytes: Floats, latency: Floats, s_per_byte: Floats) -> Floats:
         if self.even:
             trip = latency[0, 1] + nbytes * s_per_byte[0, 1]
-            made: Floats = np.minimum(times, (times.min(axis=1) + trip)[:, None])
-            return made
-        found = times.copy()
+            best: Floats = np.minimum(times, (times.min(axis=1) + trip)[:, None])
+            return best
+        arrival = times.copy()
         for e in range(self.devices):
-            np.minimum(found, times[:, e, None] + (latency[e] + nbytes[:, None] * s_per_byte[e]), out=found)
-        return found
+            np.minimum(
+                arrival, times[:, e, None] + (latency[e] + nbytes[:, None] * s_per_byte[e]), out=arrival
+            )
+        return arrival
 
 
 def _heads(instance: Instance, net: _Network, seconds: Floats) -> tuple[Floats, float]:
@@ -145,10 +147,10 @@ def _heads(instance: Instance, net: _Network, seconds: Floats) -> tuple[Floats, 
         head[rows] = start
         ends = start + sorted_seconds[first:last]
         first_end[rows] = ends.min(axis=1)
-        made = makes[make_at[first] : make_at[last]]
+        outputs = makes[make_at[first] : make_at[last]]
         counts = make_at[first + 1 : last + 1] - make_at[first:last]
-        arrival[made] = net.arrive(
-            ends if len(made) == len(ends) else np.repeat(ends, counts, 0), nbytes[made]
+        arrival[outputs] = net.arrive(
+            ends if len(outputs) == len(ends) else np.repeat(ends, counts, 0), nbytes[outputs]
         )
         arrival[values] = 0.0
     wanted = [(v, d) for v, devices in enumerate(instance.deliver) for d in devices]
@@ -211,7 +213,7 @@ def levels(before: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
     `before` lists only smaller numbers or, like `after`, only larger ones.
     """
     depth = [0] * len(before)
-    backward = any(p > r for r, own in enumerate(before) for p in own)
+    backward = any(p > r for r, earlier in enumerate(before) for p in earlier)
     for r in reversed(range(len(before))) if backward else range(len(before)):
         for p in before[r]:
             if depth[p] >= depth[r]:

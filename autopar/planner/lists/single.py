@@ -64,8 +64,8 @@ def seconds_moved(graph: Graph, machine: Machine, price: Price) -> tuple[tuple[s
     spans = []
     for device in machine.devices:
         links = (link for link in machine.links if machine.host in (link.src, link.dst))
-        own = (_blank(link, device.name) for link in links if device.name in (link.src, link.dst))
-        key = replace(device, name=""), tuple(own), device.name == machine.host
+        nearby = (_blank(link, device.name) for link in links if device.name in (link.src, link.dst))
+        key = replace(device, name=""), tuple(nearby), device.name == machine.host
         if key not in known:
             known[key] = _alone(price(free, device.name), device.name)
         spans.append((device.name, known[key]))
