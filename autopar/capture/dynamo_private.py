@@ -1,4 +1,5 @@
-"""All private parts of torch used with `torch.compile`, behind one version check."""
+"""All private parts of torch used with `torch.compile`, Dynamo and symbolic sizes among them, behind one version
+check."""
 
 from __future__ import annotations
 
@@ -7,22 +8,24 @@ import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+import sympy
 import torch
 from torch import fx, nn
 
+from .. import system
 from ..errors import CaptureError
-from ..ops.composites.rules import whole_layers
-from ..system import versions
+from ..ops.composites.define import shaped_whole
+from ..ops.composites.rules import LAYERS
 from ..system.process import uncollected
 from ..system.text import stage
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
-from .torch_private import compiling, overridden, quiet
+from .torch_private import compiling, computed, overridden, quiet
 from .trace_state import restored_state
 
 try:
@@ -41,12 +44,21 @@ try:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch._subclasses.fake_tensor import fake_tensor_tls
     from torch.export.exported_program import _override_composite_implicit_decomp
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.fx.traceback import preserve_node_meta
     from torch.nn.modules import module as modules
+    from torch.utils._sympy.functions import FloatTrueDiv, FloorToInt
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
 except ImportError as error:
-    raise CaptureError(versions.lacking(torch.__version__, error)) from error
+    raise CaptureError(system.lacking(torch.__version__, error)) from error
 
-__all__ = ["TorchDynamoException"]  # torch's own, for others to import from here
+__all__ = [
+    "FloatTrueDiv",
+    "FloorToInt",
+    "TorchDynamoException",
+]  # torch's own, for others to import from here
 
 _COMPOSITES: dict[Any, Any] = {}
 _count = itertools.count()
@@ -99,7 +111,7 @@ class _Entry:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         settings, whole = torch._dynamo.config.patch(**self.settings), frame.f_code is self.code
         tracing = stage(f"torch.compile traces {self.name}") if whole else contextlib.nullcontext()
-        with tracing, settings, quiet, uncollected(), whole_layers(), restored_state():
+        with tracing, settings, quiet, uncollected(), shaped_whole(LAYERS), restored_state():
             try:
                 result, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:
@@ -378,3 +390,31 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
     ):
         exported = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
         return exported.graph_module
+
+
+class _Python(PythonReferenceAnalysis):
+    """Python's arithmetic; torch's own largest and smallest of numbers take no constants of sympy's."""
+
+    maximum, minimum = staticmethod(max), staticmethod(min)
+
+
+def in_python(expression: sympy.Expr, numbers: Mapping[Any, float]) -> Any:
+    """Return the value of a symbolic number as Python computes it, to the sign of a zero; as sympy does, whose zeros
+    have none, if torch knows no other way. Raises ArithmeticError where Python raises an error."""
+    try:
+        return computed(sympy_interp, _Python, dict(numbers), expression)
+    except (AttributeError, NotImplementedError):
+        return expression.xreplace(
+            {symbol: sympy.sympify(numbers[symbol]) for symbol in expression.free_symbols}
+        )
+
+
+def of_floats(expression: sympy.Expr) -> bool:
+    """Return True if an expression depends on a float that varies."""
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in expression.free_symbols)
+
+
+def depends_on_values(made: Any) -> bool:
+    """Return True if a number, or a size of a tensor, depends on the values in a tensor."""
+    tensor = isinstance(made, torch.Tensor) and made.layout is torch.strided
+    return (tensor or isinstance(made, (torch.SymInt, torch.SymFloat))) and bool(free_unbacked_symbols(made))

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..ops.arguments import by_name
+from ..ops import (
+    by_name,
+    composites,  # noqa: F401  (defines torch.ops.autopar)
+)
 from .torch_private import (
     OpOverload,
     OpOverloadPacket,

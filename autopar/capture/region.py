@@ -275,13 +275,13 @@ class Region:
 
     @property
     def _kind(self) -> tuple[Any, ...]:
-        """A key equal for captures of one graph: inputs and state by source, operators, differentiation."""
+        """A key equal for captures of one graph: inputs and state by source, operators, results, differentiation."""
         calls = (node for node in self.module.graph.nodes if node.op in ("call_function", "call_method"))
         operators = [
             node.target for node in calls if isinstance(node.meta.get("example_value"), torch.Tensor)
         ]
         sources = [place.source for place in self.places if place.kind != "size"]
-        return sources, operators, bool(self.traced.tangents)
+        return sources, operators, len(self.results), bool(self.traced.tangents)
 
     def located(self, node: fx.Node) -> tuple[str, str, str]:
         """Return module path, `file:line` and code of a node of the functional graph."""

@@ -14,10 +14,11 @@ import torch
 from ..ir.costed import CostedGraph
 from ..ir.graph import UPDATES, Argument, Value, refs
 from .captured import Captured
+from .dynamo_private import in_python
 from .refusals import Untraceable
 from .region import Region
 from .symbols import OPEN, extents_of, is_open
-from .torch_private import computed, in_python, memory, pytree
+from .torch_private import computed, memory, pytree
 
 _PLAIN: dict[Any, Any] = dict(zip(OPEN, (int, float, bool)))
 

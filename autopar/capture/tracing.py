@@ -16,10 +16,10 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
-from ..ops.arguments import by_name
+from ..ops import by_name
 from ..ops.composites import recurrent
-from ..ops.composites.define import lowered
-from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES, standing_in
+from ..ops.composites.define import lowered, standing_in
+from ..ops.composites.rules import DRAWN, FUNCTIONS, IN_PLACE, RULES
 from .autocast import enabled
 from .dynamo_private import differentiated, flattened
 from .operators import BY_PARTS, draws
@@ -66,10 +66,12 @@ def trace(
     """
     keys = autograd_keys({item.device.type for item in given if isinstance(item, torch.Tensor)})
     rules = {**DRAWN, **RULES, _DROPOUT: BY_PARTS[_DROPOUT]} if training else DRAWN
-    run = _Run(module, given, wanted, training)
+    derives = training or differentiates(module.graph)
+    # Torch's own derivatives need the caller's grad mode even where no output has a gradient.
+    run = _Run(module, given, wanted, training, derives and torch.is_grad_enabled())
     with standing_in(rules, keys), restored_state(), unannounced():
         try:
-            if training or differentiates(module.graph):
+            if derives:
                 made = differentiated(run, tuple(given), IN_PLACE, training)
             else:
                 made = flattened(run, tuple(given), IN_PLACE)
@@ -162,15 +164,22 @@ class _Run(nn.Module):
     """Interpreter of a captured graph. It runs node by node, so traced nodes know the module and line of each."""
 
     def __init__(
-        self, module: fx.GraphModule, given: Sequence[Any], wanted: Sequence[int], differentiated: bool
+        self,
+        module: fx.GraphModule,
+        given: Sequence[Any],
+        wanted: Sequence[int],
+        differentiated: bool,
+        grad_mode: bool,
     ) -> None:
         super().__init__()
         self.captured, self.wanted, self.differentiated = (module,), wanted, differentiated
+        self.grad_mode = grad_mode
         self.weights = [differentiated and _cast_once(item) for item in given]
 
     def forward(self, *tensors: Any) -> Any:
         weights = [tensor for tensor, once in zip(tensors, self.weights) if once]
-        with _Autocast(weights if self.differentiated else None) as casts:
+        casting = _Autocast(weights if self.differentiated else None)
+        with torch.set_grad_enabled(self.grad_mode), casting as casts:
             results = _Nodes(self.captured[0], casts, self.differentiated).run(*tensors)
         outputs = [results[place] for place in self.wanted]
         return tuple(item.clone() for item in outputs) if self.differentiated else tuple(outputs)

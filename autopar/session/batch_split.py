@@ -22,7 +22,7 @@ from ..transform.feature_split import Price, feature_cuts
 from ..transform.rematerialize import recomputed
 from ..transform.rewrites import with_own_views
 from ..transform.row_sums import single_valued, summed
-from ..transform.split import allot, even, fitting, shares, split
+from ..transform.split import allot, allot_within_caps, even, shares, split
 from .options import Options
 
 log = logging.getLogger("autopar")
@@ -230,7 +230,11 @@ def _fitting(
         return [peak[name] for name in names]
 
     caps = [machine.device[name].memory_bytes for name in names]
-    rows = fitting(batch_of(graph) or 0, tuple(speeds.values()), caps, peaks) if len(names) > 1 else None
+    rows = (
+        allot_within_caps(batch_of(graph) or 0, tuple(speeds.values()), caps, peaks)
+        if len(names) > 1
+        else None
+    )
     return None if rows is None else (costed_cuts[rows], _parts_on(names, rows))
 
 

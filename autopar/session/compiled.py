@@ -19,9 +19,9 @@ from ..capture.region import positional
 from ..capture.torch_private import transformed
 from ..errors import AutoparError, CaptureError, DeviceError, DifferenceError
 from ..ir.machine import Machine
-from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..ir.timeline import Theme
 from ..runtime.record import Recording
 from ..system.text import wrapped
 from .classes import sharing
@@ -141,6 +141,11 @@ class Compiled:
             return placement.model(*args, **kwargs)
         return placement.call(*args, **kwargs)
 
+    def __dir__(self) -> list[str]:
+        # torch.jit.trace and inspect read every name, and these two raise before the first placed call.
+        missing = () if self._placement.session.latest else ("plan", "program")
+        return [name for name in super().__dir__() if name not in missing]
+
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture, plan and lower for these arguments, and build and choose kernels, as the first call would, without
         running."""
@@ -209,7 +214,7 @@ class Compiled:
     def draw(
         self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
-        """Draw the placed graph as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        """Draw the placed graph as `.html`, `.svg`, `.png` or `.pdf`. For `.svg`, `.png` and `.pdf`, `width` in
         pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 

@@ -6,16 +6,17 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..capture import Captured, fails_alone
+from ..capture import Captured
 from ..capture import autocast as casting
 from ..capture.captured import Strides, alike, laid, strides_of
 from ..capture.eager_form import unprinted
+from ..capture.refusals import fails_alone
 from ..capture.torch_private import pytree
 from ..errors import DifferenceError
 from ..ir.graph import LOCAL
@@ -117,7 +118,8 @@ class Eager(Snapshot):
         cut = {id(t): t.detach().requires_grad_() for t in leaves.values() if t.grad_fn is not None}
         args = pytree.tree_map(lambda leaf: cut.get(id(leaf), leaf), args)
         leaves = {path: cut.get(id(leaf), leaf) for path, leaf in leaves.items()}
-        with torch.set_grad_enabled(self.differentiated):
+        # Without a backward, the caller's mode: `torch.func.grad` within the model depends on it.
+        with torch.enable_grad() if self.differentiated else nullcontext():
             try:
                 flat = pytree.tree_leaves(unprinted(model)(*args))
             except Exception as failure:

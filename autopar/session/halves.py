@@ -23,8 +23,9 @@ from ..ir.program import Program
 from ..ir.timeline import Memory
 from ..lowering.memory_bound import Peak
 from ..planner import place
+from ..runtime.bind_program import keeps_caps
 from ..transform.divide import alive, constants, divide, reached
-from .stages import deliveries, homes_with_slices, keeps_caps, proved
+from .stages import deliveries, homes_with_slices, proved
 
 STANDING = "standing on "
 """Prefix of the names of stand-in states, each for all that a device holds and a half does not read."""

@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx, nn
 
-from ..capture import Captured, Untraceable
+from ..capture import Captured
 from ..capture import autocast as casting
 from ..capture.captured import restore_strides
 from ..capture.convert import captured_at
 from ..capture.eager_form import unprinted
 from ..capture.floats import fixable
-from ..capture.refusals import explain
+from ..capture.refusals import Untraceable, explain
 from ..capture.region import Region
 from ..capture.torch_private import pytree
 from ..errors import AutoparError, MemoryCapError, PlanError

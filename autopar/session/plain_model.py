@@ -84,7 +84,7 @@ class PlainModel:
             if ratio <= 1 - WORTH:
                 return False
             selection.lose(ratio, keep=not any(map(disturbed, blocks.values())))
-            log.info("the plain model serves, whose placed form takes %.2f of its time", ratio)
+            log.info("the plain model serves: a placed call takes %.2f times as long", ratio)
         self.kinds.add(kind)
         return True
 

@@ -123,9 +123,9 @@ class ProgramCache(OrderedDict[Hashable, Any]):
         if not others:
             return ""
         if self._compiled and all(program.any_size for program in others):
-            how = "with its kernels, which are compiled for all sizes"
+            how = "its kernels are compiled for all sizes"
         elif self._compiled:
-            how = f"with PyTorch's own kernels, as kernels are compiled for the first {CHECKED} sets"
+            how = f"PyTorch's kernels serve them, as libraries compile for the first {CHECKED} sets only"
         else:
-            how = "record() plans each for its own"
-        return f"calls of {len(others)} more sets of sizes run by a program made for other sizes; {how}"
+            how = "record() plans each of them separately"
+        return f"calls with {len(others)} other sets of sizes share a program; {how}"

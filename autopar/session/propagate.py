@@ -65,7 +65,7 @@ def propagated(plan: Plan, captured: Captured) -> Plan:
     instance = Instance(costed)
     entry = Race(instance).trial(schedule_of(plan))
     assert entry is not None
-    timed = timing(entry.play)
+    timed = timing(entry.simulation)
     return replace(
         plan,
         costed=costed,

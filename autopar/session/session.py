@@ -172,7 +172,7 @@ class Session(Recorded):
             return self.latest
         if self.calls or self.unplaced or self.breaks:
             why = "; ".join(self.notes()) or "every call so far has raised an error"
-            raise AutoparError(f"nothing was placed: {why}")
+            raise AutoparError(f"nothing was placed; {why}")
         raise AutoparError(
             "nothing is planned yet: call the compiled model once, or give compile(…, example_inputs=(x,))"
         )
@@ -187,7 +187,7 @@ class Session(Recorded):
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
             remarks.append(
                 f"torch.compile captured {len(self.graphs)} graphs, {len(tasks)} of them placed, with "
-                f"{', '.join(map(str, tasks))} tasks; this is the one that ran last"
+                f"{', '.join(map(str, tasks))} tasks; this report is on the one that ran last"
             )
         if self.root is not None:
             remarks += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
@@ -211,7 +211,7 @@ class Session(Recorded):
             for why in planned.refusals
         )
         return [
-            f"{name}: kernels: eager{f' for {count} sets of sizes' if count > 1 else ''}, {why}"
+            f"{name}: no kernels{f' for {count} sets of sizes' if count > 1 else ''}: {why}"
             for (name, why), count in refusals.items()
         ]
 

@@ -13,25 +13,27 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..capture.results import resizable
+from ..capture.results import expressions, resizable
 from ..costs.clustering import repriced, unfused
 from ..costs.detect import one_lane, slowed, with_slow_down
 from ..costs.measure import measured
 from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
-from ..costs.roofline import Ratios, cost, workspace
+from ..costs.roofline import Ratios, cost
 from ..errors import MemoryCapError
 from ..ir.costed import CostedGraph
 from ..ir.graph import Graph
 from ..ir.machine import Machine
 from ..ir.open_size import resized
 from ..ir.plan import Plan
-from ..ir.program import Program, tasks_of
+from ..ir.program import Program
 from ..lowering.check import check
 from ..lowering.lower import lower
-from ..lowering.memory_bound import Peak, fits
+from ..lowering.memory_bound import Peak
 from ..planner import replan
 from ..planner.lists.single import seconds_moved
+from ..runtime.bind_program import keeps_caps
 from ..runtime.executor import Executor
+from ..runtime.kernels.piece_module import LEAST
 from ..runtime.replicas import Replicas
 from ..system.process import uncollected
 from ..system.text import counted, seconds, stage
@@ -39,7 +41,7 @@ from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
 from ..transform.rewrites import local
 from .batch_split import best_plan
 from .compare import present
-from .kernel_build import Form, in_place, symbols_of
+from .kernel_build import Form, in_place
 from .kernel_selection import KernelExecutor, KernelSelection
 from .kernel_verdict import refused
 from .model_check import CallForm
@@ -122,22 +124,6 @@ class Prepared:
         self.executor.close()
 
 
-def keeps_caps(program: Program, graph: Graph) -> bool:
-    """Return True if a program keeps every memory cap in a call in which the values of its graph have the bytes that
-    `graph` tells."""
-    buffers = tuple(
-        each if each.kind == "resident" else replace(each, bytes=graph.value[each.value].bytes)
-        for each in program.buffers
-    )
-    tasks = (task for _, step in program.steps() for task in tasks_of(step))
-    scratch = tuple((task, workspace(graph, graph.task[task])) for task in tasks)
-    everything = sum(each.bytes for each in buffers) + sum(nbytes for _, nbytes in scratch)
-    # The bound takes milliseconds, as much as a short call, and each length of a sequence may be new.
-    return all(everything <= cap for _, cap in program.caps) or fits(
-        replace(program, buffers=buffers, workspace=scratch)
-    )
-
-
 def prepare(
     captured: Captured,
     machine: Machine,
@@ -182,7 +168,11 @@ def executed(
     executor = Executor(captured, plan, run, pool)
     if kernels == "eager":
         return Prepared(captured, plan, run, executor)
-    symbols = symbols_of(captured, plan.costed)
+    # One kernel can serve calls of all sizes if none is too short for what torch exports.
+    long = all(size >= LEAST for size in captured.sizes if isinstance(size, int))
+    on_cpu = all(device.torch_type == "cpu" for device in plan.costed.machine.devices)
+    any_size = on_cpu and long and resizable(captured, plan.costed)
+    symbols = expressions(captured.open or ()) if any_size else ()
     form = Form(captured, plan, program, torch.get_num_threads(), changing, symbols)
     if why := refused(form, pool):
         log.info("kernels of %s are eager's: %s", captured.graph.name, why)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Cut
-from ...ops.arguments import tensors
+from ...ops import tensors
 from ..torch_private import OpOverload
 
 # Imported because they register their rules.

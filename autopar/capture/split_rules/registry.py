@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ...ops.arguments import by_name
+from ...ops import by_name
 from ..torch_private import OpOverload
 
 
