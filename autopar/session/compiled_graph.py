@@ -66,7 +66,7 @@ class CompiledGraph:
         """Begin without programs, bound to the state in the arguments of a call; if `region` is None, without a graph
         to place."""
         session = self.session
-        self.programs: ProgramCache[Any] = ProgramCache(self.name, region, session.options)
+        self.programs = ProgramCache(self.name, region, session.options)
         self.plans: dict[Hashable, Plan] = {}
         self.right = 0
         self.unchecked: set[Hashable] = set()

@@ -97,7 +97,7 @@ class KernelSelection:
         shapes = ", ".join(f"{value.path or value.name} {list(value.shape)}" for value in inputs[:SHOWN])
         shapes += f" and {len(inputs) - SHOWN} more inputs" if len(inputs) > SHOWN else ""
         sizes = f" for all sizes from {LEAST} on, chosen with {shapes}" if self.any_size else f" for {shapes}"
-        more = "\nweights have changed, and eager serves until they rest" if self.due else ""
+        more = "\nweights have changed; eager serves until a call finds them unchanged" if self.due else ""
         if self.candidate is not None and self.candidate.failure:
             more = "\n" + wrapped(f"eager serves some sizes: {self.candidate.failure}")
         head = wrapped(f"kernels of {graph.name}{sizes if inputs else ''}")
