@@ -16,7 +16,7 @@ from ..capture.dynamo_private import broken, has_side_effects, outermost
 from ..capture.eager_form import in_eager, warn_of_checkpoints
 from ..capture.region import Region
 from ..ir.plan import Plan
-from ..runtime.thread_state import alone_with, unseen
+from ..runtime.thread_state import capture_lock_and, no_saved_tensor_hooks
 from ..system.process import uncollected
 from .program_cache import ProgramCache
 from .session import Session
@@ -115,7 +115,7 @@ class CompiledGraph:
     def _first(self, key: tuple[Any, ...], args: Sequence[Any]) -> tuple[Any, bool]:
         """Return the program for new sizes, and whether it is new; None if the call is to run as written."""
         session, options = self.session, self.session.options
-        with alone_with(session.lock), unseen(), uncollected():
+        with capture_lock_and(session.lock), no_saved_tensor_hooks(), uncollected():
             if (known := self.programs.get(key)) is not None:
                 return known, False
             try:

@@ -109,7 +109,7 @@ class KernelSelection:
 
         Call it without any lock: it takes Dynamo's, then that of captures (`tracing`).
         """
-        if thread_state.is_alone() or not self._building.acquire(blocking=False):
+        if thread_state.holds_capture_lock() or not self._building.acquire(blocking=False):
             return
         try:
             inputs = self._examples if inputs is None else [*map(clone, inputs)]
@@ -359,7 +359,12 @@ def build_kernels(executor: Executor | KernelExecutor, inputs: Sequence[Any]) ->
 @contextmanager
 def _plainly(kinds: set[str]) -> Iterator[None]:
     """Within the block, no autograd, inference mode, autocast or saved-tensor hooks of the caller."""
-    with torch.inference_mode(False), torch.no_grad(), casting.off(kinds), thread_state.unseen():
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        casting.off(kinds),
+        thread_state.no_saved_tensor_hooks(),
+    ):
         yield
 
 

@@ -22,7 +22,7 @@ from torch import nn
 
 import autopar
 from autopar.runtime import kernels
-from autopar.runtime.thread_state import alone as locked
+from autopar.runtime.thread_state import capture_lock as locked
 from autopar.session import plain_model
 from autopar.session.kernel_build import perturbed
 from autopar.session.kernel_selection import REBUILDS
