@@ -20,7 +20,7 @@ from autopar.lowering.check import check
 from autopar.lowering.lower import lower
 from autopar.lowering.memory_bound import footprint
 from autopar.lowering.vector_clocks import History
-from autopar.system.process import uncollected
+from autopar.system.process import gc_paused
 
 # x is copied to the accelerator, worked on there by f, brought back as the result.
 RIGHT = """autopar program 1 small
@@ -294,7 +294,7 @@ def test_many_steps_are_checked_in_linear_time() -> None:
         each = plan(graph("chain", values, made, (f"v{tasks - 1}",)), machine(), ["cpu", "emulated:0"])
         program = lower(each)
         # As where plans are proved: what other tests have left in memory must not count.
-        with uncollected():
+        with gc_paused():
             start = time.process_time()
             assert redundant(program, each.costed.graph) == ()
             return time.process_time() - start
