@@ -141,6 +141,11 @@ class Compiled:
             return placement.model(*args, **kwargs)
         return placement.call(*args, **kwargs)
 
+    def __dir__(self) -> list[str]:
+        # torch.jit.trace and inspect read every name, and these two raise before the first placed call.
+        missing = () if self._placement.session.latest else ("plan", "program")
+        return [name for name in super().__dir__() if name not in missing]
+
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Capture, plan and lower for these arguments, and build and choose kernels, as the first call would, without
         running."""
@@ -209,7 +214,7 @@ class Compiled:
     def draw(
         self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
-        """Draw the placed graph as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        """Draw the placed graph as `.html`, `.svg`, `.png` or `.pdf`. For `.svg`, `.png` and `.pdf`, `width` in
         pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 
@@ -319,7 +324,7 @@ def placed(
     model: Callable[..., Any],
     machine: Machine,
     options: Options,
-    given: Plan | None,
+    user_plan: Plan | None,
     fullgraph: bool,
     dynamic: bool | None,
 ) -> Compiled:
@@ -327,11 +332,11 @@ def placed(
     one_of("fullgraph", fullgraph, (True, False))
     one_of("dynamic", dynamic, (None, True, False))
     root = model if isinstance(model, nn.Module) else None
-    session = ModelSession(machine, options, root, given, positional(model), runs_as_written=True)
+    session = ModelSession(machine, options, root, user_plan, positional(model), runs_as_written=True)
     run = compiled(model, session, fullgraph, dynamic, session.skipped)
 
     def compile_alike(other: Any) -> Compiled:
-        return placed(other, machine, options, given, fullgraph, dynamic)
+        return placed(other, machine, options, user_plan, fullgraph, dynamic)
 
     placement = _Placement(model, session, run, compile_alike)
     if root is None:

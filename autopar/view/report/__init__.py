@@ -121,7 +121,8 @@ def _head(plan: Plan, serving: str) -> str:
     lines = [head, *([wrapped(f"[{machine.label}]")] if machine.label else [])]
     if serving:
         devices = ", ".join(dict.fromkeys(placed.device for placed in plan.placed))
-        serving = "PyTorch's kernels" if serving == "eager" else serving
+        names = ("PyTorch's kernels" if name == "eager" else name for name in serving.split("; "))
+        serving = "; ".join(names)
         lines.append(wrapped(f"served by {serving}" + (f" on {devices}" if devices else "")))
     return "\n".join(lines)
 
@@ -140,7 +141,7 @@ def _costs(plan: Plan, timeline: Timeline | None, measured_single: float | None)
     if single and plan.makespan:
         said.append(faster(single[1] / plan.makespan))
     if queued and not timeline:
-        said.append("not recorded yet; use `with fast.record():`")
+        said.append("record() measures it")
     rows = [
         ("", "predicted", "measured", ""),
         ("one call", seconds(plan.makespan), measured, "; ".join(said)),
