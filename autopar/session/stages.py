@@ -35,7 +35,7 @@ from ..runtime.bind_program import keeps_caps
 from ..runtime.executor import Executor
 from ..runtime.kernels.piece_module import LEAST
 from ..runtime.replicas import Replicas
-from ..system.process import uncollected
+from ..system.process import gc_paused
 from ..system.text import counted, seconds, stage
 from ..transform.buckets import ALONE_BYTES, BUCKET_BYTES, grouped
 from ..transform.rewrites import local
@@ -185,7 +185,7 @@ def changes_memory_layout(plan: Plan) -> bool:
     return bool(plan.transfers or plan.costed.graph.split)
 
 
-@uncollected()
+@gc_paused()
 def proved(plan: Plan) -> tuple[Program, tuple[Peak, ...]]:
     """Return the program of a plan and its proven peaks. Raises MemoryCapError or ProgramError."""
     program = timed("lower", lower, plan)
@@ -219,7 +219,7 @@ def race(placed: Prepared, alone: Prepared, tensors: list[torch.Tensor]) -> Prep
     return replace(alone, plan=plan, single_s=alone_s)
 
 
-@uncollected()
+@gc_paused()
 def plan_captured(
     captured: Captured,
     machine: Machine,
@@ -269,7 +269,7 @@ def _planned(
     alone = [device.torch_type for device in machine.devices] == ["cpu"]
     asked = streamed(captured.graph, homes_asked(captured.graph, options.home))
     graph = grouped(asked, homes, pins, ALONE_BYTES if alone else BUCKET_BYTES)
-    if machine.draws_apart:
+    if machine.separate_generators:
         graph = local(graph)
     own = {*graph.outputs}
     gradients = tuple((target, name) for target, name in captured.gradients if name in own)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from ...ir.display_names import PHASES
 from ...ir.plan import Plan
 from ...ir.timeline import Timeline
-from ...system.text import COLUMNS, counted, free, percent, seconds, size, table, wrapped
+from ...system.text import COLUMNS, counted, percent, percent_free, seconds, size, table, wrapped
 from .reasons import (
     baseline,
     best_of_each,
@@ -227,7 +227,7 @@ def _devices(plan: Plan, timeline: Timeline | None, most: int | None) -> str:
 
     def left(name: str, cap: int | None) -> str:
         used = max(plan.peaks.get(name, 0), peaks.get(name, 0))
-        return "-" if cap is None else free(1 - used / cap) if cap else "0 %"
+        return "-" if cap is None else percent_free(1 - used / cap) if cap else "0 %"
 
     columns: list[tuple[str, Sequence[object]]] = [
         ("device", names),

@@ -11,7 +11,7 @@ from ...ir.display_names import common_module
 from ...ir.plan import Candidate, Choice, Plan, Reason
 from ...ir.timeline import Placed, Transfer
 from ...planner.what_if import changes
-from ...system.text import COLUMNS, meant, percent, printable, seconds, table, wrapped
+from ...system.text import COLUMNS, matching, percent, printable, seconds, table, wrapped
 
 _MOST_CHANGES = 6
 """Limit on the changes of hardware in a table."""
@@ -31,7 +31,7 @@ def explain_clusters(plan: Plan, names: Iterable[str]) -> str:
     known, chosen = _clusters_by_name(plan), dict[str, None]()
     for name in names:
         complaint = f"{name!r} is not a task of {plan.costed.graph.name!r}"
-        for match in meant(printable(name), known, complaint):
+        for match in matching(printable(name), known, complaint):
             chosen |= known[match]
     if not chosen:
         return "Nothing of this is computed in a call."
