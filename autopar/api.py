@@ -124,7 +124,7 @@ def prepared(
     is None while it is not known. Raises DeviceError or PlanError."""
     machine = _machine(devices, memory, here=True)
     checked = Options(**{**options, "pins": options.get("pins") or {}}).fitting(machine, model)
-    checked.living(machine, model)
+    checked.require_homes(machine, model)
     given = Plan.load(plan) if isinstance(plan, (str, PathLike)) else plan
     if given is not None and not isinstance(given, Plan):
         raise PlanError(

@@ -16,11 +16,11 @@ from torch import fx
 
 from ..errors import CaptureError
 from ..system.text import brief
-from .dynamo_private import TorchDynamoException
+from .dynamo_private import FloatTrueDiv, FloorToInt, TorchDynamoException, depends_on_values, of_floats
 from .operators import collective
 from .source_locations import at_line, first_line, foreign, line, short
 from .symbols import OPEN
-from .torch_private import FloatTrueDiv, FloorToInt, decisions, depends_on_values, of_floats
+from .torch_private import decisions
 
 
 class Untraceable(CaptureError):

@@ -97,7 +97,7 @@ def _report() -> dict[str, dict[str, str]]:
             ".png pictures": READY if find_spec("cairosvg") else "pip install 'autopar[png]'",
         },
         "caches": {
-            "autopar": cache.kept(),
+            "autopar": cache.note(),
             "inductor": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
             or f"{tempfile.gettempdir()}/torchinductor_…; TORCHINDUCTOR_CACHE_DIR moves it",
             "freed memory": f"returned to the system: {kept}" if kept else f"kept, up to {size(KEPT_BYTES)}",

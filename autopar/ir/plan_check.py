@@ -103,15 +103,18 @@ def _numbers(plan: Any) -> Iterator[str]:
     count = len(costed.machine.devices)
     seconds = [(f"cluster {cluster.name!r}", cluster.seconds) for cluster in costed.clusters]
     seconds += [(f"the cost of {cost.task!r}", cost.seconds) for cost in costed.costs]
-    for what, own in seconds:
-        if len(own) != count:
-            yield f"{what} has seconds for {len(own)} devices, and there are {count}"
+    for what, cluster in seconds:
+        if len(cluster) != count:
+            yield f"{what} has seconds for {len(cluster)} devices, and there are {count}"
     steps = [(f"cluster {step.cluster!r}", step.start, step.end) for step in plan.placed]
     steps += [(f"the transfer of {sent.value!r}", sent.start, sent.end) for sent in plan.transfers]
     spoken = [plan.makespan, *(one for _, one in plan.singles), *(one.makespan for one in plan.candidates)]
     for what, numbers in (
         *seconds,
-        *((f"cluster {own.name!r}", (own.dispatch_s, own.workspace_bytes)) for own in costed.clusters),
+        *(
+            (f"cluster {cluster.name!r}", (cluster.dispatch_s, cluster.workspace_bytes))
+            for cluster in costed.clusters
+        ),
         *((what, times) for what, *times in steps),
         *((f"the transfer of {sent.value!r}", (sent.ready, sent.bytes)) for sent in plan.transfers),
         *((f"memory of {used.device}", tuple(chain(*used.steps))) for used in plan.memory),

@@ -319,7 +319,7 @@ def placed(
     model: Callable[..., Any],
     machine: Machine,
     options: Options,
-    given: Plan | None,
+    user_plan: Plan | None,
     fullgraph: bool,
     dynamic: bool | None,
 ) -> Compiled:
@@ -327,11 +327,11 @@ def placed(
     one_of("fullgraph", fullgraph, (True, False))
     one_of("dynamic", dynamic, (None, True, False))
     root = model if isinstance(model, nn.Module) else None
-    session = ModelSession(machine, options, root, given, positional(model), runs_as_written=True)
+    session = ModelSession(machine, options, root, user_plan, positional(model), runs_as_written=True)
     run = compiled(model, session, fullgraph, dynamic, session.skipped)
 
     def compile_alike(other: Any) -> Compiled:
-        return placed(other, machine, options, given, fullgraph, dynamic)
+        return placed(other, machine, options, user_plan, fullgraph, dynamic)
 
     placement = _Placement(model, session, run, compile_alike)
     if root is None:

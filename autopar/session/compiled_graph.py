@@ -121,7 +121,7 @@ class CompiledGraph:
             try:
                 program = None if session.asked else self.programs.resize(key, args)
                 if program is None:
-                    options.living(session.machine, session.root)
+                    options.require_homes(session.machine, session.root)
                     captured = timed("capture", captured_at, self.region, args, options.split is not None)
                     program = session.program(self, captured, args)
                     self.programs.add(key, program)

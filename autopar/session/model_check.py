@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..capture import autocast as casting
+from ..capture.torch_private import pytree
 from ..errors import DifferenceError
 from ..ir.machine import Machine
-from .compare import LIMIT, Snapshot, apart, coarse, error, rounded
+from .compare import LIMIT, Snapshot, coarse, detached_copy, error, rounded
 
 LOOSE = 100.0
 """Factor on a graph's own tolerance, since a model that torch captures may round differently."""
@@ -58,7 +58,7 @@ class Call:
             except Exception:
                 # The placed run that follows raises the error in the right place.
                 return
-            leaves = [apart(leaf) for leaf in pytree.tree_leaves(output)]
+            leaves = [detached_copy(leaf) for leaf in pytree.tree_leaves(output)]
             loosest = max((LIMIT[dtype] for dtype in rounded(snapshot.captured.graph)), default=0.0)
             self.answer = _Answer(leaves, loosest, snapshot, doubt)
 
@@ -77,8 +77,8 @@ class Call:
         if self.answer is None:
             return
         in_eager = {id(placed): eager for placed, eager in self.answer.pairs}
-        found, tf32 = pytree.tree_leaves(output), coarse(machine)
-        for index, (ours, eager) in enumerate(zip(found, self.answer.leaves)):
+        outputs, tf32 = pytree.tree_leaves(output), coarse(machine)
+        for index, (ours, eager) in enumerate(zip(outputs, self.answer.leaves)):
             if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
                 continue
             allowed = LOOSE * LIMIT.get(eager.dtype, 0.0)

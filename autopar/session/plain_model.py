@@ -34,7 +34,7 @@ class PlainModel:
         self.kinds: set[Hashable] = set()
         """The kinds of calls that the plain model has won (`_kind`)."""
         options = session.options
-        default = options.check != "always" and options.batch_norm == "full" and session.given is None
+        default = options.check != "always" and options.batch_norm == "full" and session.user_plan is None
         self.competes = (
             options.kernels == "auto" and default and present(session.machine) and self._computes_there()
         )

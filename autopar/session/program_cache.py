@@ -31,7 +31,7 @@ class Done(Exception):
     """Raised in place of a run when only planning was asked for."""
 
 
-def again(options: Options, plan: Plan) -> Options:
+def reuse_placement(options: Options, plan: Plan) -> Options:
     """Return options that place a graph of other sizes like `plan`, without a search, with the user's split
     of the batch."""
     if plan.costed.graph.streamed and options.home == "auto":

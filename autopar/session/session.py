@@ -61,11 +61,11 @@ class Session(Recorded):
         machine: Machine,
         options: Options,
         root: nn.Module | None = None,
-        given: Plan | None = None,
+        user_plan: Plan | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
         self._graph = graph
-        self.machine, self.options, self.given, self.arguments = machine, options, given, arguments
+        self.machine, self.options, self.user_plan, self.arguments = machine, options, user_plan, arguments
         self._root = weakref.ref(root) if root is not None else None
         self.pool = Replicas()
         self.graphs: list[Any] = []
@@ -103,10 +103,10 @@ class Session(Recorded):
         if why:
             self.breaks[f"graph break at {place}: {why}"] = None
         # Dynamo may keep this function as long as the process lives; it must not keep the graph alive.
-        own = weakref.ref(served)
+        reference = weakref.ref(served)
 
         def call(*args: Any) -> Any:
-            served: Any = own()
+            served: Any = reference()
             results = served(*args)
             if (watched := WATCHED.get()) is not None:
                 watched.append((served, args, results))
@@ -148,7 +148,7 @@ class Session(Recorded):
     @property
     def asked(self) -> bool:
         """True if the user looks at the plan of a call, which must then be for the call's own sizes."""
-        return self.recording is not None or self.preparing or self.given is not None
+        return self.recording is not None or self.preparing or self.user_plan is not None
 
     def skipped(self, why: str, place: str) -> None:
         """Note a function for which there is no graph."""
@@ -180,27 +180,27 @@ class Session(Recorded):
     def notes(self) -> list[str]:
         """Return remarks beside one plan: on other graphs, and on calls that were not placed."""
         written = [(served.name, served.written) for served in self.graphs if served.written]
-        found = [f"{name} runs as written, not placed: {why}" for name, why in dict.fromkeys(written)]
+        remarks = [f"{name} runs as written, not placed: {why}" for name, why in dict.fromkeys(written)]
         resized = Counter(served.programs.note for served in self.graphs if served.programs.note)
-        found += [f"{f'in {count} graphs: ' if count > 1 else ''}{note}" for note, count in resized.items()]
+        remarks += [f"{f'in {count} graphs: ' if count > 1 else ''}{note}" for note, count in resized.items()]
         if len(self.graphs) > 1:
             tasks = [len(plan.costed.graph.tasks) for plan in self.plans()]
-            found.append(
+            remarks.append(
                 f"torch.compile captured {len(self.graphs)} graphs, {len(tasks)} of them placed, with "
                 f"{', '.join(map(str, tasks))} tasks; this report is on the one that ran last"
             )
         if self.root is not None:
-            found += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
-        found += self._uncompiled()
-        found += [
+            remarks += unused([plan.costed.graph for plan in self.plans()], self.options.pins)
+        remarks += self._uncompiled()
+        remarks += [
             f"{counted(count, 'call')} ran as written: {why}" for why, count in [*self.unplaced.items()]
         ]
-        return [*found, *list(self.breaks)]
+        return [*remarks, *list(self.breaks)]
 
     def plans(self) -> list[Plan]:
         """Return the latest plan of each placed graph, in order of capture."""
-        kept = [list(served.programs.values()) for served in self.graphs]
-        return [programs[-1].plan for programs in kept if programs]
+        programs_of = [list(served.programs.values()) for served in self.graphs]
+        return [programs[-1].plan for programs in programs_of if programs]
 
     def _uncompiled(self) -> list[str]:
         """Return a sentence for each graph and each reason why no kernels are compiled for its programs."""

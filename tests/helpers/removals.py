@@ -201,8 +201,8 @@ def trained() -> float:
 
 
 def trained_by_two() -> float:
-    """Steps of training by two callers in turn, one of them late, whose streams on the device of the model wait for each
-    other; the step is computed on the other device, which keeps replicas of the weights."""
+    """Steps of training by two callers in turn, one of them late, whose streams on the device of the model wait for
+    each other; the step is computed on the other device, which keeps replicas of the weights."""
     model = Towers().train()
     reference = copy.deepcopy(model)
     model.to(f"{KIND}:0")

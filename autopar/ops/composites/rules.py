@@ -166,10 +166,10 @@ def _bags_of_rows(
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     number = ("sum", "mean", "max").index(mode)
-    bags = _EMBEDDING_BAG(
+    rows: Tensor = _EMBEDDING_BAG(
         weight, input, None, per_sample_weights, scale_grad_by_freq, number, False, padding_idx
     )
-    return bags
+    return rows
 
 
 _RESIZES = """

@@ -166,8 +166,8 @@ def waited(plan: Plan, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A stretch of the critical path: `compute` on one device, one `copy`, or a `wait` that no step explains. `steps`:
-    numbers of its steps."""
+    """A stretch of the critical path: `compute` on one device, one `copy`, or a `wait` for the host, whose dispatch is
+    no step. `steps`: numbers of its steps."""
 
     kind: str
     start: float
@@ -185,9 +185,7 @@ def sections(plan: Plan) -> list[Section]:
         step = plan.steps[number]
         late = step.start - clock > plan.makespan * 1e-3
         if late:
-            parts.append(
-                Section("wait", clock, step.start, step.lane, "waits; no cluster or transfer explains it")
-            )
+            parts.append(Section("wait", clock, step.start, step.lane, "waits for the host"))
         if isinstance(step, Transfer):
             where, what = f"{step.src} → {step.dst}", words.value(step.value)
             parts.append(Section("copy", step.start, step.end, where, what, (number,)))
