@@ -131,7 +131,7 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
             name = _NAMES.get(queue, f"copy {queue}" if copies else f"compute {queue}")
             _name(chart, shade, "" if index else device, name, middle)
             planned_bars(chart, planned.get(lane, ()), shade, y + 5, above)
-            measured_bars(chart, real[lane], shade, y + tall - below - 7, below, hot, copies)
+            measured_bars(chart, real[lane], shade, y + tall - below - 7, below, hot)
             _share(chart, chart.right + 22, middle, busy[lane], shade.hue)
             _share(chart, chart.right + 110, middle, overlap[lane], "#8792A3")
             y += tall + 8
@@ -140,7 +140,7 @@ def _lanes(chart: Chart, timeline: Timeline) -> float:
 
 
 def _name(svg: Svg, shade: Shade, device: str, lane: str, middle: float) -> None:
-    """Draw the name of a lane at the left, below that of its device if given."""
+    """Draw the name of a lane at the left, below that of its device, if it has one."""
     if device:
         svg.swatch(shade, MARGIN, middle - 12, 24, 22)
         text = design.fit(device, LEFT - 12 - MARGIN - 32, 13, True)
