@@ -6,7 +6,8 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..errors import AutoparError
@@ -61,8 +62,11 @@ def main(argv: Sequence[str]) -> int:
         if getattr(chosen, word) is not None and kind != owner:
             parser.error(f"--{word.replace('_', '-')} goes with {owner}")
     _check_names(chosen)
+    planned: Callable[[], Plan] = partial(Plan.load, chosen.load)
+    if not chosen.load:
+        planned = _model(chosen) if chosen.factory else _graph(chosen)
     began = time.perf_counter()
-    plan = Plan.load(chosen.load) if chosen.load else _model(chosen) if chosen.factory else _graph(chosen)
+    plan = planned()
     took = time.perf_counter() - began
     _show(plan, chosen)
     files = ", ".join(map(str, chosen.out + chosen.timeline))
@@ -102,19 +106,20 @@ def _show(plan: Plan, chosen: argparse.Namespace) -> None:
         print(explain_clusters(plan, tasks))
 
 
-def _graph(chosen: argparse.Namespace) -> Plan:
+def _graph(chosen: argparse.Namespace) -> Callable[[], Plan]:
     from ..planner import schedule
 
-    return schedule(chosen.graph, budget_s=chosen.budget_s)
+    return partial(schedule, chosen.graph, budget_s=chosen.budget_s)
 
 
-def _model(chosen: argparse.Namespace) -> Plan:
+def _model(chosen: argparse.Namespace) -> Callable[[], Plan]:
+    """Return the function that plans the model, which is built and torch imported before: that takes seconds."""
+    model, args, kwargs = call_factory(chosen.factory)
     import torch
 
     from .. import api
     from ..ir.machine import Machine
 
-    model, args, kwargs = call_factory(chosen.factory)
     devices = names(chosen.machine or "auto")
     real = all(map(_DEVICE.fullmatch, devices))
     split = {None: "auto", "none": None}.get(chosen.split, chosen.split)
@@ -125,8 +130,9 @@ def _model(chosen: argparse.Namespace) -> Plan:
             raise AutoparError(
                 f"--split {split} is not known; give auto, none or a number of parts"
             ) from None
-    with torch.no_grad():
-        return api.plan(
-            model, devices if real else Machine.declare(*devices), example_inputs=args,
+    return torch.no_grad()(
+        partial(
+            api.plan, model, devices if real else Machine.declare(*devices), example_inputs=args,
             example_kwargs=kwargs, policy=chosen.policy or "auto", split=split,
-        )  # fmt: skip
+        )
+    )  # fmt: skip
