@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     what.add_argument("--load", metavar="FILE", help="a saved plan: Plan.save's .json, or that of --out")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", action="append", default=[],
-        help="write the plan as .json, or draw it: .html .svg .png .dot; may be repeated",
+        help="write the plan as .json, or draw it: .html .svg .png .pdf; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE", action="append", default=[],
@@ -81,12 +81,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_names(options: argparse.Namespace) -> None:
     """Raise, before planning, for files that could not be written."""
-    from ..view.save import kind_of, suffixes
+    from ..view.save import kind_of
 
     for path in options.out:
-        kind_of(path, (".json", *suffixes(Plan)), "a plan")
+        kind_of(path, Plan, ".json")
     for path in options.timeline:
-        kind_of(path, suffixes(Timeline), "a timeline")
+        kind_of(path, Timeline)
     for path in (*options.out, *options.timeline):
         require_writable(path)
 

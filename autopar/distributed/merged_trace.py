@@ -50,39 +50,39 @@ def merged(timelines: Iterable[Timeline], group: Group = None) -> Timeline | Non
         raise RunError(
             "no rank has recorded a call; call the model inside `with fast.record() as recording:`"
         )
-    sent = f"rank {rank_of(group)} ({socket.gethostname()})", error, calls
-    received = [sent] * len(began)
+    mine = f"rank {rank_of(group)} ({socket.gethostname()})", error, calls
+    received = [mine] * len(began)
     if len(began) > 1:
-        dist.gather_object(sent, received if rank_of(group) == 0 else None, group=group, group_dst=0)
+        dist.gather_object(mine, received if rank_of(group) == 0 else None, group=group, group_dst=0)
     if rank_of(group) != 0:
         return None
     first = min(start for starts in began for start in starts)
-    moved = [
-        _moved(call, name, start - first)
+    shifted = [
+        _shifted(call, name, start - first)
         for (name, _, calls), starts in zip(received, began)
         for call, start in zip(calls, starts)
     ]
     within = max(error for _, error, _ in received)
-    titles = ", ".join(dict.fromkeys(call.title for call in moved))
+    titles = ", ".join(dict.fromkeys(call.title for call in shifted))
     memory: dict[str, Memory] = {}
-    for account in (account for call in moved for account in call.memory):
+    for account in (account for call in shifted for account in call.memory):
         before = memory.get(account.device, replace(account, steps=()))
         memory[account.device] = replace(before, steps=before.steps + account.steps)
     return Timeline(
         f"{titles} on {len(began)} ranks, whose clocks agree within {seconds(within)}",
-        tuple(dict.fromkeys(lane for call in moved for lane in call.lanes)),
-        tuple(span for call in moved for span in call.spans),
-        max(call.makespan for call in moved),
+        tuple(dict.fromkeys(lane for call in shifted for lane in call.lanes)),
+        tuple(span for call in shifted for span in call.spans),
+        max(call.makespan for call in shifted),
         tuple(memory.values()),
-        "; ".join(dict.fromkeys(call.label for call in moved if call.label)),
-        max(call.late for call in moved),
-        needs_slow_down=max(call.needs_slow_down for call in moved),
+        "; ".join(dict.fromkeys(call.label for call in shifted if call.label)),
+        max(call.late for call in shifted),
+        needs_slow_down=max(call.needs_slow_down for call in shifted),
         began=first,
         ranks=len(began),
     )
 
 
-def _moved(call: Timeline, name: str, shift: float) -> Timeline:
+def _shifted(call: Timeline, name: str, shift: float) -> Timeline:
     """Return a timeline of the rank `name`, `shift` seconds later, with the end of its last call as makespan."""
 
     def at(place: str) -> str:

@@ -238,7 +238,7 @@ class Plan:
     def draw(
         self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
-        """Draw as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in pixels and
+        """Draw as `.html`, `.svg`, `.png` or `.pdf`. For `.svg`, `.png` and `.pdf`, `width` in pixels and
         `theme` (`light` or `dark`) can be chosen."""
         resolve_name("autopar.view:draw")(self, path, width=width, theme=theme)
 

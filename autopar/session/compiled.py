@@ -214,7 +214,7 @@ class Compiled:
     def draw(
         self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
-        """Draw the placed graph as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        """Draw the placed graph as `.html`, `.svg`, `.png` or `.pdf`. For `.svg`, `.png` and `.pdf`, `width` in
         pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 

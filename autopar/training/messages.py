@@ -7,22 +7,25 @@ import builtins
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from .. import errors
 from ..capture.torch_private import process_groups, timeout_of
-from ..errors import AutoparError, PlanError
+from ..errors import AutoparError, DeviceError, PlanError
 from ..system import VERSION
+from ..transform.buckets import filled
 
 Group: TypeAlias = dist.ProcessGroup | None
 """A process group; None: the default group, or this process alone if there is none."""
+
+BUCKET_BYTES = 4 << 20
+"""Bytes of tensors in one message: on loopback and 10 Gbit/s links they take milliseconds, ten times the latency."""
 
 _FAILED = "cannot say what it runs"
 
@@ -44,8 +47,8 @@ def subgroup(ranks: Sequence[int], group: Group = None) -> Any:
     if size_of(group) == size_of():
         return dist.new_group([*ranks], timeout=timeout)
     # The ranks of a part of the job make it alone. torch then names it by the number of groups that each member knows.
-    own = len(process_groups.pg_names)
-    for _ in range(max(gather(own, group)) - own):
+    count = len(process_groups.pg_names)
+    for _ in range(max(gather(count, group)) - count):
         dist.new_group([dist.get_rank()], use_local_synchronization=True)
     return dist.new_group([*ranks], timeout=timeout, use_local_synchronization=True)
 
@@ -63,17 +66,17 @@ def from_first(make: Callable[[], Any], group: Group = None) -> Any:
 
     If `make` raises, every rank does: the same class of error if autopar or Python has it, else PlanError.
     """
-    sent, fault = [None, "", ""], None
+    message, fault = [None, "", ""], None
     if rank_of(group) == 0:
         try:
-            sent[0] = make()
+            message[0] = make()
         except Exception as error:
-            fault, sent = error, [None, type(error).__name__, str(error)]
+            fault, message = error, [None, type(error).__name__, str(error)]
     if size_of(group) > 1:
-        dist.broadcast_object_list(sent, group=group, group_src=0)
+        dist.broadcast_object_list(message, group=group, group_src=0)
     if fault is not None:
         raise fault
-    data, name, text = sent
+    data, name, text = message
     if name:
         raise _raised(str(name), str(text))
     return data
@@ -90,25 +93,47 @@ def _raised(name: str, text: str) -> Exception:
 
 @torch.no_grad()
 def share_weights(
-    model: nn.Module, group: Group, device: torch.device, sources: Mapping[str, int] | None = None
+    named: Iterable[tuple[str, torch.Tensor]],
+    group: Group,
+    device: torch.device | None = None,
+    sources: Mapping[str, int] | None = None,
 ) -> None:
-    """Replace the parameters and buffers of a model by those of rank 0, or of the ranks of the group that `sources`
-    has by name, sent from `device`."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        sent = tensor.to(device).contiguous()
+    """Replace tensors by those of rank 0, or of the ranks of the group that `sources` has by name.
+
+    They are sent in buckets, from `device`, or from their own devices for None. Raises DeviceError if the group's
+    backend cannot send from there.
+    """
+    source_of = (sources or {}).get
+    keyed = (
+        ((each.dtype, device or each.device, source_of(name, 0)), each.nbytes, (source_of(name, 0), each))
+        for name, each in named
+    )
+    for bucket in filled(keyed, BUCKET_BYTES):
+        tensors = [each for _, each in bucket]
         # As bytes: backends refuse some dtypes.
-        dist.broadcast(
-            sent.reshape(-1).view(torch.uint8), group=group, group_src=(sources or {}).get(name, 0)
-        )
-        tensor.copy_(sent)
+        parts = [each.to(device or each.device).reshape(-1).view(torch.uint8) for each in tensors]
+        flat, source = torch.cat(parts), bucket[0][0]
+        try:
+            dist.broadcast(flat, group=group, group_src=source)
+        except RuntimeError as error:
+            if "backend" not in str(error):
+                raise
+            raise DeviceError(
+                f"the process group cannot send what is on {flat.device} ({error}); give it a backend for each "
+                'kind of device, init_process_group("cpu:gloo,cuda:nccl"), or move the model'
+            ) from error
+        if dist.get_rank(group) != source:
+            for tensor, part in zip(tensors, flat.split([part.numel() for part in parts])):
+                with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                    tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
 
 
 def gather(data: Any, group: Group = None) -> list[Any]:
     """Return the data of each rank, in rank order, on every rank."""
-    found = [data] * size_of(group)
-    if len(found) > 1:
-        dist.all_gather_object(found, data, group=group)
-    return found
+    gathered = [data] * size_of(group)
+    if len(gathered) > 1:
+        dist.all_gather_object(gathered, data, group=group)
+    return gathered
 
 
 def on_every_rank(work: Callable[[], Any], group: Group, kind: type[AutoparError], verb: str = "") -> Any:
@@ -135,16 +160,16 @@ def agree(
     differ. Every rank then raises an error of this kind, with the ranks that differ and the first difference,
     or with the error that `describe` raised on a rank.
     """
-    own = _versions()
+    facts_here = _versions()
     fault: Exception | None = None
     try:
-        own |= describe()
+        facts_here |= describe()
     except Exception as error:
-        fault, own = error, {**own, _FAILED: f"{type(error).__name__}: {error}"}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+        fault, facts_here = error, {**facts_here, _FAILED: f"{type(error).__name__}: {error}"}
+    digest = hashlib.sha256(json.dumps(facts_here, sort_keys=True).encode()).hexdigest()
     if len(set(gather(digest, group))) == 1 and fault is None:
         return
-    facts = gather(own, group)
+    facts = gather(facts_here, group)
     if fault is not None:
         raise fault
     for rank, fact in enumerate(facts):
@@ -183,8 +208,8 @@ def difference(facts: list[dict[str, str]]) -> str:
 def named(ranks: Sequence[int]) -> str:
     """Return ranks in words: `rank 3`, `ranks 0 to 2`, `ranks 0, 2 and 5 to 7`."""
     # Along a run of consecutive ranks, rank minus place is constant.
-    apart = groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0])
-    runs = [[rank for _, rank in run] for _, run in apart]
+    groups = groupby(enumerate(sorted(ranks)), lambda item: item[1] - item[0])
+    runs = [[rank for _, rank in run] for _, run in groups]
     *others, last = (
         word for run in runs for word in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
     )

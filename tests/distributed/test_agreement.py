@@ -88,7 +88,7 @@ MADE = {
 
 
 def _agreed(rank: int, odd: int, changes: list[str]) -> list[tuple[str, Any]]:
-    """What a rank is told for each change of what the rank `odd` has, or of what rank 0 makes."""
+    """Class and text of the error that a rank raises for each change of rank `odd`, or of the plan of rank 0."""
     from autopar.distributed import agreement
 
     def outcome(change: str) -> tuple[str, Any]:

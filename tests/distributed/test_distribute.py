@@ -70,7 +70,7 @@ def _accumulated(job, plain: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) 
 
 
 def _reported(rank: int, folder: str) -> dict:
-    """What a pipeline of two stages says of itself: its losses, links, waits and pictures."""
+    """Losses, links, waits and pictures of a pipeline of two stages."""
     import autopar
     from autopar.distributed import merged
 
@@ -97,7 +97,7 @@ def _reported(rank: int, folder: str) -> dict:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> tuple[list[dict], Path]:
-    """What both ranks of a pipeline have said, and the folder of their pictures."""
+    """Results of both ranks of a pipeline, and the folder of their pictures."""
     folder = tmp_path_factory.mktemp("report")
     return ranks(2, _reported, str(folder)), folder
 
@@ -166,7 +166,7 @@ def test_without_a_loss_requests_are_answered_and_planned_for_throughput():
 
 
 SLOWER = 4
-"""How often the units of a fast host are done while a slow one does them once."""
+"""Seconds of a unit on the slow host ÷ those on the fast one."""
 
 
 def _unequal(rank: int) -> tuple[float, dict[str, int]]:
@@ -202,7 +202,7 @@ def test_a_slow_host_gets_fewer_units():
 
 
 def _one_cannot(rank: int) -> list[str]:
-    """What a process says where another has no memory to measure, and where it wants another job."""
+    """Errors where one process has no memory to measure, and where it asks for another kind of job."""
     import autopar
     from autopar.distributed import distribute
 
@@ -251,7 +251,7 @@ REFUSED: list[tuple[dict, str]] = [
 
 
 def _refused(rank: int) -> list[str]:
-    """What is said of options that cannot be, of a model that differs on a rank, and of one that is split already."""
+    """Errors for impossible options, a model that differs on a rank, and one that is split already."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 

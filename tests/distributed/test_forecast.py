@@ -1,4 +1,4 @@
-"""What a model would do on declared hosts: its chain, and the command."""
+"""Forecasts of a model on declared hosts: its chain, and the command `whatif`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOSTS = Hosts.declare("2 x (cpu + 4 h100) over 4 ib-400")
 
 
 def on_no_device(factory):
-    """What a factory makes, on the meta device."""
+    """The model and inputs of a factory, on the meta device."""
     with torch.device("meta"):
         return factory()
 

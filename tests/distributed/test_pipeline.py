@@ -20,7 +20,7 @@ SHAPES = (
     ("mlp", (4, 1, 1, 8, "1f1b")),
     ("cnn", (2, 2, 2, 2, "zero-bubble")),
 )
-"""What the grid of models and ranks has not: models, and positions, chunks, replicas, micro-batches and schedules."""
+"""Cases beside the grid of models and ranks: model, positions, chunks, replicas, micro-batches and schedule."""
 MIXED = {"devices": ["cpu", "emulated:0"], "policy": "round_robin"}
 """A placement that uses both devices whatever it costs."""
 

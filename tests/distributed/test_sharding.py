@@ -162,7 +162,7 @@ def _saves(rank: int, root: str, shape) -> list[float]:
 
 
 def _goes_on(rank: int, root: str) -> list[float]:
-    """The same by one process, of the model as it is."""
+    """Losses of two steps of the plain model in one process, from the checkpoint."""
     from autopar.distributed.checkpoint import load_latest
 
     model, x, y = made("gpt of 1")

@@ -1,4 +1,4 @@
-"""What no graph of a training step can hold: the error names the option or function that is the reason."""
+"""Steps that no graph can hold: the error names the option or function that is the reason."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def test_tensors_are_made_one_only_where_that_gives_the_same_bits(adaptive: bool
     (group,) = optimizer.param_groups
     assert formulas.alike({**group, "lr": torch.tensor(0.1)}, torch.float32, CPU) is False
     first = formulas.alike(group, torch.float32, CPU)
-    formulas._tried.cache_clear()
+    formulas._rounds_alike.cache_clear()
     with torch.device("meta"):
         assert formulas.alike(group, torch.float32, CPU) is first
     step = formulas.step
@@ -263,7 +263,7 @@ def test_tensors_are_made_one_only_where_that_gives_the_same_bits(adaptive: bool
         for tensor in parameters:
             tensor[-1] += 1e-3
 
-    formulas._tried.cache_clear()
+    formulas._rounds_alike.cache_clear()
     monkeypatch.setattr(formulas, "step", rounding)
     assert formulas.alike(group, torch.float32, CPU) is False
-    formulas._tried.cache_clear()
+    formulas._rounds_alike.cache_clear()

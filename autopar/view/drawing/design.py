@@ -27,7 +27,6 @@ WAIT_FILL = "#FFF6EF"
 
 STYLES: dict[str, dict[str, str]] = {
     "badge": {"fill": WAIT_FILL, "stroke": "#F0B58F", "stroke-width": "1.2"},
-    "band": {"fill": QUIET, "stroke": "#FFFFFF", "stroke-width": "0.5"},
     "bracket": {"fill": "none", "stroke": BRACKET, "stroke-width": "1.2"},
     "bus": {"fill": "none", "stroke-width": "3.4", "stroke-dasharray": "0.1 6.5"},
     "cap": {"stroke": INK, "stroke-width": "1.4", "stroke-dasharray": "5 3"},
@@ -39,7 +38,6 @@ STYLES: dict[str, dict[str, str]] = {
     "lane": {"fill": LANE},
     "planned": {"fill": "none", "stroke": INK, "stroke-dasharray": "3 3", "stroke-opacity": "0.6"},
     "ring": {"fill": "#FFFFFF", "stroke": QUIET, "stroke-width": "1.6"},
-    "transfer": {"stroke": QUIET, "stroke-width": "1.6"},
     "wait": {"stroke": WAIT, "stroke-width": "2.4", "stroke-dasharray": "0.1 4.6", "stroke-linecap": "round"},
     "wait box": {"rx": "2", "fill": WAIT_FILL, "stroke": WAIT, "stroke-dasharray": "2.5 2"},
 }

@@ -131,15 +131,17 @@ class Svg:
         yield
         self.parts.append("</g>")
 
-    def arrow(self, start: Point, end: Point, color: str, size: float) -> None:
-        """Add the head of an arrow along `start` → `end`, with its tip at `end`."""
+    def arrow(self, start: Point, end: Point, color: str, wide: float) -> None:
+        """Add an arrow with a line `wide` pixels wide and its tip at `end`."""
         dx, dy = end[0] - start[0], end[1] - start[1]
         length = (dx * dx + dy * dy) ** 0.5
         if not length:
             return
-        ux, uy = dx / length, dy / length
+        size = 6 + 2 * wide
+        half, ux, uy = size * 0.38, dx / length, dy / length
         bx, by = end[0] - ux * size, end[1] - uy * size
-        half = size * 0.38
+        if length > size:
+            self.line(start, (bx, by), stroke=color, stroke_width=wide, stroke_linecap="butt")
         corners = [(bx - uy * half, by + ux * half), end, (bx + uy * half, by - ux * half)]
         self.path(trace(corners) + "Z", fill=color)
 

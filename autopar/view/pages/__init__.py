@@ -43,21 +43,11 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= {"seconds": seconds, "bytes": size, "percent": percent}
 
 
-def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
+def placed_page(plan: Plan) -> str:
     """Return the placed graph as one HTML file: the picture, panels, and facts of boxes and arrows on hover, focus and
     touch."""
     layouts = [lay_out(plan, width) for width in WIDTHS]
     layout = layouts[0]
-    ran: dict[str, float] = {}
-    for span in timeline.spans if timeline else ():
-        if span.kind == "compute" and not span.cluster:
-            ran[span.name] = ran.get(span.name, 0.0) + span.seconds
-    stretch = plan.costed.machine.stretch
-    clock = "" if stretch == 1 else f" (clock × {stretch:g})"
-
-    def took(clusters: Sequence[str]) -> str:
-        known = [ran[cluster] for cluster in clusters if cluster in ran]
-        return seconds(sum(known)) + clock if known else ""
 
     def sent(card: Card) -> str:
         outputs = {value for cluster in card.clusters for value in plan.costed.cluster[cluster].makes}
@@ -68,13 +58,11 @@ def placed_page(plan: Plan, timeline: Timeline | None = None) -> str:
     return _page(
         "placed.html",
         title=plan.costed.graph.name,
-        pictures=[placed_picture(each, timeline, width) for each, width in zip(layouts, WIDTHS)],
+        pictures=[placed_picture(each, width) for each, width in zip(layouts, WIDTHS)],
         layout=layout,
-        took=took,
         sent=sent,
         stacks=sorted(stacks, key=lambda pair: -pair[1].card.busy),
         busy=device_busy(plan.timeline()),
-        measured=device_busy(timeline) if timeline else {},
         candidates=best_of_each(plan),
         chosen=chosen(plan),
     )

@@ -28,7 +28,7 @@
     ring?.remove();
     ring = null;
     if (!mark) return;
-    const line = mark.querySelector("line[marker]") ?? mark.querySelector(":scope > line:nth-of-type(2)");
+    const line = mark.querySelector("line");
     const { x, y, width, height } = mark.getBBox();
     ring = document.createElementNS("http://www.w3.org/2000/svg", mark.querySelector("rect") ? "rect" : "line");
     const at = mark.querySelector("rect")

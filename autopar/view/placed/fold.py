@@ -62,16 +62,12 @@ def fold(plan: Plan, budget: int = BUDGET) -> dict[str, tuple[Card, ...]]:
         if cards:
             lanes[lane] = _adopted(cards)
     if _count(lanes) > min(_PLAIN, budget):
-        short, single = _SHORT, {lane: _stack(cards) for lane, cards in lanes.items()}
-        while _count(lanes) > _PLAIN and short < _LONG:
-            limit = short * plan.makespan
-            lanes = {lane: _merge(cards, limit, strict=True) for lane, cards in single.items()}
-            short *= 1.5
-        short = _SHORT
-        while _count(lanes) > budget and short < 2:
-            limit = short * plan.makespan
-            lanes = {lane: _merge(cards, limit, strict=False) for lane, cards in lanes.items()}
-            short *= 1.5
+        lanes = {lane: _stack(cards) for lane, cards in lanes.items()}
+        for strict, most, longest in ((True, _PLAIN, _LONG), (False, budget, 2.0)):
+            short, single = _SHORT * plan.makespan, lanes
+            while _count(lanes) > most and short < longest * plan.makespan:
+                lanes = {lane: _merge(cards, short, strict=strict) for lane, cards in single.items()}
+                short *= 1.5
         if _count(lanes) > budget:
             lanes = {lane: [_join(cards)] for lane, cards in lanes.items()}
     return {lane: tuple(cards) for lane, cards in lanes.items()}
@@ -241,10 +237,9 @@ def _stack_row(row: list[list[Card]]) -> list[Card]:
     busy = [sum(card.busy for card in group) for group in row]
     usual = median(busy)
     done: list[Card] = []
-    equal = [abs(each - usual) <= _EQUAL * usual for each in busy]
-    for alike, held in groupby(zip(equal, row), key=lambda pair: pair[0]):
-        groups = [group for _, group in held]
-        if alike and (len(groups) >= 3 or (len(groups) == 2 and any(card.copies for card in done))):
+    for alike, pairs in groupby(zip(busy, row), key=lambda pair: abs(pair[0] - usual) <= _EQUAL * usual):
+        groups = [group for _, group in pairs]
+        if alike and len(groups) > 1:
             done.append(_stacked(groups))
         else:
             done += [card for group in groups for card in group]
