@@ -115,15 +115,15 @@ def choices(device: str, reason: Reason) -> list[tuple[Choice, str]]:
     cluster would end there: `+1.2 ms`, `−0.3 ms`."""
 
     def later(choice: Choice) -> str:
-        if choice is own or choice.end is None or own.end is None:
-            return "chosen" if choice is own else "-"
-        late = choice.end - own.end
-        if abs(late) <= 1e-9 * max(choice.end, own.end):
+        if choice is here or choice.end is None or here.end is None:
+            return "chosen" if choice is here else "-"
+        late = choice.end - here.end
+        if abs(late) <= 1e-9 * max(choice.end, here.end):
             return "0 s"
         return f"{'+' if late > 0 else '−'}{seconds(abs(late))}"
 
-    own, *others = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
-    return [(choice, later(choice)) for choice in (own, *others)]
+    here, *others = sorted(reason.choices, key=lambda c: (c.device != device, c.end is None, c.end or 0.0))
+    return [(choice, later(choice)) for choice in (here, *others)]
 
 
 def helps(plan: Plan, most: int | None = None) -> str:
