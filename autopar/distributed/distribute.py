@@ -42,7 +42,7 @@ _LANES = (
 )
 
 
-_held: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, torch.Tensor, int]]] = (
+_trained_state: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, torch.Tensor, int]]] = (
     weakref.WeakKeyDictionary()
 )
 """Of each model that a job has, by path: the rank that updates the tensor, the tensor here, and its version then."""
@@ -94,7 +94,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
 
     Raises in every process: DeviceError if no process group is initialized, CaptureError, PlanError or MemoryCapError.
     """
-    device, machine = _here(devices)
+    device, machine = _device_and_machine(devices)
     schedules = _schedules(schedule)
     several = max(gather(sum(len(each.compute_lanes) for each in machine.devices), group)) > 1
     if shard_replicas is True and several:
@@ -156,7 +156,7 @@ def _job(
         return compile(stage, machine) if lanes > 1 else stage  # type: ignore[return-value]
 
     job = Distributed(captured, plan, loss, group, device, place)
-    _held[captured.model] = {
+    _trained_state[captured.model] = {
         path: (job.holders[path], tensor, _version(tensor))
         for path, tensor in _state(captured.model).items()
         if path in job.holders
@@ -177,7 +177,7 @@ def _sources(model: nn.Module, group: dist.ProcessGroup | None) -> dict[str, int
     """Return the rank in the group of what another process than this one has updated in an earlier job of the model."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     state, sources = _state(model), {}
-    for path, (rank, tensor, version) in _held.get(model, {}).items():
+    for path, (rank, tensor, version) in _trained_state.get(model, {}).items():
         if rank == dist.get_rank() or state.get(path) is not tensor or _version(tensor) != version:
             continue
         if rank not in ranks:
@@ -212,7 +212,7 @@ def _facts(model: nn.Module, rows: int, trained: bool, planned: bool) -> dict[st
     }
 
 
-def _here(devices: Any) -> tuple[torch.device, Machine]:
+def _device_and_machine(devices: Any) -> tuple[torch.device, Machine]:
     """Return the torch device of this process's tensors, and its machine."""
     if not dist.is_available() or not dist.is_initialized():
         raise DeviceError(

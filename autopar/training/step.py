@@ -88,8 +88,7 @@ class TrainStep:
         self._session = StepSession(loss, optimizer, clip_norm, by_itself, machine, options)
         self._loss = compiled(loss, self._session, True, None)
         self._lock, self._adding = threading.RLock(), False
-        self._numbers: set[int] = set()
-        """Numbers of arguments that the loss is known to take."""
+        self._signature = inspect.signature(loss.forward)
 
     def __call__(self, *batch: Any, accumulate: bool = False) -> Any:
         """Take a step; return the loss.
@@ -224,12 +223,10 @@ class TrainStep:
             )
         if active := transformed():
             raise CaptureError(f"a training step cannot be taken while {active} is active; leave it")
-        if len(batch) not in self._numbers:
-            try:
-                inspect.signature(self.loss.forward).bind(*batch)
-            except TypeError as error:
-                raise CaptureError(f"{type(self.loss).__name__}: step() {error}") from None
-            self._numbers.add(len(batch))
+        try:
+            self._signature.bind(*batch)
+        except TypeError as error:
+            raise CaptureError(f"{type(self.loss).__name__}: step() {error}") from None
         return tuple(
             dict(item) if isinstance(item, Mapping) and not isinstance(item, dict) else item for item in batch
         )
