@@ -90,12 +90,17 @@ class TrainStep:
         self._lock, self._adding = threading.RLock(), False
         self._signature = inspect.signature(loss.forward)
 
-    def __call__(self, *batch: Any, accumulate: bool = False) -> Any:
+    def __call__(self, *batch: Any, accumulate: bool = False, **named: Any) -> Any:
         """Take a step; return the loss.
 
         With `accumulate`, add gradients to `.grad` and update nothing. The next step without `accumulate`
-        uses them too, like two `backward` calls before `optimizer.step()`.
+        uses them too, like two `backward` calls before `optimizer.step()`. Raises TypeError for other keywords.
         """
+        if named:
+            raise TypeError(
+                f"step() takes a batch by position, and got {', '.join(named)}=; give keywords of the model as a dict in "
+                f"the place of the inputs, step({{..., {next(iter(named))!r}: ...}}, y)"
+            )
         adds = accumulate or self._adding
 
         def take(signature: Signature, args: Sequence[Any]) -> Any:
