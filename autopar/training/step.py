@@ -98,8 +98,8 @@ class TrainStep:
         """
         if named:
             raise TypeError(
-                f"step() takes a batch by position, and got {', '.join(named)}=; give keywords of the model as a dict in "
-                f"the place of the inputs, step({{..., {next(iter(named))!r}: ...}}, y)"
+                f"step() takes a batch by position, and got {', '.join(named)}=; give keywords of the model as a dict "
+                f"in the place of the inputs, step({{..., {next(iter(named))!r}: ...}}, y)"
             )
         adds = accumulate or self._adding
 
