@@ -67,6 +67,8 @@ def distribute(  # noqa: PLR0913 - what users may fix
 ) -> Distributed:
     """Place a model on all processes of a job as pipeline stages and replicas, run by `torch.distributed.pipelining`.
 
+    Example::
+
         torch.distributed.init_process_group()                      # under torchrun
         job = autopar.distribute(model, example_inputs=(x,), loss=criterion)
         optimizer = torch.optim.SGD(job.parameters(), lr=0.1)

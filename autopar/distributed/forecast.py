@@ -24,7 +24,7 @@ from ..planner.pipelines import Chain, Process, RowCost, distribution, processes
 from ..planner.pipelines.chain import recomputed, tensor_parallel
 from ..planner.pipelines.from_graph import chain_of
 from ..planner.pipelines.grid import inside
-from ..system.text import seconds, size
+from ..system.text import seconds
 
 OPTIMIZERS = {"none": 0.0, "sgd": 0.0, "momentum": 1.0, "adam": 2.0}
 """Tensors of optimizer state for each parameter, by the optimizer's name."""
@@ -134,27 +134,6 @@ class _Forecast:
     def rows_per_s(self) -> float:
         """Samples per second."""
         return self.plan.batch / self.plan.step_s
-
-    def row(self) -> tuple[str, ...]:
-        """Return the cells of a table with the columns `HEADING`."""
-        plan = self.plan
-        chunks = len(plan.stages) // plan.positions
-        pace = f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else f"{self.rows_per_s:,.1f} rows/s"
-        return (
-            f"{self.used:,} of {self.accelerators:,}",
-            f"{self.tensor} × {plan.positions} × {plan.replicas}{' sharded' * plan.sharded}",
-            f"{plan.schedule}{f' × {chunks}' if chunks > 1 else ''}",
-            f"{plan.micro_batches} × {plan.batch // plan.replicas // plan.micro_batches}",
-            "yes" if self.recompute else "no",
-            seconds(plan.step_s), pace, f"{self.tflops:.0f}", f"{self.mfu:.0%}", f"{self.efficiency:.0%}",
-            f"{plan.bubble:.0%}", size(max(plan.memory)), f"{self.planning_s:.1f} s",
-        )  # fmt: skip
-
-
-HEADING = (
-    "accelerators", "tensor × pipeline × data", "schedule", "micro-batches × rows", "recompute", "step", "pace",
-    "TFLOP/s each", "of peak", "of N × 1", "waits", "memory", "planned in",
-)  # fmt: skip
 
 
 def forecast(  # noqa: PLR0913 - what users may fix

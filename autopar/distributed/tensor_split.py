@@ -29,7 +29,7 @@ from ..capture import Captured
 from ..capture.ahead import ahead
 from ..errors import PlanError, RunError
 from ..ir.graph import Task
-from ..session.compare import apart, difference, error, limit, restore, untouched
+from ..session.compare import detached_copy, difference, error, limit, restore, untouched
 from ..system.text import brief
 from ..training.messages import agree, gather, share_weights
 from ..transform.features import EMBEDDING, Stretch, stretches
@@ -392,7 +392,9 @@ class _Answers:
         return {**answers, **gradients}
 
     def _called(self) -> list[Any]:
-        return tree_leaves(self.model(*tree_map(apart, self.args), **tree_map(apart, self.kwargs)))
+        return tree_leaves(
+            self.model(*tree_map(detached_copy, self.args), **tree_map(detached_copy, self.kwargs))
+        )
 
     def _gradients(self, results: Sequence[Any]) -> dict[str, Any]:
         """Return the gradients of all parameters, for output weights that are all different."""

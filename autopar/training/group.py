@@ -184,8 +184,8 @@ def _ranks(process_group: Any) -> dist.ProcessGroup:
         return group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise DeviceError(
-            f"rank {dist.get_rank()} is none of the group's; give it a group of its own, or call train_step on the "
-            "group's ranks alone"
+            f"rank {dist.get_rank()} is not in the group; give it a group of its own, or call train_step on "
+            "ranks of the group only"
         )
     raise DeviceError(
         f"process_group={process_group!r} is not a process group; give True for all ranks, what "

@@ -12,8 +12,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..capture import Captured, fails_alone
+from ..capture import Captured
 from ..capture import autocast as casting
+from ..capture.refusals import fails_alone
 from ..capture.region import positional
 from ..errors import CaptureError
 from ..ir.display_names import CRITERION

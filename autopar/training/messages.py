@@ -18,7 +18,7 @@ import torch.distributed as dist
 from .. import errors
 from ..capture.torch_private import process_groups, timeout_of
 from ..errors import AutoparError, DeviceError, PlanError
-from ..system.versions import VERSION
+from ..system import VERSION
 from ..transform.buckets import filled
 
 Group: TypeAlias = dist.ProcessGroup | None

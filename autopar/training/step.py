@@ -20,9 +20,9 @@ from ..capture.trace_state import leave_inference_modes
 from ..costs.pins import unused
 from ..errors import AutoparError, CaptureError, DifferenceError
 from ..ir.machine import Machine
-from ..ir.pictures import Theme
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..ir.timeline import Theme
 from ..runtime.record import Recording
 from ..session.options import Options
 from ..session.stages import Prepared
@@ -319,7 +319,7 @@ class TrainStep:
     def draw(
         self, path: str | PathLike[str], *, width: float | None = None, theme: Theme | None = None
     ) -> None:
-        """Draw the placed step as `.html`, `.svg`, `.png`, `.pdf` or `.dot`. For `.svg`, `.png` and `.pdf`, `width` in
+        """Draw the placed step as `.html`, `.svg`, `.png` or `.pdf`. For `.svg`, `.png` and `.pdf`, `width` in
         pixels and `theme` (`light` or `dark`) can be chosen."""
         from ..view import draw
 

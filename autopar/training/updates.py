@@ -26,13 +26,12 @@ from ..ir.plan import Plan
 from ..planner import replan
 from ..runtime.executor import Executor
 from ..runtime.thread_state import alone
-from ..session.check_wanted import wanted
 from ..session.compare import Snapshot
 from ..session.compiled_graph import CompiledGraph
-from ..session.eager_check import Eager
+from ..session.eager_check import Eager, wanted
 from ..session.kernel_selection import KernelExecutor, build_kernels
 from ..session.options import Options
-from ..session.program_cache import CHECKED, Done, again
+from ..session.program_cache import CHECKED, Done, reuse_placement
 from ..session.session import Session
 from ..session.stages import Prepared, bind, plan_captured, proved, timed
 from ..session.would_fit import advised
@@ -320,7 +319,7 @@ class Signature:
             ways.insert(0, (changing, self.options))
         if kind in self._plans:
             # A placement that fits at one size may not fit at another.
-            ways.insert(0, (changing, again(self.options, self._plans[kind])))
+            ways.insert(0, (changing, reuse_placement(self.options, self._plans[kind])))
         for source, options in ways:
             try:
                 return refreshed(plan_captured(source, self._session.machine, options, self.devices))
@@ -414,7 +413,7 @@ def refreshed(plan: Plan) -> Plan:
     transfers."""
     graph = plan.costed.graph
     costed = replace(plan.costed, graph=replace(graph, changing=()))
-    if not any(transfer.value in graph.kept for transfer in plan.transfers):
+    if not any(transfer.value in graph.refreshed for transfer in plan.transfers):
         return replace(plan, costed=costed)
     rested = replan(costed, plan)
     others = tuple(each for each in rested.candidates if each.policy != rested.policy)

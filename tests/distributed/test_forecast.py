@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -115,7 +116,8 @@ def test_the_command_prints_a_row_for_each_of_the_hosts(capsys, tmp_path):
     words = ["--hosts", one, "--hosts", many, "--batch", "8", "--dtype", "bfloat16", "--json", str(file)]
     assert main(["whatif", "layered_models:numbered", *words, "--stages-shown"]) == 0
     out = capsys.readouterr().out
-    assert "declared hosts, not run" in out and " of 2 " in out and " of 4 " in out and "stage" in out
+    assert "declared hosts, not run" in out and "stage" in out
+    assert max(map(len, out.splitlines())) <= 100 and re.search(r"^[12]\b.*^[2-4]\b", out, re.M | re.S)
     rows = json.loads(file.read_text())["rows"]
     assert [row["hosts"] for row in rows] == [one, many]
 
@@ -126,7 +128,7 @@ def test_hosts_without_a_plan_do_not_lose_the_rows_of_others(capsys, tmp_path):
     words = ["--hosts", less, "--hosts", one, "--batch", "8", "--tensor", "4", "--json", str(file)]
     assert main(["whatif", "layered_models:numbered", *words]) == 2
     told = capsys.readouterr()
-    assert " of 4 " in told.out and f"{less}: " in told.err and "smaller group" in told.err
+    assert "\n4 " in told.out and f"{less}: " in told.err and "smaller group" in told.err
     assert [row["hosts"] for row in json.loads(file.read_text())["rows"]] == [one]
 
 

@@ -352,4 +352,4 @@ def test_models_that_differ_and_groups_that_are_none_are_refused():
     for rank, (shape, kind, outside) in enumerate(ranks(2, _refused)):
         assert "weight" in shape and "[4, 8]" in shape and "[5, 8]" in shape
         assert "new_group" in kind
-        assert ("rank 1 is none of the group's" in outside) == bool(rank)
+        assert ("rank 1 is not in the group" in outside) == bool(rank)
