@@ -90,8 +90,7 @@ def distribute(  # noqa: PLR0913 - what users may fix
     schedule: "auto", "gpipe", "1f1b", "interleaved" or "zero-bubble".
     stages, replicas, micro_batches: fixed numbers; those left open are chosen by simulation.
     optimizer_bytes: bytes of optimizer state for each byte of weights.
-    shard_replicas: True: shard each stage's parameters, gradients and optimizer state over its replicas by FSDP2
-    (`torch.distributed.fsdp.fully_shard`); "auto": only if they do not fit otherwise.
+    shard_replicas: shard parameters, gradients and optimizer state over replicas, by FSDP2; "auto": if they do not fit.
     plan: an existing `Distribution` or its file, used as it is.
 
     Raises in every process: DeviceError if no process group is initialized, CaptureError, PlanError or MemoryCapError.
@@ -103,16 +102,14 @@ def distribute(  # noqa: PLR0913 - what users may fix
         raise PlanError(_LANES)
     batch = bound(model, example_inputs, example_kwargs or {})
     agree(lambda: _facts(model, rows_of(batch), loss is not None, plan is not None), group)
-    named = [*model.named_parameters(), *model.named_buffers()]
-    share_weights(named, group, device, from_first(lambda: _sources(model, group), group))
+    share_weights(_state(model).items(), group, device, from_first(lambda: _sources(model, group), group))
     known = _hosts(hosts, machine, group, device)
     capture = functools.cache(lambda rows: units(model, *_sliced(batch, rows)))
     chain = _chain(capture, batch, known, group, machine, loss is not None) if plan is None else None
 
     def make() -> Distribution:
         if chain is None:
-            assert plan is not None
-            return plan if isinstance(plan, Distribution) else Distribution.load(plan)
+            return _loaded(plan)
         whole = shard_replicas == "auto" and (several or loss is None)
         return distribution(
             chain,
@@ -131,6 +128,10 @@ def distribute(  # noqa: PLR0913 - what users may fix
     if chosen.sharded and several:
         raise PlanError(_LANES)
     return _job(capture, chosen, loss, group, device, machine)
+
+
+def _loaded(plan: Any) -> Distribution:
+    return plan if isinstance(plan, Distribution) else Distribution.load(plan)
 
 
 def _job(
@@ -167,6 +168,7 @@ def _job(
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a model by each of their paths."""
     named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {path: tensor for each in named for path, tensor in each}
 
