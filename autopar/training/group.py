@@ -165,8 +165,10 @@ class AveragingGroup:
 
     def _versions(self) -> list[tuple[Any, int]]:
         """Return each buffer and its version; a buffer made in inference mode has no version and counts as changed."""
-        found = [owner.get(key) for owner, key in self._buffers]
-        return [(each, 0 if each is None else -1 if each.is_inference() else each._version) for each in found]
+        buffers = [owner.get(key) for owner, key in self._buffers]
+        return [
+            (each, 0 if each is None else -1 if each.is_inference() else each._version) for each in buffers
+        ]
 
     def __repr__(self) -> str:
         return f"{self.size} ranks over {dist.get_backend(self.ranks)}"
