@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..capture.region import slots
 from ..capture.results import expressions
 from ..capture.torch_private import conditions_of
 from ..costs.calibrate import threads
@@ -158,14 +159,18 @@ def _saved(
     found, form = pytree.tree_flatten(output)
     inputs = tuple(places[id(tensor)] for tensor in read)
     opened = _opened(graph.region, prepared, inputs, leaves)
+    if captured.sizes and not opened[0]:
+        log.warning(
+            "%s is saved for the sizes of its calls since they were opened alone: before save, call it once more with "
+            "each size that servers get",
+            captured.graph.name,
+        )
     library, program, any_size, kernels = _kernels(part, number, prepared, read, bool(opened[0]))
-    state = {}
-    for name, (owner, key) in captured.state.items():
-        tensor = owner[key].detach()
-        state[name] = next((known for known, other in weights.items() if other is tensor), "")
-        if not state[name]:
-            state[name] = f"{name} {number}" if name in weights else name
-            weights[state[name]] = tensor
+    paths = {(id(owner), key): path for path, owner, key in slots(session.root)}
+    state = {
+        name: paths.get((id(owner), key), f"{name} {number}") for name, (owner, key) in captured.state.items()
+    }
+    weights |= {state[name]: owner[key].detach() for name, (owner, key) in captured.state.items()}
     return SavedProgram(
         prepared.plan,
         program,
@@ -260,7 +265,11 @@ def _kernels(
     candidate = executor.selection.storable(inputs) if isinstance(executor, KernelExecutor) else None
     if candidate is None:
         if isinstance(executor, KernelExecutor) and executor.serving not in ("eager", "the model itself"):
-            log.warning("kernels of %s cannot be saved: PyTorch's own are", executor.serving)
+            log.warning(
+                "saved with PyTorch's kernels, as those of %s cannot be saved; those of onnxruntime and openvino "
+                "can: kernels=\"onnxruntime\" (pip install 'autopar[onnxruntime,openvino]')",
+                executor.serving,
+            )
         return "eager", prepared.program, True, {}
     assert isinstance(executor, KernelExecutor)
     form = executor.selection.form
