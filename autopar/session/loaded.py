@@ -286,7 +286,7 @@ def _restored(folder: Path, saved: SavedProgram, captured: Captured) -> dict[str
         read = [_like(form, device).zero_() for form in kernel.read]
         results = [_like(form, torch.device("meta")) for form in kernel.results]
         with threads(count), torch.no_grad():
-            call = library.load((folder / kernel.file).read_bytes(), module, read)
+            call = library.load(str(folder / kernel.file), module, read)
             call = with_eager_layout(call, module, read, results)
         kernels[piece.tasks[0]] = Kernel(saved.library, call, takes)
     return kernels

@@ -33,7 +33,7 @@ from ..ir.program import Program
 from ..runtime.kernels import named, tracing
 from ..runtime.kernels.piece_module import value_of
 from ..runtime.replicas import Replicas
-from .kernel_build import Candidate, Form, modules_of, pieces_of, seen_in
+from .kernel_build import modules_of, pieces_of, seen_in
 from .kernel_selection import KernelExecutor
 from .kernel_verdict import installed
 from .loaded import ABOUT, FORMAT, PROGRAMS, WEIGHTS, SavedKernel, SavedProgram, form_of, lengths_of, shown
@@ -275,26 +275,18 @@ def _kernels(
     form = executor.selection.form
     if not (opened and candidate.any_size):
         form = dataclasses.replace(form, symbols=())
-    kernels = {}
-    for at, (name, (data, kernel)) in enumerate(_files(candidate, form, inputs)):
-        file = f"{candidate.name}-{number}-{at}"
-        (part / file).write_bytes(data)
-        kernels[name] = dataclasses.replace(kernel, file=file)
-    return candidate.name, candidate.program, bool(form.symbols), kernels
-
-
-def _files(
-    candidate: Candidate, form: Form, inputs: Sequence[Any]
-) -> Iterator[tuple[str, tuple[bytes, SavedKernel]]]:
     library: Any = named(candidate.name)
     modules = modules_of(library, form, candidate.program)
     seen = seen_in(form, candidate.program, Replicas(), modules, inputs)
-    for piece, _, count in pieces_of(form, candidate.program):
-        module, (read, results) = modules[piece.tasks[0]][0], seen[piece.tasks[0]]
+    kernels = {}
+    for at, (piece, _, count) in enumerate(pieces_of(form, candidate.program)):
+        name, file = piece.tasks[0], f"{candidate.name}-{number}-{at}"
+        module, (read, results) = modules[name][0], seen[name]
         with tracing(), threads(count):
-            data = library.model(module, read)
+            library.store(library.model(module, read), str(part / file))
         bounds = module.meta.get("bounds", {})
-        yield piece.tasks[0], (data, SavedKernel("", _layouts(read), _layouts(results), bounds))
+        kernels[name] = SavedKernel(file, _layouts(read), _layouts(results), bounds)
+    return candidate.name, candidate.program, bool(form.symbols), kernels
 
 
 def _layouts(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], ...]:

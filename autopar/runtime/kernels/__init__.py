@@ -28,6 +28,7 @@ LIBRARIES: dict[str, Library] = {
         any_size=True,
         model=onnx_runtime.model,
         load=onnx_runtime.load,
+        store=onnx_runtime.store,
     ),
     "openvino": Library(
         missing=open_vino.missing,
@@ -36,6 +37,7 @@ LIBRARIES: dict[str, Library] = {
         any_size=True,
         model=open_vino.model,
         load=open_vino.load,
+        store=open_vino.store,
     ),
     "inductor frozen": Library(
         partial(inductor.build, frozen=True), inductor.missing, inductor.keeps, folds=True, any_size=True
