@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .system.versions import VERSION
+from .system import VERSION
 
 __version__ = VERSION
 

@@ -16,16 +16,16 @@ import sympy
 import torch
 from torch import fx, nn
 
+from .. import system
 from ..errors import CaptureError
-from ..ops.composites.rules import whole_layers
-from ..system import versions
+from ..ops.composites.define import shaped_whole
+from ..ops.composites.rules import LAYERS
 from ..system.process import uncollected
 from ..system.text import stage
 from .dynamo_settings import CAPTURES, FIXED, RECAPTURED, SETTINGS
 from .operators import BY_PARTS
 from .source_locations import first_line, foreign, short
-from .symbols import computed
-from .torch_private import compiling, overridden, quiet
+from .torch_private import compiling, computed, overridden, quiet
 from .trace_state import restored_state
 
 try:
@@ -52,7 +52,7 @@ try:
     from torch.utils._sympy.reference import PythonReferenceAnalysis
     from torch.utils._sympy.symbol import SymT, symbol_is_type
 except ImportError as error:
-    raise CaptureError(versions.lacking(torch.__version__, error)) from error
+    raise CaptureError(system.lacking(torch.__version__, error)) from error
 
 __all__ = [
     "FloatTrueDiv",
@@ -100,8 +100,8 @@ class _Entry:
     def ended(self, raised: bool) -> None:
         """Tell the reasons of a call. If it has raised an error, take back what it led to, which may be false of
         others."""
-        told, self.given_up = self.given_up, []
-        for why, place in () if raised else told:
+        reasons, self.given_up = self.given_up, []
+        for why, place in () if raised else reasons:
             self.skipped(why, place)
         if raised:
             self.resting //= 2
@@ -111,18 +111,18 @@ class _Entry:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         settings, whole = torch._dynamo.config.patch(**self.settings), frame.f_code is self.code
         tracing = stage(f"torch.compile traces {self.name}") if whole else contextlib.nullcontext()
-        with tracing, settings, quiet, uncollected(), whole_layers(), restored_state():
+        with tracing, settings, quiet, uncollected(), shaped_whole(LAYERS), restored_state():
             try:
-                found, known, before = self._captured(frame, *args, **kwargs)
+                result, known, before = self._captured(frame, *args, **kwargs)
             except FailOnRecompileLimitHit:
                 raise CaptureError(f"{self.name}: {RECAPTURED}") from None
             except BackendCompilerFailed as error:
                 raise error.inner_exception from None
         if frame.f_code is self.code:
-            if found.guarded_code is not None and not _calls_graph(found.guarded_code.code):
+            if result.guarded_code is not None and not _calls_graph(result.guarded_code.code):
                 # Without a graph nothing of the arguments is guarded: it would serve all calls, as written.
-                found = ConvertFrameReturn()
-            given_up = found.guarded_code is None
+                result = ConvertFrameReturn()
+            given_up = result.guarded_code is None
             if not given_up:
                 self.captures += 1
             elif self.captures >= CAPTURES:
@@ -130,11 +130,11 @@ class _Entry:
             self.failures = self.failures + 1 if given_up else 0
             self.resting = 1 << (self.failures - 1) if given_up else 0
         places = {first_line(each.reason): _place(each) for each in graph_break_reasons[before:]}
-        own = f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
+        here = f"{short(frame.f_code.co_filename)}:{frame.f_code.co_firstlineno}"
         for text, count in counters["graph_break"].items():
             if count > known.get(text, 0):
-                self.given_up.append((first_line(text), places.get(first_line(text)) or own))
-        return found
+                self.given_up.append((first_line(text), places.get(first_line(text)) or here))
+        return result
 
     def _captured(self, *frame: Any, **options: Any) -> tuple[Any, dict[str, int], int]:
         """Return what Dynamo makes of a frame: with its numbers open if it can, else for these values of them; and the
@@ -142,9 +142,9 @@ class _Entry:
         known, before = dict(counters["graph_break"]), len(graph_break_reasons)
         opens = self.opens or self.captures
         try:
-            found = self.entry(*frame, **options)
-            if found.guarded_code is not None or not opens:
-                return found, known, before
+            result = self.entry(*frame, **options)
+            if result.guarded_code is not None or not opens:
+                return result, known, before
         except TorchDynamoException as error:
             if isinstance(error, FailOnRecompileLimitHit) or not opens:
                 raise
@@ -288,12 +288,12 @@ def compiled(
 
     # Dynamo remembers by file, line and name which sizes varied; a name of its own keeps each model apart.
     call.__code__ = call.__code__.replace(co_name=f"call_{next(_count)}")
-    own = weakref.ref(backend)
+    reference = weakref.ref(backend)
 
     def entered(module: fx.GraphModule, examples: list[Any], **options: Any) -> Any:
         guard_methods()
         # Dynamo never releases a backend, hence the weak reference.
-        return own()(module, examples, **options)  # type: ignore[misc]
+        return reference()(module, examples, **options)  # type: ignore[misc]
 
     # Without a GPU, torch's CUDA builds replace their device guard at the first capture. They crash if two
     # threads then capture at once.
@@ -311,19 +311,19 @@ def compiled(
         vars(context)["callback"] = entry = _Entry(
             callback, skipped, settings, call.__code__, name, dynamic is True
         )
-    made = context(call)
+    entered_call = context(call)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if entry is not None and entry.resting:
             entry.resume()
         raised = True
         try:
-            found = made(_hooks(), _floats(args, kwargs), *args, **kwargs)
+            output = entered_call(_hooks(), _floats(args, kwargs), *args, **kwargs)
             raised = False
         finally:
             if entry is not None and entry.given_up:
                 entry.ended(raised)
-        return found
+        return output
 
     return called
 
@@ -370,8 +370,8 @@ def flattened(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
     Autograd is off. `meta["desc"]` is each placeholder's role in the module's own terms, the output's a list.
     """
     if not _COMPOSITES:
-        kept = _collect_all_valid_cia_ops_for_aten_namespace()
-        _COMPOSITES.update(dict.fromkeys(kept, _special_op_to_preserve_cia))
+        whole = _collect_all_valid_cia_ops_for_aten_namespace()
+        _COMPOSITES.update(dict.fromkeys(whole, _special_op_to_preserve_cia))
         _COMPOSITES.update(BY_PARTS)
     with torch.no_grad(), overridden(_override_composite_implicit_decomp, _COMPOSITES):
         return _exported(module, tensors, decompositions)
@@ -399,8 +399,8 @@ def _exported(module: nn.Module, tensors: tuple[Any, ...], decompositions: dict[
         preserve_node_meta(),
         contextlib.ExitStack() as stack,
     ):
-        made = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
-        return made.graph_module
+        exported = aot_export_joint_with_descriptors(stack, module, tensors, decompositions=decompositions)
+        return exported.graph_module
 
 
 class _Python(PythonReferenceAnalysis):

@@ -15,12 +15,13 @@ import torch
 from torch import fx
 from torch.autograd import forward_ad, grad_mode
 
+from .. import system
 from ..errors import CaptureError
-from ..system import versions
 
 try:
     from torch._decomp import decompositions
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
+    from torch._ops import OpOverload, OpOverloadPacket
     from torch._subclasses import fake_impls as _fakes
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.distributed_c10d import _world as process_groups
@@ -31,17 +32,17 @@ try:
     from torch.utils import _pytree as pytree
     from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_flop_count
 except ImportError as error:
-    raise CaptureError(versions.lacking(torch.__version__, error)) from error
+    raise CaptureError(system.lacking(torch.__version__, error)) from error
 
-if not versions.supported(torch.__version__):
+if not system.supported(torch.__version__):
     logging.getLogger("autopar").warning(
         "torch %s was never tested with autopar, which supports %s: %s",
-        torch.__version__, versions.SUPPORTED, versions.TO_TYPE,
+        torch.__version__, system.SUPPORTED, system.TO_TYPE,
     )  # fmt: skip
 
 # Torch's own names, for other modules to import from here.
 __all__ = [
-    "FakeTensorMode", "conv_flop_count", "decompositions", "flop_registry",
+    "FakeTensorMode", "OpOverload", "OpOverloadPacket", "conv_flop_count", "decompositions", "flop_registry",
     "process_groups", "pytree", "sdpa_flop_count", "tag_activation_checkpoint",
 ]  # fmt: skip
 
@@ -69,6 +70,18 @@ INFERENCE_MODE = (grad_mode._enter_inference_mode, grad_mode._exit_inference_mod
 _KERNELS: list[list[Any]] = []
 """For each operator that `overridden` overrides, its Python kernels before and within, and its fake kernel."""
 _LOGGERS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx", "torch._functorch")
+
+
+class _Undefined(ArithmeticError, ValueError):
+    """Python's `math` cannot compute a number; as its error is a ValueError."""
+
+
+def computed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the number that a function of Python's returns. Raises ArithmeticError where that raises an error."""
+    try:
+        return function(*args, **kwargs)
+    except ValueError as error:
+        raise _Undefined(str(error)) from error
 
 
 def timeout_of(group: Any, device: torch.device) -> Any:
@@ -158,9 +171,13 @@ def differentiates(graph: fx.Graph) -> bool:
     return any(getattr(node.target, "__name__", "") in _DIFFERENTIATES for node in graph.nodes)
 
 
+set_grad_mode = torch._C._set_grad_enabled
+"""Sets the grad mode. It is in C, so that no interrupt falls between its call and its effect."""
+
+
 def enables_grad(graph: fx.Graph) -> bool:
     """Return True if a part of Dynamo's graph is within `torch.enable_grad()`."""
-    return any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.nodes)
+    return any(node.target is set_grad_mode and node.args == (True,) for node in graph.nodes)
 
 
 transform_depth = torch._C._functorch.get_dynamic_layer_stack_depth
@@ -205,8 +222,8 @@ def autograd_keys(kinds: set[str]) -> list[Any]:
     private = torch._C._get_privateuse1_backend_name()
     names = ["PrivateUse1" if kind == private else kind.upper() for kind in sorted(kinds)]
     names = [{"META": "Meta"}.get(name, name) for name in names]
-    found = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
-    return [key for key in found if key is not None]
+    keys = (getattr(torch._C.DispatchKey, f"Autograd{name}", None) for name in names)
+    return [key for key in keys if key is not None]
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from dataclasses import replace
 from ..errors import PlanError
 from ..ir.costed import Cluster, CostedGraph
 from ..ir.machine import Machine
-from ..ir.pictures import register
 from ..ir.plan import Plan
 from ..system.process import uncollected
 from ..system.text import meant, parse_bytes
@@ -17,14 +16,11 @@ from .formats import Source, read
 from .model.simulator import Schedule
 from .policies import POLICIES, Policy, require_policy
 from .portfolio import place, replan
-from .reasons import Reasons
 from .search.anneal import STEPS
 
 log = logging.getLogger("autopar")
 
 __all__ = ["POLICIES", "Policy", "Schedule", "place", "replan", "require_policy"]
-
-register("reasons", Plan, Reasons)
 
 
 def schedule(
@@ -53,32 +49,26 @@ def schedule(
         raise PlanError(
             f"budget_s={budget_s!r} leaves no time to plan; give seconds above 0, or leave it out"
         )
-    for word, given, such in (("memory", memory, "{device: bytes}"), ("pins", pins, "{task: device}")):
-        if given is not None and not isinstance(given, Mapping):
-            raise PlanError(f"{word}={given!r} is not a mapping; give {such}")
+    for name, value, example in (("memory", memory, "{device: bytes}"), ("pins", pins, "{task: device}")):
+        if value is not None and not isinstance(value, Mapping):
+            raise PlanError(f"{name}={value!r} is not a mapping; give {example}")
     with uncollected():
         costed = read(graph, machine)
-        alone = costed.machine.unlinked
-        if alone and any(task.inputs for task in costed.graph.tasks):
+        unlinked = costed.machine.unlinked
+        if unlinked and any(task.inputs for task in costed.graph.tasks):
             log.warning(
                 "no link leads to or from %s, so tasks there exchange no values with those elsewhere; add links in "
                 'both directions, such as {"src": "%s", "dst": …, "latency_s": 1e-5, "bytes_per_s": 1e9}',
-                ", ".join(alone), alone[0],
+                ", ".join(unlinked), unlinked[0],
             )  # fmt: skip
         if memory:
             caps = {device: parse_bytes(cap) for device, cap in memory.items()}
             costed = replace(costed, machine=costed.machine.with_memory(caps))
-        return place(pinned(costed, pins or {}), steps=STEPS, budget_s=budget_s)
+        return place(_pinned(costed, pins or {}), steps=STEPS, budget_s=budget_s)
 
 
-def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
-    """Bind clusters to devices by name or glob; names precede globs, and longer globs shorter ones.
-
-    Raises PlanError for a name that no cluster has and for a device that cannot run it, DeviceError for an unknown
-    device.
-    """
-    if not pins:
-        return costed
+def _pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
+    """Bind clusters to devices by name or glob; names precede globs, and longer globs shorter ones."""
     chosen: dict[str, str] = {}
     # A node of a networkx graph may be any object; its text is the name of its task.
     named = [(str(pattern), device) for pattern, device in pins.items()]
@@ -86,11 +76,11 @@ def pinned(costed: CostedGraph, pins: Mapping[str, str]) -> CostedGraph:
         costed.machine.require(device)
         complaint = f"pins={{{pattern!r}: {device!r}}} names no task of {costed.graph.name!r}"
         chosen |= dict.fromkeys(meant(pattern, costed.cluster, complaint), device)
-    clusters = tuple(
+    clusters = (
         _bound(cluster, chosen[cluster.name], costed) if cluster.name in chosen else cluster
         for cluster in costed.clusters
     )
-    return replace(costed, clusters=clusters)
+    return replace(costed, clusters=tuple(clusters))
 
 
 def _bound(cluster: Cluster, device: str, costed: CostedGraph) -> Cluster:

@@ -13,31 +13,24 @@ from ..ir.graph import Graph
 from ..ir.plan import Candidate
 from ..system.text import size
 from .model.instance import Instance
-from .model.simulator import Play, Schedule
+from .model.simulator import Schedule, Simulation
 from .model.timing import memory
 
 SHORTER = 1e-9
 """Share by which a later schedule must be shorter than an earlier one to win."""
-FIFO_LIMIT = 1.02
-"""Limit on a schedule's makespan with FIFO buses, relative to that in its own order, to keep this order."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A simulated schedule.
+    """A simulated schedule, and (device, peak bytes, cap) of each device that it exceeds."""
 
-    served: its makespan in seconds with FIFO buses.
-    over: (device, peak bytes, cap) of each device that it exceeds.
-    """
-
-    play: Play
-    served: float
+    simulation: Simulation
     over: tuple[tuple[str, int, int], ...]
 
     @property
     def makespan(self) -> float:
         """Its makespan in seconds."""
-        return self.play.makespan
+        return self.simulation.makespan
 
     @property
     def excess(self) -> int:
@@ -64,19 +57,9 @@ class Race:
         return time.monotonic() > self.until
 
     @property
-    def lead(self) -> Entry:
-        """The best entry: the shortest that fits, or else the one with the least excess. Raises the first error if
-        none is feasible."""
-        leader = self.leading()
-        if leader is None:
-            raise self.errors[0]
-        return leader
-
-    @property
     def done(self) -> bool:
         """True if nothing can be shorter than the best entry."""
-        leader = self.leading()
-        return leader is not None and not leader.over and leader.makespan <= self.bound * (1 + SHORTER)
+        return any(not entry.over and entry.makespan <= self.bound * (1 + SHORTER) for entry in self.entries)
 
     def trial(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule without entering it; None if it is infeasible.
@@ -95,26 +78,18 @@ class Race:
             return ahead in held
 
         # The more clusters ahead, the more streamed state is there at once.
-        bisect_left(range(max(map(len, entry.play.orders), default=0))[::-1], True, key=fits)
+        bisect_left(range(max(map(len, entry.simulation.orders), default=0))[::-1], True, key=fits)
         return held[max(held)] if held else entry
 
     def _simulated(self, schedule: Schedule) -> Entry | None:
         try:
-            play = Play(self.instance, schedule)
+            simulation = Simulation(self.instance, schedule)
         except PlanError as error:
             self.errors.append(error)
             return None
-        served = play.makespan
-        if schedule.copies and not schedule.first_come and not self.instance.costed.machine.queued:
-            # Nothing delays a transfer for a more urgent one here, so a plan's promise must not depend on
-            # that. Of simultaneous requests, the one that the plan lists first goes first.
-            freed = Play(self.instance, replace(schedule, first_come=True))
-            served = freed.makespan
-            if not play.makespan * (1 + SHORTER) < served <= play.makespan * FIFO_LIMIT:
-                play = freed
-        used = memory(play) if self.instance.tight else ()
+        used = memory(simulation) if self.instance.tight else ()
         over = tuple((m.device, m.peak, m.cap) for m in used if m.cap is not None and m.peak > m.cap)
-        return Entry(play, served, over)
+        return Entry(simulation, over)
 
     def enter(self, schedule: Schedule) -> Entry | None:
         """Simulate a schedule and enter it if it is feasible."""
@@ -131,30 +106,27 @@ class Race:
         note = ", ".join(
             f"{device} would need {size(peak)} of its {size(cap)}" for device, peak, cap in entry.over
         )
-        self._note(entry.play.schedule, None if entry.over else entry.makespan, note)
+        self._note(entry.simulation.schedule, None if entry.over else entry.makespan, note)
 
     def _note(self, schedule: Schedule, makespan: float | None, note: str) -> None:
         split = self.instance.costed.graph.split
         self.candidates.append(Candidate(schedule.policy, split, makespan, note))
 
-    def leading(self, entries: list[Entry] | None = None) -> Entry | None:
-        """Return the shortest entry that fits (of equals, the one with the least makespan on FIFO buses, then
-        the first), or else the one with the least excess; None without entries."""
-        tried = self.entries if entries is None else entries
-        fitting = [entry for entry in tried if not entry.over]
-        least = min((entry.makespan for entry in fitting), default=0.0) * (1 + SHORTER)
-        chosen: Entry | None = None
-        for entry in fitting:
-            if entry.makespan <= least and (chosen is None or entry.served < chosen.served * (1 - SHORTER)):
-                chosen = entry
-        return chosen or min(tried, key=lambda entry: entry.excess, default=None)
+    def leader(self, entries: list[Entry] | None = None) -> Entry:
+        """Return the shortest entry that fits, the first of equals, or else the one with the least excess. Raises the
+        first error if there is none."""
+        entries = self.entries if entries is None else entries
+        if not entries:
+            raise self.errors[0]
+        fitting = [entry for entry in entries if not entry.over]
+        if not fitting:
+            return min(entries, key=lambda entry: entry.excess)
+        least = min(entry.makespan for entry in fitting) * (1 + SHORTER)
+        return next(entry for entry in fitting if entry.makespan <= least)
 
     def best(self, entries: list[Entry] | None = None) -> Entry:
-        """Return the leading entry. Raises MemoryCapError if it does not fit, and the first error if none is
-        feasible."""
-        leader = self.leading(entries)
-        if leader is None:
-            raise self.errors[0]
+        """Return the leader. Raises MemoryCapError if it does not fit."""
+        leader = self.leader(entries)
         if leader.over:
             raise _too_small(self.instance, leader)
         return leader
@@ -167,12 +139,12 @@ def _too_small(instance: Instance, entry: Entry) -> MemoryCapError:
         d = instance.devices.index(device)
         held = dict(instance.given[d])
         for r, kept in enumerate(instance.kept):
-            if entry.play.device[r] == d:
+            if entry.simulation.device[r] == d:
                 held.update((storage, nbytes) for storage, nbytes in kept if storage not in held)
         made = {
             name: graph.value[name].bytes
             for r, cluster in enumerate(instance.costed.clusters)
-            if entry.play.device[r] == d
+            if entry.simulation.device[r] == d
             for task in cluster.tasks
             for name in graph.task[task].outputs
         }

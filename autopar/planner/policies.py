@@ -10,7 +10,7 @@ from ..errors import PlanError
 from ..ir.costed import CostedGraph
 from .candidates import Entry, Race
 from .lists.heft import heft, list_schedule, lookahead, urgent_first
-from .lists.memory_first import fill, follow
+from .lists.memory_first import fill_devices, follow_data
 from .lists.single import is_single
 from .model.instance import Instance
 from .model.simulator import Schedule, in_order
@@ -38,8 +38,8 @@ def round_robin(instance: Instance, room: float = 1.0) -> Schedule:
 POLICIES: dict[str, Callable[..., Schedule]] = {
     "heft": heft,
     "heft+lookahead": lookahead,
-    "fill": fill,
-    "follow": follow,
+    "fill": fill_devices,
+    "follow": follow_data,
     "round_robin": round_robin,
 }
 """Policies by name, in addition to `auto` and `single`. Each is a function of a problem and of `room`, the share of
@@ -58,7 +58,7 @@ def enter_fitting(race: Race, policy: Callable[..., Schedule]) -> Entry | None:
     for room in TIGHTER:
         if entry is None or not entry.over or any(peak > HOPELESS * cap for _, peak, cap in entry.over):
             break
-        schedule, before = policy(race.instance, room=room), entry.play.schedule
+        schedule, before = policy(race.instance, room=room), entry.simulation.schedule
         if (schedule.lanes, schedule.copies) != (before.lanes, before.copies):
             entry = race.enter(schedule) or entry
     return entry
@@ -73,40 +73,40 @@ def require_policy(policy: Policy, devices: Collection[str]) -> None:
         )
 
 
-def asked(race: Race, policy: Policy, alone: dict[int, list[Entry]]) -> list[Entry]:
-    """Return the entries of one policy; `alone` are those of single devices."""
+def enter_policy(race: Race, policy: Policy, singles: dict[int, list[Entry]]) -> list[Entry]:
+    """Enter the schedules of one policy and return the entries; `singles` are those of single devices."""
     instance = race.instance
     if isinstance(policy, str):
         require_policy(policy, instance.devices)
         if policy == "single":
-            strict = [entry for d, entries in alone.items() if is_single(instance, d) for entry in entries]
-            return strict or [entry for entries in alone.values() for entry in entries]
+            strict = [entry for d, entries in singles.items() if is_single(instance, d) for entry in entries]
+            return strict or [entry for entries in singles.values() for entry in entries]
         if policy not in POLICIES:
-            return alone[instance.devices.index(policy.removeprefix("single "))]
-        found = enter_fitting(race, POLICIES[policy])
+            return singles[instance.devices.index(policy.removeprefix("single "))]
+        first = enter_fitting(race, POLICIES[policy])
     else:
-        given = policy(instance.costed)
-        if isinstance(given, Schedule):
-            found = race.enter(given)
-        elif isinstance(given, Mapping):
-            found = enter_fitting(
-                race, _placing(instance, given, getattr(policy, "title", "the policy given"))
-            )
+        answer = policy(instance.costed)
+        if isinstance(answer, Schedule):
+            first = race.enter(answer)
+        elif isinstance(answer, Mapping):
+            title = getattr(policy, "title", "the policy given")
+            first = enter_fitting(race, _placing(instance, answer, title))
         else:
             raise PlanError(
-                f"policy= returned {given!r}; a policy returns {{name of a task or cluster: device}} or a Schedule"
+                f"policy= returned {answer!r}; a policy returns {{name of a task or cluster: device}} or a Schedule"
             )
-    if found is None:
+    if first is None:
         raise race.errors[-1]
-    return [entry for entry in race.entries if entry.play.schedule.policy == found.play.schedule.policy]
+    name = first.simulation.schedule.policy
+    return [entry for entry in race.entries if entry.simulation.schedule.policy == name]
 
 
-def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callable[..., Schedule]:
-    """Return the policy that places some clusters or tasks as given, and the rest by earliest finish."""
+def _placing(instance: Instance, devices: Mapping[str, str], name: str) -> Callable[..., Schedule]:
+    """Return the policy that places some clusters or tasks on these devices, and the rest by earliest finish."""
     costed = instance.costed
     allowed = list(instance.allowed)
     by: dict[int, str] = {}
-    for placed, device in given.items():
+    for placed, device in devices.items():
         costed.machine.require(device)
         r = instance.number.get(placed, instance.number.get(costed.cluster_of.get(placed, ""), -1))
         if r < 0:
@@ -124,5 +124,5 @@ def _placing(instance: Instance, given: Mapping[str, str], name: str) -> Callabl
                 )
             allowed[member] = (d,)
             by[member] = placed
-    order = urgent_first(instance, allowed)
+    order = urgent_first(instance, allowed=allowed)
     return partial(list_schedule, policy=name, order=order, allowed=allowed)

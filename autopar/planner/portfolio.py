@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..errors import PlanError, TooLongError
 from ..ir.costed import CostedGraph
@@ -15,16 +15,16 @@ from ..system.text import seconds
 from .bounds import lower_bound
 from .candidates import Entry, Race
 from .lists.heft import heft, lookahead
-from .lists.memory_first import fill, follow
+from .lists.memory_first import fill_devices, follow_data
 from .lists.single import is_single, single
 from .model.instance import Instance
 from .model.simulator import Schedule, schedule_of
 from .model.timing import timing
-from .policies import Policy, asked, enter_fitting
-from .search.anneal import POLICY, anneal, pack, polish
+from .policies import Policy, enter_fitting, enter_policy
+from .search.anneal import POLICY, anneal, pack, refine
 from .search.large import LARGE, contended, non_delay_list, weighted
 
-ALONE = 0.25
+SINGLES = 0.25
 """Share of the time limit after which no further single device is tried."""
 
 ENDING = 0.06
@@ -34,23 +34,13 @@ QUICK = 40_000
 """Steps of `anneal` if the plan is one of many, as for a captured model."""
 
 
-@dataclass(frozen=True)
-class _Strategy:
-    """A way to find schedules for the problems that it `supports`; `run` enters them into the race, in about the given
-    number of steps."""
-
-    name: str
-    supports: Callable[[Race], bool]
-    run: Callable[[Race, int], object]
-
-
 def _small(race: Race) -> bool:
     return race.instance.clusters <= LARGE
 
 
 def _searched(race: Race) -> list[Entry]:
-    """Return the entries that annealing has found."""
-    return [entry for entry in race.entries if entry.play.schedule.policy == POLICY]
+    """Return the entries of annealing."""
+    return [entry for entry in race.entries if entry.simulation.schedule.policy == POLICY]
 
 
 def _lists(race: Race, *policies: Callable[..., Schedule]) -> None:
@@ -81,7 +71,7 @@ def _uncapped(race: Race, _: int) -> None:
     if loose and not loose.over:
         race.enter(lookahead(instance, room=math.inf))
     else:
-        _lists(race, heft, lookahead, fill, follow)
+        _lists(race, heft, lookahead, fill_devices, follow_data)
 
 
 def _anneal(race: Race, steps: int) -> None:
@@ -89,23 +79,25 @@ def _anneal(race: Race, steps: int) -> None:
         race.enter(schedule)
 
 
-def _polish(race: Race, steps: int) -> None:
-    for schedule in polish(race.instance, race.bound, race.lead.play, steps, race.until):
+def _refine(race: Race, steps: int) -> None:
+    for schedule in refine(race.instance, race.bound, race.leader().simulation, steps, race.until):
         race.enter(schedule)
 
 
-STRATEGIES = (
-    _Strategy("lists", _small, lambda race, _: _lists(race, heft, lookahead)),
-    _Strategy("lists by memory", lambda race: _small(race) and race.instance.tight,
-             lambda race, _: _lists(race, fill, follow)),
-    _Strategy("weighted lists", lambda race: not (_small(race) or race.instance.tight),
-             _weighted),
-    _Strategy("lists without caps", lambda race: not _small(race) and race.instance.tight, _uncapped),
-    _Strategy("annealing", lambda race: True, _anneal),
-    _Strategy("polish", lambda race: not _searched(race), _polish),
-    _Strategy("packing", lambda race: bool(race.lead.over) or any(entry.over for entry in _searched(race)), pack),
-)  # fmt: skip
-"""Strategies that `auto` races, in this order, as long as there is time."""
+STRATEGIES: tuple[tuple[Callable[[Race], bool], Callable[[Race, int], object]], ...] = (
+    (_small, lambda race, _: _lists(race, heft, lookahead)),
+    (
+        lambda race: _small(race) and race.instance.tight,
+        lambda race, _: _lists(race, fill_devices, follow_data),
+    ),
+    (lambda race: not (_small(race) or race.instance.tight), _weighted),
+    (lambda race: not _small(race) and race.instance.tight, _uncapped),
+    (lambda race: True, _anneal),
+    (lambda race: not _searched(race), _refine),
+    (lambda race: bool(race.leader().over) or any(entry.over for entry in _searched(race)), pack),
+)
+"""Strategies that `auto` races, in this order, as long as there is time: the races that each supports, and the function
+that enters its schedules in about a number of steps."""
 
 
 def place(
@@ -129,15 +121,15 @@ def place(
     if below <= race.bound < math.inf:
         raise TooLongError(f"no plan takes less than {seconds(race.bound)}")
     wide = policy == "auto" and instance.clusters > LARGE and not instance.tight
-    alone = _singles(race, strict=wide, until=began + (until - began) * ALONE)
+    singles = _singles(race, strict=wide, until=began + (until - began) * SINGLES)
     if policy != "auto":
-        return _plan(race, race.best(asked(race, policy, alone)), alone)
-    for strategy in STRATEGIES:
+        return _plan(race, race.best(enter_policy(race, policy, singles)), singles)
+    for supports, run in STRATEGIES:
         if race.entries and (race.late or race.done):
             break
-        if strategy.supports(race):
-            strategy.run(race, steps)
-    return _plan(race, race.best(), alone, "time" if race.late else "")
+        if supports(race):
+            run(race, steps)
+    return _plan(race, race.best(), singles, "time" if race.late else "")
 
 
 def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> Plan:
@@ -149,7 +141,7 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
     until = math.inf if budget_s is None else time.monotonic() + budget_s
     instance = Instance(costed)
     race = Race(instance, lower_bound(instance))
-    alone = _singles(race, until=until)
+    singles = _singles(race, until=until)
     for step in edited.placed:
         costed.machine.require(step.device)
         if step.lane not in costed.machine.device[step.device].compute_lanes:
@@ -157,15 +149,16 @@ def replan(costed: CostedGraph, edited: Plan, budget_s: float | None = None) -> 
                 f"the plan places cluster {step.cluster!r} on lane {step.lane!r} of {step.device}; "
                 f"its compute lanes are {', '.join(costed.machine.device[step.device].compute_lanes)}"
             )
-    given = schedule_of(replace(edited, costed=costed, policy="the plan given"))
-    as_it_was = race.trial(given)
-    if as_it_was:
-        race.admit(as_it_was)
-    # If clusters have moved, other values are transferred: copy queues serve these as they become ready.
-    entry = as_it_was or race.enter(replace(given, copies={}))
+    schedule = schedule_of(replace(edited, costed=costed, policy="the plan given"))
+    entry = race.trial(schedule)
+    if entry:
+        race.admit(entry)
+    else:
+        # If clusters have moved, other values are transferred: copy queues serve these as they become ready.
+        entry = race.enter(replace(schedule, copies={}))
     if entry is None:
         raise race.errors[-1]
-    return _plan(race, race.best([entry]), alone)
+    return _plan(race, race.best([entry]), singles)
 
 
 def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[int, list[Entry]]:
@@ -173,29 +166,29 @@ def _singles(race: Race, strict: bool = False, until: float = math.inf) -> dict[
 
     The device with the least work comes first, the others only until `until`, a time of the monotonic clock.
     """
-    alone: dict[int, list[Entry]] = {}
+    singles: dict[int, list[Entry]] = {}
     work = [sum(row[d] for row in race.instance.seconds) for d in range(len(race.instance.devices))]
     for d in sorted(range(len(work)), key=work.__getitem__):
         if (strict and not is_single(race.instance, d)) or (race.entries and time.monotonic() > until):
-            alone[d] = []
+            singles[d] = []
             continue
         entries = [race.enter(schedule) for schedule in single(race.instance, d)]
-        alone[d] = [entry for entry in entries if entry]
-    return alone
+        singles[d] = [entry for entry in entries if entry]
+    return singles
 
 
-def _plan(race: Race, chosen: Entry, alone: dict[int, list[Entry]], stopped: str = "") -> Plan:
-    instance, found = race.instance, timing(chosen.play)
-    singles = []
+def _plan(race: Race, chosen: Entry, singles: dict[int, list[Entry]], stopped: str = "") -> Plan:
+    instance, plan = race.instance, timing(chosen.simulation)
+    alone = []
     for d, device in enumerate(instance.devices):
-        fitting = [entry.makespan for entry in alone[d] if not entry.over]
-        singles.append((device, min(fitting) if fitting and is_single(race.instance, d) else None))
+        fitting = [entry.makespan for entry in singles[d] if not entry.over]
+        alone.append((device, min(fitting) if fitting and is_single(instance, d) else None))
     # A losing entry refutes a bound as well as the plan does; `Plan` itself checks only the latter.
-    least = min((entry.makespan for entry in race.entries if not entry.over), default=found.makespan)
+    least = min((entry.makespan for entry in race.entries if not entry.over), default=plan.makespan)
     return replace(
-        found,
+        plan,
         lower_bound=sound(race.bound, least),
-        singles=tuple(singles),
+        singles=tuple(alone),
         candidates=tuple(race.candidates),
         stopped=stopped,
     )

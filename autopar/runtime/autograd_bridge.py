@@ -56,27 +56,12 @@ class _Bridge(torch.autograd.Function):
         saved = ctx.saved_tensors[: ctx.saved] if ctx.once else ()
         for place, graph in ctx.drawn.items():
             vars(saved[place])["graph"] = graph
-        made = _Bridge.gradients(ctx, saved, tangents)
+        gradients = _gradients(ctx, saved, tangents)
         if ctx.once and not keeps_graph():
             # Released like the saved values: a loss that is kept for a log would keep the inputs of its call.
             ctx.written = ctx.leaves = ctx.held = None
             ctx.drawn = {}
-        return None, None, None, *made
-
-    @staticmethod
-    def gradients(
-        ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]
-    ) -> Sequence[torch.Tensor | None]:
-        """Return the gradients of the leaves for what the forward has saved."""
-        if torch.is_grad_enabled() and ctx.written is not None:
-            found = _as_written(ctx, tangents)
-            if found is not None:
-                return found
-        with torch.no_grad():
-            gradients = ctx.halved.backward(saved, ctx.held, tangents)
-        if torch.is_grad_enabled():
-            gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
-        return gradients
+        return None, None, None, *gradients
 
 
 bridge = _Bridge.apply
@@ -84,15 +69,22 @@ bridge = _Bridge.apply
 `halved` is a `training.dropin.Training`."""
 
 
-def _as_written(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None] | None:
-    """Return differentiable gradients; None if there are none any more."""
-    # Not the leaves: autograd calls their hooks for the gradients that this function returns.
-    copies = [leaf.view_as(leaf) for leaf in ctx.leaves]
-    made = ctx.written({id(leaf): view for leaf, view in zip(ctx.leaves, copies)})
-    if made is None:
-        return None
-    outputs, given = zip(*ctx.halved.outputs_with_tangents(made, tangents))
-    return torch.autograd.grad(outputs, copies, given, create_graph=True, allow_unused=True)
+def _gradients(
+    ctx: Any, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]
+) -> Sequence[torch.Tensor | None]:
+    """Return the gradients of the leaves for what the forward has saved."""
+    if torch.is_grad_enabled() and ctx.written is not None:
+        # Not the leaves: autograd calls their hooks for the gradients that this function returns.
+        copies = [leaf.view_as(leaf) for leaf in ctx.leaves]
+        outputs = ctx.written({id(leaf): view for leaf, view in zip(ctx.leaves, copies)})
+        if outputs is not None:
+            smooth, directions = zip(*ctx.halved.outputs_with_tangents(outputs, tangents))
+            return torch.autograd.grad(smooth, copies, directions, create_graph=True, allow_unused=True)
+    with torch.no_grad():
+        gradients: Sequence[torch.Tensor | None] = ctx.halved.backward(saved, ctx.held, tangents)
+    if torch.is_grad_enabled():
+        gradients = _not_twice(gradients, (*tangents, *ctx.leaves))
+    return gradients
 
 
 def placed(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -102,25 +94,23 @@ def placed(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
-def unalias(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
+def unalias(outputs: Sequence[Any], inputs: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
     """Return outputs that the caller may change in place, as in eager; autograd forbids that for views that
     it did not see being made.
 
-    Outputs that share memory with `given` tensors are copied, as are views that share memory with `saved`
-    ones. Views of one another stay views, so changing one raises.
+    Outputs that share memory with `inputs` are copied, as are views that share memory with `saved` tensors. Views of
+    one another stay views, so changing one raises.
     """
-    ids = set(map(id, given))
+    ids = set(map(id, inputs))
     # If all outputs are new, skip the search through all the state of the model.
-    alike = any(isinstance(item, torch.Tensor) and (item._is_view() or id(item) in ids) for item in outputs)
-    if not alike:
+    if not any(isinstance(item, torch.Tensor) and (item._is_view() or id(item) in ids) for item in outputs):
         return list(outputs)
-    fixed = {memory(item) for item in given}
-    kept = {memory(item) for item in saved}
+    read, needed = {memory(item) for item in inputs}, {memory(item) for item in saved}
     count = Counter(map(memory, outputs))
-    found: list[Any] = []
+    results: list[Any] = []
     for value in outputs:
         place = memory(value)
-        if place is not None and (place in fixed or (place in kept and value._is_view())):
+        if place is not None and (place in read or (place in needed and value._is_view())):
             value = value.clone()
         elif place is not None and value._is_view() and count[place] == 1:
             if value.is_conj() or value.is_neg():
@@ -129,8 +119,8 @@ def unalias(outputs: Sequence[Any], given: Sequence[Any], saved: Sequence[Any]) 
             else:
                 form = value.storage_offset(), value.shape, value.stride()
                 value = value.new_empty(0).set_(value.untyped_storage(), *form)
-        found.append(value)
-    return found
+        results.append(value)
+    return results
 
 
 def _not_twice(
@@ -141,13 +131,12 @@ def _not_twice(
 
     (`once_differentiable` lets them pass as constants if no tangent requires grad.)
     """
-    made = [gradient.detach() for gradient in gradients if gradient is not None]
-    behind = [source for source in sources if source is not None and source.requires_grad]
+    tensors = [gradient.detach() for gradient in gradients if gradient is not None]
+    tensors += [source for source in sources if source is not None and source.requires_grad]
     text = (
         "there is no second derivative of a compiled model that draws random numbers, changes buffers or runs under "
         "autocast, or whose weights or inputs have changed since: differentiate twice through the plain model, "
         "fast.module"
     )
-    tensors = (*made, *behind)
-    found = iter(raising(text, tensors))
-    return [None if gradient is None else next(found) for gradient in gradients]
+    results = iter(raising(text, tuple(tensors)))
+    return [None if gradient is None else next(results) for gradient in gradients]

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..capture import Captured
+from ..capture.torch_private import pytree
 from ..costs.calibrate import threads
 from ..ir.graph import Const, Task
 from ..ir.open_size import OPENED, Opened, OpenSize
@@ -262,9 +262,9 @@ def _compiled(
         )
     check(program, graph)
     modules = modules_of(library, form, program)
-    seen, kernels = seen_in(form, program, pool, modules, inputs), {}
+    traffic, kernels = seen_in(form, program, pool, modules, inputs), {}
     for piece, _, count in pieces:
-        (module, takes), (read, results) = modules[piece.tasks[0]], seen[piece.tasks[0]]
+        (module, takes), (read, results) = modules[piece.tasks[0]], traffic[piece.tasks[0]]
         with tracing(), threads(count):
             call = with_eager_layout(library.build(module, read), module, read, results)
         kernels[piece.tasks[0]] = Kernel(name, call, takes)
@@ -435,13 +435,13 @@ def seen_in(
     form: Form, program: Program, pool: Replicas, modules: _Modules, inputs: Sequence[Any]
 ) -> dict[str, tuple[_Tensors, _Tensors]]:
     """Return the inputs and outputs of each piece in a call with eager kernels."""
-    seen: dict[str, tuple[_Tensors, _Tensors]] = {}
+    traffic: dict[str, tuple[_Tensors, _Tensors]] = {}
 
     def noting(name: str, module: Callable[..., Any]) -> Callable[..., Any]:
         def call(*tensors: torch.Tensor) -> Any:
             with torch.no_grad():
                 results = module(*tensors)
-            seen[name] = [tensor.detach() for tensor in tensors], results
+            traffic[name] = [tensor.detach() for tensor in tensors], results
             return results
 
         return call
@@ -456,7 +456,7 @@ def seen_in(
         executor(inputs)
     finally:
         executor.close()
-    return seen
+    return traffic
 
 
 def perturbed(inputs: Sequence[Any], integers: bool) -> list[Any]:

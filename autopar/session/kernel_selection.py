@@ -249,8 +249,8 @@ class KernelSelection:
             blocks = timed(turns, ROUNDS, RACE_S, BLOCK_S, WAKE_S, 1)
         quiet = not any(map(disturbed, blocks.values()))
         # Other work only lengthens blocks.
-        typical = median if quiet else lambda own: min(block.seconds for block in own)
-        verdict.seconds = {name: typical(own) for name, own in blocks.items()}
+        typical = median if quiet else lambda timings: min(block.seconds for block in timings)
+        verdict.seconds = {name: typical(timings) for name, timings in blocks.items()}
         best = min(built, key=verdict.seconds.__getitem__)
         if verdict.seconds[best] <= (1 - WORTH) * verdict.seconds["eager"]:
             verdict.winner = best
@@ -378,7 +378,9 @@ def _samples(plain: Executor, inputs: Sequence[Any]) -> list[Sample]:
 def reason(problem: BaseException) -> str:
     """Return an error as one line: its first, or the rest if the first only says where it was raised."""
     lines = [line.strip(" \t-") for line in str(problem).splitlines() if line.strip(" \t-")]
-    told = [line for line in lines if not line.endswith(":")]
-    text = " ".join(told if told and lines[0].endswith(":") else lines[:1]) or type(problem).__name__
+    statements = [line for line in lines if not line.endswith(":")]
+    text = (
+        " ".join(statements if statements and lines[0].endswith(":") else lines[:1]) or type(problem).__name__
+    )
     text = text if isinstance(problem, Refusal) else f"{type(problem).__name__}: {text}"
     return text if len(text) <= 160 else f"{text[:157]}..."

@@ -27,10 +27,10 @@ from ..errors import AutoparError, CaptureError
 from ..ir.open_size import resized
 from ..ir.plan import Plan
 from ..ir.program import Program
+from ..runtime.bind_program import keeps_caps
 from ..runtime.executor import Executor
 from ..runtime.kernels import Kernel, named
 from ..runtime.kernels.piece_module import LEAST, value_of
-from ..runtime.layout import keeps_caps
 from ..runtime.replicas import Replicas
 from .classes import sharing
 from .kernel_build import Form, modules_of, pieces_of

@@ -61,20 +61,20 @@ def store(path: Path, entries: dict[str, Any]) -> None:
                 os.unlink(name)
             raise
     except OSError as error:
-        log.warning("%s", _not_kept(error))
+        log.warning("%s", _unwritable(error))
 
 
-def kept() -> str:
+def note() -> str:
     """Return the sentence that says where measurements are kept, or why they are not."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder()):
             return f"measurements are kept in {folder()}"
     except OSError as error:
-        return _not_kept(error)
+        return _unwritable(error)
 
 
-def _not_kept(error: OSError) -> str:
+def _unwritable(error: OSError) -> str:
     return f"measurements are not kept: {error}; set AUTOPAR_CACHE to a folder that can be written"
 
 

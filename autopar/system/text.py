@@ -168,13 +168,16 @@ def meant(pattern: str, names: Collection[str], complaint: str) -> list[str]:
 
 @contextmanager
 def stage(title: str) -> Iterator[None]:
-    """Log the start of the block and its seconds at the end. On a terminal and in a notebook, show a progress bar after
-    1 s, if the package rich is installed."""
-    start = time.perf_counter()
+    """Log the start of the block, and its seconds at the end, also if it raises. On a terminal and in a notebook, show
+    a progress bar after 1 s, if the package rich is installed."""
+    start, end = time.perf_counter(), "%s failed after %s"
     log.info("%s …", title)
-    with _progress(title):
-        yield
-    log.info("%s: %s", title, seconds(time.perf_counter() - start))
+    try:
+        with _progress(title):
+            yield
+        end = "%s: %s"
+    finally:
+        log.info(end, title, seconds(time.perf_counter() - start))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from ..ir.graph import PART, SUMMED, UPDATES, WORDS, Cut, Graph, Ref, Slice, Tas
 from .batch_axis import batch_of, cut_axes
 from .features import Stretch, stretches
 from .row_sums import drawn
-from .split import cut_up
+from .split import Splitter
 
 LABEL = "features in "
 """Prefix of `Graph.split` if features instead of the batch are split."""
@@ -68,7 +68,8 @@ def split_features(graph: Graph, parts: int, wanted: Collection[str]) -> Graph:
     updates = (graph.task[name] for name in cuts if graph.task[name].target in UPDATES)
     in_parts = {new: target[new] for task in updates for new in task.outputs}
     whole = replace(graph, updates=tuple(pair for pair in graph.updates if pair[0] not in in_parts))
-    cut = _from_first(with_slices(cut_up(whole, (1,) * parts, cuts, axis, {}, "features")))
+    cut = Splitter(whole, (1,) * parts, cuts, axis, {}, "features").run()
+    cut = _from_first(with_slices(cut))
     return _updating(replace(cut, split=f"{LABEL}{cut.split}"), in_parts, parts)
 
 

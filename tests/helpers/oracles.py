@@ -16,7 +16,7 @@ from autopar.planner import native, place
 from autopar.planner.candidates import Entry, Race
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play, Schedule
+from autopar.planner.model.simulator import Schedule, Simulation
 from autopar.planner.model.timing import timing
 from autopar.planner.search import Listed, evaluate
 
@@ -25,18 +25,18 @@ needs_native = pytest.mark.skipif(native.LIBRARY is None, reason=native.TOLD)
 
 def simulate(costed: CostedGraph, schedule: Schedule) -> Plan:
     """The plan by the simulator of a schedule."""
-    return timing(Play(Instance(costed), schedule))
+    return timing(Simulation(Instance(costed), schedule))
 
 
 def shown(entry: Any) -> dict[str, Any]:
     """What a plan says of an entry."""
-    found = timing(entry.play)
+    found = timing(entry.simulation)
     return {"placed": found.placed, "transfers": found.transfers, "makespan": found.makespan}
 
 
-def played(timed: Listed) -> Play:
+def played(timed: Listed) -> Simulation:
     """The timing by the simulator of the orders of a timed list."""
-    return Play(timed.instance, timed.schedule("test"))
+    return Simulation(timed.instance, timed.schedule("test"))
 
 
 def exact(timed: Listed) -> bool:
@@ -81,7 +81,7 @@ def uncapped(graph: dict[str, Any]) -> dict[str, Any]:
 
 def verified(graph: dict[str, Any], entry: Entry) -> None:
     """That a plan of a graph can be carried out."""
-    costed = entry.play.instance.costed
+    costed = entry.simulation.instance.costed
     plan = replace(place(read(graph), "heft"), costed=costed, **shown(entry))
     written = json.loads(json.dumps({**described(plan), "lower_bound_s": 0.0}))
     assert infeasibilities(graph, written) == []

@@ -9,7 +9,7 @@ from taskfiles import link, randomly, small
 
 from autopar.planner import replan, schedule
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play, schedule_of
+from autopar.planner.model.simulator import Simulation, schedule_of
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_a_plan_is_what_its_orders_simulate_to(seed):
     plan = schedule(randomly(random.Random(seed), 10))
     again = replan(plan.costed, plan)
     assert again.makespan == pytest.approx(plan.makespan)
-    assert Play(Instance(plan.costed), schedule_of(plan)).makespan == pytest.approx(plan.makespan)
+    assert Simulation(Instance(plan.costed), schedule_of(plan)).makespan == pytest.approx(plan.makespan)
     assert {step.cluster: step.lane for step in again.placed} == {
         step.cluster: step.lane for step in plan.placed
     }
@@ -35,17 +35,3 @@ def test_lanes_of_transfers_have_names_that_pictures_can_take_apart():
     plan = schedule(graph)
     assert {step.lane.rsplit("/", 1)[0] for step in plan.transfers} == {"node/0", "node/1"}
     assert {t.lane for t in plan.transfers} <= set(plan.costed.machine.lanes)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 10**9))
-def test_pictures_and_reports_of_any_plan(seed):
-    from autopar.view import explain
-    from autopar.view.placed import placed_svg
-    from autopar.view.timeline import timeline_svg
-
-    plan = schedule(randomly(random.Random(seed), 8))
-    assert plan.costed.graph.name in explain(plan)
-    assert "</svg>" in str(placed_svg(plan))
-    assert "</svg>" in str(timeline_svg(plan.timeline()))

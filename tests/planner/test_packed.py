@@ -21,7 +21,7 @@ from autopar.planner.lists.heft import heft, lookahead
 from autopar.planner.model.instance import Instance
 from autopar.planner.model.timing import memory
 from autopar.planner.search import Annealing, capped, evaluate
-from autopar.planner.search.anneal import pack, stretches
+from autopar.planner.search.anneal import pack
 
 
 def short(seed):
@@ -61,11 +61,11 @@ def test_packed_plans_fit_and_are_shorter(seed):
     assert race.best().makespan <= before
     assert seed == 10 or race.best().makespan < before, "lists already are best for this one"
     for entry in race.entries[entered:]:
-        peaks = memory(entry.play)
+        peaks = memory(entry.simulation)
         assert not entry.over and all(own.cap is None or own.peak <= own.cap for own in peaks)
     again = race_of(short(seed))
     pack(again, 20_000)
-    assert again.best().play.schedule == race.best().play.schedule
+    assert again.best().simulation.schedule == race.best().simulation.schedule
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def beyond_the_caps(seed: int) -> tuple[float, float] | None:
         instance, [draw.choice(own) for own in instance.allowed], range(instance.clusters), eager=True
     )
     entry = Race(instance).trial(timed.schedule("test")) if timed.makespan < math.inf else None
-    if entry is None or not exact(timed) or list(entry.play.start[: instance.clusters]) != timed.start:
+    if entry is None or not exact(timed) or list(entry.simulation.start[: instance.clusters]) != timed.start:
         return None
     instance.tight = True
-    peaks = [own.peak for own in memory(entry.play)]
+    peaks = [own.peak for own in memory(entry.simulation)]
     instance.caps = tuple(draw.choice((None, peak, peak // 2)) for peak in peaks)
     over = sum(peak - cap for peak, cap in zip(peaks, instance.caps) if cap is not None)
     search._ARRAYS.pop(instance, None)
@@ -121,7 +121,9 @@ def test_chains_go_on_only_to_what_fits():
     race = race_of(short(2))
     instance = race.instance
     start = min((entry for entry in race.entries if not entry.over), key=lambda entry: entry.makespan)
-    listed = evaluate(instance, start.play.device, start.play.start[: instance.clusters], eager=True)
+    listed = evaluate(
+        instance, start.simulation.device, start.simulation.start[: instance.clusters], eager=True
+    )
     fitting: dict[bool, list[bool]] = {False: [], True: []}
     for keep, seed in product(fitting, range(4)):
         with capped(instance) if keep else nullcontext():
@@ -132,11 +134,3 @@ def test_chains_go_on_only_to_what_fits():
             entry = race.trial(timed.schedule("test"))
             fitting[keep].append(entry is not None and not entry.over)
     assert all(fitting[True]) and not all(fitting[False])
-
-
-def test_parts_hold_their_state():
-    instance = race_of(short(10)).instance
-    for placement in stretches(instance):
-        for d, cap in enumerate(instance.caps):
-            held = sum(nbytes for r, at in enumerate(placement) if at == d for _, nbytes in instance.kept[r])
-            assert cap is None or held <= cap

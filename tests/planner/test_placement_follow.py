@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from feasible import problems
 from graphs import KB, MS, build, machine
 
@@ -32,13 +31,6 @@ def remembering(pairs: int, on, *, temporaries_first: bool = False, later: int =
         for i in range(pairs)
     }
     return build(tasks, on, nbytes=sizes, outputs=["loss", f"b{pairs - 1}"], deliver="")
-
-
-@pytest.mark.slow
-def test_a_long_chain_needs_no_recursion():
-    count = 10_000
-    tasks: dict = {f"c{i}": ([f"c{i - 1}" if i else "x"], MS) for i in range(count)}
-    assert just_in_time(Instance(build(tasks, machine(1)))) == list(range(count))
 
 
 def test_temporaries_come_just_before_they_are_added():

@@ -9,7 +9,6 @@ import pytest
 from taskfiles import link, randomly
 
 import autopar
-from autopar.planner.model.slots import Slots, find_all
 from autopar.planner.what_if import changes
 from autopar.view import explain, explain_clusters
 
@@ -27,29 +26,6 @@ def two(seconds, nbytes=10**6, **more):
 def many(seed, tasks=25):
     """A plan of some tasks on several devices."""
     return autopar.schedule(randomly(random.Random(seed), tasks, wired=True), budget_s=30)
-
-
-# ── gaps ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_gap_is_the_first_that_is_long_enough(seed):
-    draw = random.Random(seed)
-    ticks = sorted(draw.sample(range(40), 2 * draw.randint(0, 8)))
-    busy = list(zip(ticks[::2], ticks[1::2]))
-    slots = Slots(busy)
-    for _ in range(10):
-        ready, length = draw.randint(0, 40), draw.randint(1, 10)
-        first = next(
-            t for t in range(ready, 99) if all(end <= t or start >= t + length for start, end in busy)
-        )
-        assert slots.find(ready, length) == first
-
-
-def test_several_resources_are_free_together():
-    one, other, third = Slots([(0, 2)]), Slots([(3, 5)]), Slots([(0, 9)])
-    assert find_all([one, other], 2, 0) == 5
-    assert find_all([one, other, third], 1, 0) == 9
 
 
 # ── elsewhere ──────────────────────────────────────────────────────────────────────────────────────

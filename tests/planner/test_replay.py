@@ -1,13 +1,16 @@
 """What becomes of plans when only placement and orders are kept: the planner's promises hold."""
 
 import pytest
-from benchmarks.judging import described
+from benchmarks import instances
+from benchmarks.judging import by_direction, described
+from benchmarks.judging import planned as judged
 from benchmarks.replay import replay
 from taskfiles import link, planned
 
 from autopar.planner import place
 from autopar.planner.formats import read
 from autopar.planner.model.simulator import Schedule
+from autopar.planner.search.anneal import LARGE
 
 
 def test_wires_serve_who_comes_first():
@@ -55,3 +58,11 @@ def test_tasks_that_take_no_time_keep_the_order_in_which_their_lane_takes_them()
     again = replay(graph, plan)
     assert again["tasks"] == plan["tasks"]
     assert again["makespan_s"] == plan["makespan_s"]
+
+
+@pytest.mark.slow
+def test_plans_of_large_graphs_keep_their_promise():
+    graph = by_direction(instances.planted(1, LARGE, 4, 2.0)[0])
+    ours = judged(graph)
+    assert not ours.wrong
+    assert replay(graph, ours.data)["makespan_s"] <= ours.makespan * (1 + 1e-9)

@@ -14,7 +14,7 @@ from autopar.errors import MemoryCapError
 from autopar.planner import schedule
 from autopar.planner.formats import read
 from autopar.planner.model.instance import Instance
-from autopar.planner.model.simulator import Play
+from autopar.planner.model.simulator import Simulation
 from autopar.planner.model.timing import memory
 
 
@@ -23,7 +23,7 @@ def short(seed: int):
     draw = random.Random(seed)
     graph = randomly(draw, draw.choice((6, 12, 25, 50)))
     instance = Instance(read(graph))
-    peaks = {m.device: m.peak for m in memory(Play(instance, random_schedule(instance, draw)))}
+    peaks = {m.device: m.peak for m in memory(Simulation(instance, random_schedule(instance, draw)))}
     for device in graph["devices"]:
         device["memory_bytes"] = peaks[device["name"]]
     return graph

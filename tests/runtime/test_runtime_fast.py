@@ -38,7 +38,6 @@ MORE = {
     "batch_norm": ("x", "row", "row", "row", "row", False, 0.1, 1e-5, False),
     "max_pool2d": ("d", (2, 2)),
     "avg_pool2d": ("d", (2, 2)),
-    "adaptive_avg_pool2d": ("d", (2, 2)),
     "dropout": ("x", 0.5, True),
     "cat": (("x", "y"), 1),
     "stack": (("x", "y"), 0),

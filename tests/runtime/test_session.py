@@ -193,10 +193,11 @@ def test_a_fork_while_another_thread_is_in_a_call_leaves_the_child_free_to_call(
     fast.close()
 
 
-@pytest.mark.parametrize("write", ["numpy", "data", "one element"])
+@pytest.mark.parametrize("write", ["numpy", "data", "one element", "fused step"])
 @torch.no_grad()
 def test_writes_that_leave_no_trace(write):
-    """Those to whole tensors are seen by samples in every signature, others after `refresh`."""
+    """Those to whole tensors are seen by samples in every signature, an optimizer's in any case, others after
+    `refresh`."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval()
     fast = autopar.compile(model, DEVICES, pins={"2": "emulated:0"}, split=None)
     x, weight = torch.randn(4, 8), model[2].weight
@@ -206,6 +207,10 @@ def test_writes_that_leave_no_trace(write):
             weight.detach().numpy()[:] *= factor
         elif write == "data":
             weight.data.mul_(factor)
+        elif write == "fused step":
+            weight.grad = torch.zeros_like(weight)
+            weight.grad[1, 3] = factor
+            torch.optim.SGD([weight], lr=1.0, fused=True).step()
         else:
             weight.data[1, 3] *= factor
             fast.refresh()

@@ -27,7 +27,7 @@ from autopar.session import plain_model
 from autopar.session.kernel_build import perturbed
 from autopar.session.kernel_selection import REBUILDS
 
-HISTORIES = 200
+HISTORIES = 80
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def changed(model: nn.Module, rng: random.Random) -> str:
 
 
 @pytest.mark.slow
-def test_no_answer_is_of_old_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_never_use_stale_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     folding = Folding()
     using(monkeypatch, folding, fastest="folding")
     x, served = torch.randn(5, 8), 0

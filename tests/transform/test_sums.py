@@ -16,7 +16,7 @@ from executing import execute, given
 from torch import nn
 
 from autopar.capture import Captured
-from autopar.ir.graph import SUM, SUMMED, Graph, Task
+from autopar.ir.graph import SUM, Graph, Task
 from autopar.transform.row_sums import single_valued, summed
 from autopar.transform.split import split
 
@@ -260,9 +260,7 @@ def test_batch_norm_of_frozen_weights_and_input() -> None:
     same(model, (x,))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "mixed"), [(torch.float32, False), (torch.bfloat16, True), (torch.float16, True)]
-)
+@pytest.mark.parametrize(("dtype", "mixed"), [(torch.float32, False), (torch.float16, True)])
 def test_batch_norm_in_other_types(dtype: torch.dtype, mixed: bool) -> None:
     model = Normed().to(dtype)
     if mixed:
@@ -313,9 +311,3 @@ def test_graphs_without_sums_over_rows_are_unchanged(
 ) -> None:
     graph = capture(model, (torch.randn(shape),), {}).graph
     assert summed(graph) == graph
-
-
-def test_summands_are_what_parts_make() -> None:
-    rewritten, _ = same(Scored(F.mse_loss).double(), (rows(), rows()))
-    task = next(task for task in rewritten.tasks if task.name.endswith("#sum"))
-    assert all(SUMMED in cut.outputs for cut in task.cuts) and task.cuts

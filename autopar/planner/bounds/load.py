@@ -16,8 +16,8 @@ STEPS = 20_000_000
 """Limit on (cluster, device) costs computed, which limits the rounds."""
 NEAR = 1e-3
 """Relative gap between the bound and the largest load of a division of the work at which the search ends."""
-ANEW = (8, 24, 56, 120)
-"""Rounds that restart the average of divisions: those of the first prices weigh most and are far off."""
+LATEST = 0.1
+"""Weight of the latest division in the mean of the divisions, which thereby forgets the first, far off."""
 HOPELESS = 1_000.0
 """Factor on the sequential time of all work and transfers. A larger bound means that nothing fits: the price
 of memory grows until it overflows."""
@@ -66,7 +66,7 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> float:
     prices /= prices @ shares
     rent = np.zeros(devices)
     mean, mean_rent, weight = np.zeros_like(prices), np.zeros(devices), 0.0
-    usual, mean_division = 0.0, _Mean(len(prices) + devices)
+    usual, division = 0.0, np.zeros(len(prices) + devices)
     rounds = max(10, min(ROUNDS, STEPS // work.size)) if used.sum() + wires.busy.sum() > 1 else 1
     for step in range(rounds):
         total, at = weigh(prices[:devices], prices[devices:], rent)
@@ -83,7 +83,7 @@ def load(instance: Instance, paths: Paths, enough: float = math.inf) -> float:
         rate = 0.5 * 3e-3 ** (step / rounds)
         mean, mean_rent, weight = mean + rate * prices, mean_rent + rate * rent, weight + rate
         taken = np.bincount(at, weights=held[every, at], minlength=devices) if memory else rent
-        division = mean_division.add(step, rate, np.concatenate([finish, taken]))
+        division += (LATEST if step else 1.0) * (np.concatenate([finish, taken]) - division)
         if division[:-devices].max() <= bound * (1 + NEAR) and (division[-devices:] <= room).all():
             break
         # Loads are relative to the usual longest one, so a rare overload counts for more than a common one.
@@ -107,20 +107,6 @@ def _one_by_one(instance: Instance, work: Floats, idle: Floats) -> float:
     count, nbytes = len(instance.bytes), sum(instance.bytes)
     sent = sum(hop.latency_s * count + hop.s_per_byte * nbytes for hop in instance.hops.values())
     return float(np.where(np.isfinite(work), work, 0.0).max(axis=1).sum() + idle.max() + sent)
-
-
-class _Mean:
-    """A weighted mean that starts over in the rounds of `ANEW`."""
-
-    def __init__(self, size: int) -> None:
-        self.total, self.weight = np.zeros(size), 0.0
-
-    def add(self, step: int, weight: float, values: Floats) -> Floats:
-        """Return the mean with these values."""
-        if step in ANEW:
-            self.total, self.weight = np.zeros_like(self.total), 0.0
-        self.total, self.weight = self.total + weight * values, self.weight + weight
-        return self.total / self.weight
 
 
 def _state(instance: Instance) -> Floats:

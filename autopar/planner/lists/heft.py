@@ -1,5 +1,5 @@
 """HEFT: list scheduling by earliest finish with insertion, with copy queues, buses, host and memory as
-resources. Also ranks as priorities of clusters, and the cost to go from each cluster on each device.
+resources; ranks, which are the priorities of clusters; and the cost to go from each cluster on each device.
 
 Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
 TPDS 13(3), 2002.
@@ -8,7 +8,6 @@ TPDS 13(3), 2002.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +17,6 @@ from ..model.instance import Hop, Instance
 from ..model.simulator import Schedule, in_order
 from ..model.slots import Slots, find_both
 from .memory_first import tracked
-
-_ORDERS: weakref.WeakKeyDictionary[Instance, list[int]] = weakref.WeakKeyDictionary()
 
 
 def heft(instance: Instance, room: float = 1.0) -> Schedule:
@@ -39,18 +36,17 @@ def list_schedule(
     order: Sequence[int],
     to_go: Sequence[Sequence[float]] | None = None,
     *,
-    ahead: float = 1.0,
     stay: float = 0.0,
     allowed: Sequence[Sequence[int]] | None = None,
     room: float = 1.0,
 ) -> Schedule:
-    """Place clusters in topological `order`, each on the `allowed` device with the least finish + `ahead` × `to_go` +
-    `stay` × seconds of the transfers it needs there.
+    """Place clusters in topological `order`, each on the `allowed` device with the least finish + `to_go` + `stay` ×
+    seconds of the transfers it needs there.
 
     Memory caps, times `room`, are respected as far as the order of placement can tell; the simulator decides. Near
     linear in clusters, reads and devices.
     """
-    work = _Work(instance, room, ahead, stay)
+    work = _Work(instance, room, stay)
     for r in order:
         work.place(r, (allowed or instance.allowed)[r], to_go[r] if to_go else None)
     return work.schedule(policy)
@@ -60,7 +56,7 @@ def placed(
     instance: Instance, order: Sequence[int], to_go: Sequence[Sequence[float]], stay: float
 ) -> tuple[list[int], list[float]]:
     """Return the device and start of each cluster in a list schedule with these weights, without caps."""
-    work = _Work(instance, 1.0, 1.0, stay)
+    work = _Work(instance, 1.0, stay)
     for r in order:
         work.place(r, instance.allowed[r], to_go[r])
     start = [0.0] * instance.clusters
@@ -72,13 +68,9 @@ def placed(
 class _Work:
     """A partial list schedule."""
 
-    def __init__(self, instance: Instance, room: float, ahead: float, stay: float) -> None:
-        self.instance = instance
-        self.ahead, self.stay = ahead, stay
+    def __init__(self, instance: Instance, room: float, stay: float) -> None:
+        self.instance, self.stay = instance, stay
         self.queues = [[Slots() for _ in lanes] for lanes in instance.lane_names]
-        # The only queue of each device, if clusters need nothing but that queue.
-        plain = not any(instance.dispatch)
-        self.only = [own[0] if plain and len(own) == 1 else None for own in self.queues]
         self.copies = [Slots() for _ in instance.copy_lanes]
         self.wires = [Slots() for _ in range(instance.wires)]
         self.host = Slots()
@@ -136,13 +128,8 @@ class _Work:
         options = []
         seconds = self.instance.seconds[r]
         for d in allowed:
-            queue = self.only[d]
-            if queue is None:
-                lane, start = self._slot(r, d, base)
-            else:
-                lane = 0
-                start = base if base >= queue.starts[-1] else queue.find(base, seconds[d])
-            rest = self.ahead * to_go[d] if to_go else 0.0
+            lane, start = self._slot(r, d, base)
+            rest = to_go[d] if to_go else 0.0
             if self.carries:
                 rest = max(rest, self._carrying(r, d))
             options.append((start + seconds[d] + rest, d, lane, start, rest))
@@ -220,9 +207,7 @@ class _Work:
                         continue
                     if lane in last and last[lane] > time:
                         time = last[lane]
-                    if hop.wire >= 0 or time < self.copies[lane].starts[-1]:
-                        time = self._copy_slot(hop, seconds, time)
-                    last[lane] = time = time + seconds
+                    last[lane] = time = self._copy_slot(hop, seconds, time) + seconds
             if time > ready:
                 ready = time
                 if ready > limit:
@@ -280,65 +265,26 @@ class _Work:
         return in_order(instance, policy, clusters, moves)
 
 
-def upward_rank(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[float]:
-    """Return the upward rank: seconds from the start of each cluster to the end along its longest path, averaged over
-    devices.
+def urgent_first(
+    instance: Instance, copies: float = 1.0, allowed: Sequence[Sequence[int]] | None = None
+) -> list[int]:
+    """Return clusters by decreasing upward rank: seconds from the start of each to the end along its longest path,
+    averaged over its `allowed` devices, with transfers weighted by `copies`.
 
-    As in HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002), but devices are weighted by their lanes and their
-    speed for the cluster, which approximates its likely device. `allowed`: candidate devices of each cluster, if
-    narrower than those of the problem.
+    Ties are in graph order, so the order is topological.
     """
-    shares = [_shares(instance, r, (allowed or instance.allowed)[r]) for r in range(instance.clusters)]
-    latency, s_per_byte = (_typical(instance, times) for times in (instance.latency, instance.s_per_byte))
-    rank = [0.0] * instance.clusters
-    for r in reversed(range(instance.clusters)):
-        own = sum(share * s for share, s in zip(shares[r], instance.seconds[r]) if share)
-        longest = max((rank[later] for later in instance.after[r]), default=0.0)
-        for v in instance.makes[r]:
-            travel = latency + instance.bytes[v] * s_per_byte
-            for later in instance.readers[v]:
-                apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[later]))
-                longest = max(longest, rank[later] + apart * travel)
-            for target in instance.deliver[v]:
-                longest = max(longest, (1.0 - shares[r][target]) * travel)
-            for holder in instance.carry[v]:
-                apart = 1.0 - sum(a * b for a, b in zip(shares[r], shares[holder]))
-                longest = max(longest, apart * travel)
-        rank[r] = own + longest
-    return rank
-
-
-def urgent_first(instance: Instance, allowed: Sequence[Sequence[int]] | None = None) -> list[int]:
-    """Return clusters by decreasing rank, ties in graph order, which is a topological order."""
-    if allowed is None and instance in _ORDERS:
-        return _ORDERS[instance]
-    rank = upward_rank(instance, allowed)
-    order = sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
-    if allowed is None:
-        _ORDERS[instance] = order
-    return order
-
-
-def mean_first(instance: Instance, copies: float) -> list[int]:
-    """Return clusters by decreasing upward rank of HEFT with equal weights and transfers weighted by
-    `copies`; ties in graph order."""
     latency, s_per_byte = (
         copies * _typical(instance, times) for times in (instance.latency, instance.s_per_byte)
     )
     rank = [0.0] * instance.clusters
     for r in reversed(range(instance.clusters)):
-        longest = 0.0
-        for later in instance.after[r]:
-            if rank[later] > longest:
-                longest = rank[later]
+        longest = max((rank[later] for later in instance.after[r]), default=0.0)
         for v in instance.makes[r]:
             travel = latency + instance.bytes[v] * s_per_byte
             for later in instance.readers[v]:
-                if rank[later] + travel > longest:
-                    longest = rank[later] + travel
-        row = instance.seconds[r]
-        own = [row[d] for d in instance.allowed[r]]
-        rank[r] = longest + sum(own) / len(own)
+                longest = max(longest, rank[later] + travel)
+        seconds = [instance.seconds[r][d] for d in (allowed or instance.allowed)[r]]
+        rank[r] = longest + sum(seconds) / len(seconds)
     return sorted(range(instance.clusters), key=lambda r: (-rank[r], r))
 
 
@@ -349,19 +295,8 @@ def cost_to_go(instance: Instance) -> list[list[float]]:
     The optimistic cost table of PEFT (Arabnejad and Barbosa, IEEE TPDS 25(3), 2014), deliveries included.
     """
     tail = tails(instance)
-    made: list[list[float]] = np.where(np.isfinite(tail), tail, 0.0).tolist()
-    return made
-
-
-def _shares(instance: Instance, cluster: int, allowed: Sequence[int]) -> list[float]:
-    raw = [0.0] * len(instance.devices)
-    fastest = min(instance.seconds[cluster][d] for d in allowed)
-    for d in allowed:
-        seconds = instance.seconds[cluster][d]
-        speed = fastest / seconds if seconds > 0 else 1.0
-        raw[d] = speed * instance.widths[d]
-    total = sum(raw) or 1.0
-    return [share / total for share in raw]
+    seconds: list[list[float]] = np.where(np.isfinite(tail), tail, 0.0).tolist()
+    return seconds
 
 
 def _typical(instance: Instance, matrix: list[list[float]]) -> float:

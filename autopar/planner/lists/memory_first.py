@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..model.instance import Instance
 from ..model.simulator import Schedule, in_order
-from ..model.toposort import late
+from ..model.toposort import depth_first_order
 
 
 class _MemoryUse:
@@ -69,7 +69,7 @@ def tracked(instance: Instance, room: float) -> _MemoryUse | None:
     return _MemoryUse(instance, room) if instance.tight else None
 
 
-def fill(instance: Instance, room: float = 1.0) -> Schedule:
+def fill_devices(instance: Instance, room: float = 1.0) -> Schedule:
     """Place clusters in graph order, filling one device after the other, the roomiest first.
 
     Neighbours stay together, so few values are transferred or held twice.
@@ -86,7 +86,7 @@ def fill(instance: Instance, room: float = 1.0) -> Schedule:
     return _laid("fill", space, range(instance.clusters), choose)
 
 
-def follow(instance: Instance, room: float = 1.0) -> Schedule:
+def follow_data(instance: Instance, room: float = 1.0) -> Schedule:
     """Place each cluster just before it is needed, where most of the computed bytes that it reads are.
 
     This suits graphs that save much, such as a forward for its backward. Ties go to the device of the
@@ -150,4 +150,4 @@ def just_in_time(instance: Instance) -> list[int]:
     depth = [0] * instance.clusters
     for r in range(instance.clusters):
         depth[r] = 1 + max((depth[p] for p in instance.before[r]), default=0)
-    return late([sorted(before, key=lambda p: (-depth[p], p)) for before in instance.before])
+    return depth_first_order([sorted(before, key=lambda p: (-depth[p], p)) for before in instance.before])

@@ -2,13 +2,13 @@
 
 Lanes run their clusters in order, and every step starts as early as possible. A transfer acquires a copy
 queue without a fixed order, then a bus, and holds both until it ends. A cluster holds the one host (the GIL)
-for its dispatch time. These resources are FIFO.
+for its dispatch time. These resources are FIFO; of simultaneous requests, the step with the lower number comes first.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -28,14 +28,13 @@ class Schedule:
     """A schedule without times: the order of clusters on each lane, and perhaps of transfers on copy queues.
 
     Transfers follow from the placement. A copy queue that `copies` does not list serves transfers as they become
-    ready. With `first_come`, all do, and `copies` only orders simultaneous requests. `ahead`: most clusters of a
-    lane between the start of a transfer of streamed state and its first reader; None: any number.
+    ready, as do all buses of machines without copy queues. `ahead`: most clusters of a lane between the start of a
+    transfer of streamed state and its first reader; None: any number.
     """
 
     policy: str
     lanes: Mapping[str, tuple[str, ...]]
     copies: Mapping[str, tuple[Move, ...]] = field(default_factory=dict)
-    first_come: bool = False
     ahead: int | None = None
 
 
@@ -82,7 +81,7 @@ def schedule_of(plan: Plan) -> Schedule:
     )
 
 
-class Play:
+class Simulation:
     """A simulated schedule. Steps are numbered: clusters first, then `moves`, the (value, hop) pairs.
 
     start, end, ready: seconds of each step.
@@ -227,31 +226,21 @@ class Play:
     def _order_copies(self, schedule: Schedule) -> None:
         instance = self.instance
         self.copies: list[list[int] | None] = [None] * len(instance.copy_lanes)
-        self.rank: Sequence[int] = range(instance.clusters + len(self.moves))
-        """Priorities of steps that request a resource at the same time."""
-        if not schedule.copies:
+        if not schedule.copies or not instance.costed.machine.queued:
             return
         names = instance.devices
         step = {
             (instance.values[v], names[hop.src], names[hop.dst]): instance.clusters + position
             for position, (v, hop) in enumerate(self.moves)
         }
-        own: list[list[int]] = [[] for _ in instance.copy_lanes]
-        for number, (_, hop) in enumerate(self.moves, instance.clusters):
-            if hop.lane >= 0:
-                own[hop.lane].append(number)
         for lane, lane_name in enumerate(instance.copy_lanes):
             if lane_name in schedule.copies:
-                given = [step[move] for move in schedule.copies[lane_name] if move in step]
-                if sorted(given) != own[lane]:
+                order = [step[move] for move in schedule.copies[lane_name] if move in step]
+                if sorted(order) != [
+                    n for n, (_, hop) in enumerate(self.moves, instance.clusters) if hop.lane == lane
+                ]:
                     raise PlanError(f"the order of {lane_name} does not hold each transfer of the plan once")
-                self.copies[lane] = given
-        if schedule.first_come:
-            rank = [*self.rank]
-            for order in self.copies:
-                for number, transfer in zip(sorted(order or ()), order or ()):
-                    rank[transfer] = number
-            self.rank, self.copies = rank, [None] * len(self.copies)
+                self.copies[lane] = order
 
     def _durations(self) -> list[float]:
         """Return the seconds of each step."""
@@ -276,7 +265,7 @@ class Play:
     def _times(self) -> None:
         """Compute all times. Raises PlanError for a deadlock. O((V + E) log V) for V steps, O(V + E) without
         contention."""
-        first, rank = self.instance.clusters, self.rank
+        first = self.instance.clusters
         duration, resources = self._durations(), self._resources()
         count, shared = len(duration), len(self.copies) + self.instance.wires + 1
         self.start, self.end, self.ready = start, end, ready = [0.0] * count, [0.0] * count, [0.0] * count
@@ -285,9 +274,9 @@ class Play:
         behind, clear = self._queued(missing)
         free, held = [0.0] * shared, [False] * shared
         line: list[deque[tuple[int, int]]] = [deque() for _ in free]
-        # Requests: time, rank, step, and how many resources it already holds. Steps in `able` are handled
-        # first, so no earlier request can still come.
-        asking: list[tuple[float, int, int, int]] = []
+        # Requests: time, step, and how many resources it already holds. Steps in `able` are handled first, so no
+        # earlier request can still come.
+        asking: list[tuple[float, int, int]] = []
         able = [step for step, left in enumerate(missing) if not left]
         finished = 0
         while able or asking:
@@ -298,10 +287,10 @@ class Play:
                 if clear[step] > time:
                     time = clear[step]
                 if needs:
-                    heappush(asking, (time, rank[step], step, 0))
+                    heappush(asking, (time, step, 0))
                     continue
             else:
-                time, _, step, got = heappop(asking)
+                time, step, got = heappop(asking)
                 needs = resources[step]
                 if got < len(needs):
                     own = needs[got]
@@ -312,7 +301,7 @@ class Play:
                         time = free[own]
                     if got + 1 < len(needs):
                         held[own] = True
-                        heappush(asking, (time, rank[step], step, got + 1))
+                        heappush(asking, (time, step, got + 1))
                         continue
             start[step] = time
             end[step] = ended = time + duration[step]
@@ -323,7 +312,7 @@ class Play:
                 held[own] = bool(line[own])
                 if line[own]:
                     other, got = line[own].popleft()
-                    heappush(asking, (free[own], rank[other], other, got + 1))
+                    heappush(asking, (free[own], other, got + 1))
             later = behind[step]
             if later >= 0:
                 clear[later] = ended

@@ -10,59 +10,59 @@ from typing import Any
 
 from ...ir.plan import Plan
 from ...ir.timeline import Memory, Placed, Transfer
-from .simulator import Play
+from .simulator import Simulation
 
 
-def timing(play: Play) -> Plan:
+def timing(simulation: Simulation) -> Plan:
     """Return a simulated schedule as a plan without bound and reasons, simultaneous steps ordered by turn."""
-    instance, first = play.instance, play.instance.clusters
+    instance, first = simulation.instance, simulation.instance.clusters
     placed = [
         Placed(
             instance.names[r],
-            instance.devices[play.device[r]],
-            play.lane[r],
-            play.start[r],
-            play.end[r],
+            instance.devices[simulation.device[r]],
+            simulation.lane[r],
+            simulation.start[r],
+            simulation.end[r],
         )
-        for r in sorted(range(first), key=play.when)
+        for r in sorted(range(first), key=simulation.when)
     ]
     transfers = []
     lanes = {
         ends: instance.costed.machine.copy_lane(instance.devices[ends[0]], instance.devices[ends[1]])
-        for ends in {(hop.src, hop.dst) for _, hop in play.moves}
+        for ends in {(hop.src, hop.dst) for _, hop in simulation.moves}
     }
-    for number in sorted(range(first, len(play.start)), key=play.when):
-        v, hop = play.moves[number - first]
+    for number in sorted(range(first, len(simulation.start)), key=simulation.when):
+        v, hop = simulation.moves[number - first]
         ends = instance.devices[hop.src], instance.devices[hop.dst]
-        times = play.start[number], play.end[number], play.ready[number]
+        times = simulation.start[number], simulation.end[number], simulation.ready[number]
         transfers.append(
             Transfer(instance.values[v], *ends, lanes[hop.src, hop.dst], *times, instance.bytes[v])
         )
     return Plan(
         instance.costed,
-        play.schedule.policy,
+        simulation.schedule.policy,
         tuple(placed),
         tuple(transfers),
-        _residency(play),
-        memory(play),
-        play.makespan,
+        _residency(simulation),
+        memory(simulation),
+        simulation.makespan,
     )
 
 
-def _residency(play: Play) -> tuple[tuple[str, str], ...]:
+def _residency(simulation: Simulation) -> tuple[tuple[str, str], ...]:
     """Return (state, device) for each device with resident state, its home included, in graph order."""
-    instance, costed = play.instance, play.instance.costed
+    instance, costed = simulation.instance, simulation.instance.costed
     found: dict[str, dict[int, None]] = {
         name: {} for name in costed.graph.state if name in costed.graph.resident
     }
     for r, cluster in enumerate(costed.clusters):
         for name in cluster.reads:
             if name in found:
-                found[name][play.device[r]] = None
+                found[name][simulation.device[r]] = None
     return tuple((name, instance.devices[d]) for name, devices in found.items() for d in sorted(devices))
 
 
-def memory(play: Play) -> tuple[Memory, ...]:
+def memory(simulation: Simulation) -> tuple[Memory, ...]:
     """Return the bytes over time on each device of a simulated schedule.
 
     Each storage counts once. Inputs and state at home, and state on each device that reads it, count all the
@@ -73,10 +73,14 @@ def memory(play: Play) -> tuple[Memory, ...]:
 
     Sums are exact, also of the fractions that graph files may have: a device that frees all of it is at 0.
     """
-    instance = play.instance
+    instance = simulation.instance
     changes: list[dict[float, Any]] = [{0.0: 0} for _ in instance.devices]
-    scratch = ((play.device[r], play.start[r], play.end[r], n) for r, n in enumerate(instance.workspace) if n)
-    for d, start, end, nbytes in chain(_spans(play), scratch):
+    scratch = (
+        (simulation.device[r], simulation.start[r], simulation.end[r], n)
+        for r, n in enumerate(instance.workspace)
+        if n
+    )
+    for d, start, end, nbytes in chain(_spans(simulation), scratch):
         at = changes[d]
         count = nbytes if isinstance(nbytes, int) else Fraction(nbytes)
         at[start] = at.get(start, 0) + count
@@ -95,12 +99,12 @@ def _number(exact: Any) -> Any:
     return exact if isinstance(exact, int) else float(exact)
 
 
-def _spans(play: Play) -> Iterator[tuple[int, float, float, int]]:
+def _spans(simulation: Simulation) -> Iterator[tuple[int, float, float, int]]:
     """Yield device, start and end in seconds, and bytes of each storage, including its views and kept state.
     O(V + E) for V steps."""
-    instance, costed = play.instance, play.instance.costed
+    instance, costed = simulation.instance, simulation.instance.costed
     graph = costed.graph
-    names, device, first, ended = instance.values, play.device, instance.clusters, play.end
+    names, device, first, ended = instance.values, simulation.device, instance.clusters, simulation.end
     # `roots`: storage of a value on a device, if not its own. `alive`: start, end, bytes of a storage.
     roots: dict[tuple[str, int], tuple[str, int]] = {}
     alive: dict[tuple[str, int], list[Any]] = {}
@@ -137,33 +141,37 @@ def _spans(play: Play) -> Iterator[tuple[int, float, float, int]]:
         for name in costed.clusters[r].reads if instance.holders else ():
             if name in costed.graph.resident:
                 roots.setdefault((name, device[r]), (graph.copies[name][0], device[r]))
-    for step, (v, hop) in enumerate(play.moves, first):
+    for step, (v, hop) in enumerate(simulation.moves, first):
         key = names[v], hop.dst
         if instance.views:
             roots[key] = key
-        alive[key] = [play.start[step], math.inf if instance.stays[v] else ended[step], instance.bytes[v]]
+        alive[key] = [
+            simulation.start[step],
+            math.inf if instance.stays[v] else ended[step],
+            instance.bytes[v],
+        ]
     for r, d in enumerate(device):
         until = ended[r]
         for v in instance.makes[r]:
             if instance.views:
-                hold(v, d, play.start[r], until)
+                hold(v, d, simulation.start[r], until)
             else:
-                alive[names[v], d] = [play.start[r], until, instance.bytes[v]]
+                alive[names[v], d] = [simulation.start[r], until, instance.bytes[v]]
         for v in instance.reads[r]:
             own = None if instance.views else alive.get((names[v], d))
             if own is None:
                 hold(v, d, until, until)
             elif until > own[1]:
                 own[1] = until
-    for step, (v, hop) in enumerate(play.moves, first):
+    for step, (v, hop) in enumerate(simulation.moves, first):
         hold(v, hop.src, ended[step], ended[step])
     for v, readers in enumerate(instance.carry):
         for d in {device[r] for r in readers}:
-            hold(v, d, play.makespan, math.inf)
+            hold(v, d, simulation.makespan, math.inf)
     for name, wanted in () if costed.consumed else costed.deliver:
         v = instance.value[name]
         maker = instance.maker[v]
         source = device[maker] if maker >= 0 else instance.home[v]
-        hold(v, costed.index[wanted] if wanted else source, play.makespan, math.inf)
+        hold(v, costed.index[wanted] if wanted else source, simulation.makespan, math.inf)
     for (_, d), (since, until, nbytes) in alive.items():
         yield d, since, until, nbytes

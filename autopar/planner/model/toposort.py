@@ -1,5 +1,5 @@
-"""Topological orders: depth first, which keeps the inputs of a task together, or smallest number first. Also
-reverses the edges of a graph."""
+"""Topological orders: depth first, which keeps the inputs of a task together, or smallest number first; and the edges
+of a graph the other way."""
 
 from __future__ import annotations
 
@@ -19,37 +19,29 @@ def inverse(before: Sequence[Iterable[int]]) -> list[list[int]]:
     return after
 
 
-def late(before: Sequence[Sequence[int]], reverse: bool = False) -> list[int]:
+def depth_first_order(before: Sequence[Sequence[int]]) -> list[int]:
     """Order numbers depth first, each after its predecessors in `before` and as late as possible.
 
-    Starts from each number without successors in turn; not recursive. `reverse` visits predecessors in the
-    opposite order. In a cycle, the number visited first comes last.
+    Starts from each number without successors in turn; not recursive. In a cycle, the number visited first comes last.
     """
     count = len(before)
-    wanted = [False] * count
-    for needs in before:
-        for p in needs:
-            wanted[p] = True
-    roots = [v for v in range(count) if not wanted[v]] + list(range(count))
-    seen, found = [False] * count, []
-    for root in roots:
-        if seen[root]:
+    wanted = {p for earlier in before for p in earlier}
+    visited, order = [False] * count, []
+    for root in (*(v for v in range(count) if v not in wanted), *range(count)):
+        if visited[root]:
             continue
-        seen[root] = True
-        path = [(root, 0)]
+        visited[root] = True
+        path = [(root, iter(before[root]))]
         while path:
-            v, at = path.pop()
-            needs = before[v]
-            while at < len(needs) and seen[needs[-1 - at if reverse else at]]:
-                at += 1
-            if at == len(needs):
-                found.append(v)
-                continue
-            path.append((v, at + 1))
-            p = needs[-1 - at if reverse else at]
-            seen[p] = True
-            path.append((p, 0))
-    return found
+            v, rest = path[-1]
+            p = next((p for p in rest if not visited[p]), None)
+            if p is None:
+                order.append(v)
+                path.pop()
+            else:
+                visited[p] = True
+                path.append((p, iter(before[p])))
+    return order
 
 
 def topological(before: Mapping[K, Collection[K]]) -> list[K]:
@@ -67,12 +59,12 @@ def topological(before: Mapping[K, Collection[K]]) -> list[K]:
             after[p].append(number)
     ready = [number for number, count in missing.items() if not count]
     heapq.heapify(ready)
-    found: list[K] = []
+    order: list[K] = []
     while ready:
         number = heapq.heappop(ready)
-        found.append(number)
+        order.append(number)
         for later in after[number]:
             missing[later] -= 1
             if not missing[later]:
                 heapq.heappush(ready, later)
-    return found
+    return order

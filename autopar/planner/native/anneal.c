@@ -238,7 +238,7 @@ static void go_on(Search *search, double steps, double hot, double cold, double 
 }
 
 /* Allocate a search and time the list that it starts from; NULL if memory runs out. */
-static char *begun(Search *search, const Network *net, const List *list, double limit)
+static char *begun(Search *search, const Network *net, const List *list)
 {
     size_t bytes = lay_out(search, net, NULL);
     char *block = calloc(1, bytes);
@@ -253,27 +253,25 @@ static char *begun(Search *search, const Network *net, const List *list, double 
     /* Timing an eager list needs no order, and sorting is slow if keys are far from graph order. */
     if (search->chain || !now->eager)
         sort(search, NULL, now->keys);
-    play(net, now, &search->bench, search->order, limit, search->after);
+    play(net, now, &search->bench, search->order, INFINITY, search->after);
     if (net->capped)
         now->over = overfull(net, now, &search->bench);
     return block;
 }
 
-/* Time a list until it must exceed `limit`: makespan, bytes above the caps and, by number, starts, ends and
-   lanes; `endings` clusters had ended by then. Returns 0, or -1 if memory runs out. */
-PUBLIC int autopar_time(
-    const Network *net, List *list, double limit, double *start, double *end, int *lane, int *endings)
+/* Time a list: makespan, bytes above the caps and, by number, starts, ends and lanes. Returns 0, or -1 if memory
+   runs out. */
+PUBLIC int autopar_time(const Network *net, List *list, double *start, double *end, int *lane)
 {
     Search search = {.net = net};
     size_t clusters = net->clusters;
-    char *block = begun(&search, net, list, limit);
+    char *block = begun(&search, net, list);
     if (!block)
         return -1;
     const Timed *timed = search.timed;
     memcpy(start, timed->start, clusters * sizeof *start);
     memcpy(end, timed->end, clusters * sizeof *end);
     memcpy(lane, timed->lane, clusters * sizeof *lane);
-    *endings = timed->endings;
     list->makespan = timed->makespan;
     list->over = timed->over;
     free(block);
@@ -286,7 +284,7 @@ PUBLIC int autopar_cool(const Network *net, Chain *chain, double steps, double h
 {
     Search search = {.chain = chain, .net = net};
     double end = monotonic() + s;
-    char *block = begun(&search, net, &chain->now, INFINITY);
+    char *block = begun(&search, net, &chain->now);
     if (!block)
         return -1;
     search.next = search.timed + 1;

@@ -1,5 +1,5 @@
 /* Data structures of the search. Arrays of several dimensions are flat, the last index running fastest. Times
-   are in seconds, inf without a route. search/core.py fills in the structures that come from Python. */
+   are in seconds, inf without a route. search/__init__.py fills in the structures that come from Python. */
 
 #ifndef AUTOPAR_NETWORK_H
 #define AUTOPAR_NETWORK_H

@@ -242,11 +242,11 @@ class _Search:
         not fit, also yield the setup with sharded replicas, if allowed."""
         if not setup.roomy:
             if not self.best:
-                self._fits(Partition(setup, self._plain(setup)))
+                self._fits(Partition(setup, self._by_units(setup)))
             self.tried.append((str(setup.option), None))
             yield from self._sharded(setup)
             return
-        found = dict.fromkeys([*self._even(setup), self._plain(setup)])
+        found = dict.fromkeys([*self._balanced(setup), self._by_units(setup)])
         quick = [Partition(setup, cuts) for cuts in found if not self._slow(setup, cuts)]
         fitting = [partition for partition in quick if self._fits(partition)]
         yield from fitting
@@ -260,15 +260,15 @@ class _Search:
         if self.request.shard_replicas == "auto" and option.shardable and not option.sharded:
             yield replace(setup, option=replace(option, sharded=True))
 
-    def _even(self, setup: Setup) -> Iterator[tuple[int, ...]]:
+    def _balanced(self, setup: Setup) -> Iterator[tuple[int, ...]]:
         """Yield cuts of the least bottleneck: without caps, with caps, and with less memory until they fit."""
-        cuts = setup.cutting.uncapped.even()
+        cuts = setup.cutting.uncapped.least_bottleneck()
         if cuts is None or self._slow(setup, cuts):
             return
         yield tuple(cuts)
         cutting = setup.cutting
         for _ in range(TRIES if any(cap is not None for cap in cutting.caps) else 0):
-            cuts = cutting.even()
+            cuts = cutting.least_bottleneck()
             if cuts is None or self._slow(setup, cuts):
                 return
             yield tuple(cuts)
@@ -294,7 +294,7 @@ class _Search:
             self.nearest = partition
         return over <= 0
 
-    def _plain(self, setup: Setup) -> tuple[int, ...]:
+    def _by_units(self, setup: Setup) -> tuple[int, ...]:
         """Return cuts into equal numbers of units."""
         units, stages = len(setup.chain.units), setup.option.stages
         return tuple(s * units // stages for s in range(stages + 1))

@@ -30,7 +30,7 @@ class _Cutting:
 
     The least feasible limit is found by bisection (Iqbal, "Approximate algorithms for partitioning problems", IJPP
     1991; Pınar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", JPDC 2004). A limit is tested
-    by dynamic programming over all positions, since a shorter stage may help. Among equals, the stages are balanced.
+    by dynamic programming over all positions, since a shorter stage may help.
 
     spent[s]: seconds of all units before each position.
     link[s]: seconds on the outgoing link for a cut at each position.
@@ -54,7 +54,7 @@ class _Cutting:
         caps = [None if cap is None else cap - own for cap, own in zip(self.caps, nbytes)]
         return replace(self, caps=caps)
 
-    def even(self) -> list[int] | None:
+    def least_bottleneck(self) -> list[int] | None:
         """Return cuts, from 0 to the number of units, with the least bottleneck within `PRECISION`; None if
         infeasible."""
         units = len(self.spent[0]) - 1
@@ -71,20 +71,12 @@ class _Cutting:
                 low = limit
             else:
                 best, high = cuts, min(limit, self.bottleneck(cuts))
-        return self._balanced(best, high)
+        return best
 
     def bottleneck(self, cuts: Sequence[int]) -> float:
         """Return the seconds of the slowest stage or link."""
         stages = max(float(t[b] - t[a]) for t, a, b in zip(self.spent, cuts, cuts[1:]))
         return max(stages, max((float(w[b]) for w, b in zip(self.link, cuts[1:-1])), default=0.0))
-
-    def fits(self, cuts: Sequence[int]) -> bool:
-        """Return True if no stage exceeds its cap."""
-        return all(
-            cap is None
-            or held[b] - held[a] - sum(n * max(0, uses[b] - uses[a] - 1) for n, uses in self.ties) <= cap
-            for held, cap, a, b in zip(self.held, self.caps, cuts, cuts[1:])
-        )
 
     def _under(self, limit: float) -> list[int] | None:
         """Find cuts under a limit by dynamic programming over the ends of each stage; None if infeasible. A stage that
@@ -112,42 +104,6 @@ class _Cutting:
         for start in reversed(before):
             cuts.append(int(start[cuts[-1]]))
         return cuts[::-1]
-
-    def _reach(self, s: int, start: int, limit: float) -> int:
-        """Return the last position that a stage can reach."""
-        spent, held, cap = self.spent[s], self.held[s], self.caps[s]
-        stop = int(spent.searchsorted(spent[start] + limit, "right")) - 1
-        if cap is None:
-            return stop
-        return min(stop, int(held.searchsorted(held[start] + cap, "right")) - 1)
-
-    def _balanced(self, latest: list[int], limit: float) -> list[int]:
-        """Return cuts under the same limit with stages as equal as possible, so that the pipeline fills quickly."""
-        stages, units, slack = len(self.spent), len(self.spent[0]) - 1, limit * (1 + 1e-12)
-        earliest = [units] * (stages + 1)
-        for s in range(stages - 1, 0, -1):
-            spent, held, cap = self.spent[s], self.held[s], self.caps[s]
-            stop = earliest[s + 1]
-            start = int(spent.searchsorted(spent[stop] - slack, "left"))
-            if cap is not None:
-                start = max(start, int(held.searchsorted(held[stop] - cap, "left")))
-            start = max(start, s)
-            while start < latest[s] and self.link[s - 1][start] > slack:
-                start += 1
-            earliest[s] = min(start, latest[s])
-        cuts = [0]
-        for s in range(stages - 1):
-            stop = min(self._reach(s, cuts[-1], slack), latest[s + 1], units - (stages - 1 - s))
-            places = np.arange(max(earliest[s + 1], cuts[-1] + 1), stop + 1)
-            places = places[self.link[s][places] <= slack]
-            spent = self.spent[s]
-            target = spent[cuts[-1]] + (spent[-1] - spent[cuts[-1]]) / (stages - s)
-            if not len(places):
-                return latest
-            off = np.abs(spent[places] - target) + self.link[s][places]
-            cuts.append(int(places[int(np.argmin(off))]))
-        cuts.append(units)
-        return cuts if self.bottleneck(cuts) <= slack and self.fits(cuts) else latest
 
 
 @dataclass(frozen=True)

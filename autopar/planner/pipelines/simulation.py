@@ -25,7 +25,7 @@ from ...ir.distribution import SCHEDULES, Distribution, Stage
 from ...ir.graph import Graph, Ref, Task, Value
 from ...ir.timeline import Span, Timeline
 from ..model.instance import Instance
-from ..model.simulator import Play, Schedule
+from ..model.simulator import Schedule, Simulation
 from ..model.timing import timing
 from .grid import Grid, processes
 
@@ -216,7 +216,7 @@ def passes_of(
 def simulate(
     grid: Grid, option: Option, stages: Sequence[Stage], passes: Sequence[Mapping[str, float]],
     ties: Sequence[tuple[tuple[int, ...], int]],
-) -> Play:  # fmt: skip
+) -> Simulation:  # fmt: skip
     """Simulate the actions of each process in order; each bus serves messages FIFO.
 
     The rest of a stage's gradient sums follows its last backward, overlapping with the process's remaining actions.
@@ -266,7 +266,9 @@ def simulate(
             tuple(last[stage] for stage in of))  # fmt: skip
     graph = Graph("pipeline", tuple(values), tuple(tasks), (), (), ())
     costed = CostedGraph(graph, grid.machine, (), tuple(clusters), (), ())
-    return Play(Instance(costed), Schedule("pipeline", {lane: tuple(names) for lane, names in lanes.items()}))
+    return Simulation(
+        Instance(costed), Schedule("pipeline", {lane: tuple(names) for lane, names in lanes.items()})
+    )
 
 
 def predicted(plan: Distribution) -> Timeline:

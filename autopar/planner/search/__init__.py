@@ -19,7 +19,7 @@ import numpy as np
 from .. import native
 from ..lists.heft import cost_to_go
 from ..model.instance import Instance
-from ..model.simulator import Play, Schedule, in_order
+from ..model.simulator import Schedule, Simulation, in_order
 from ..model.toposort import inverse
 
 KEEP = 6
@@ -60,17 +60,17 @@ class _Arrays(ctypes.Structure):
         super().__init__()
         self.held: list[np.ndarray[Any, Any]] = []
         for name, kind, *_ in self._fields_:
-            given = fields[name] if name in fields else getattr(instance, name)
+            content = fields[name] if name in fields else getattr(instance, name)
             if kind is _Lists:
-                at = [0, *accumulate(map(len, given))]
-                setattr(self, name, _Lists(self._array(at, Ints), self._array([*chain(*given)], Ints)))
+                at = [0, *accumulate(map(len, content))]
+                setattr(self, name, _Lists(self._array(at, Ints), self._array([*chain(*content)], Ints)))
             else:
-                setattr(self, name, given if kind is Int else self._array(given, kind))
+                setattr(self, name, content if kind is Int else self._array(content, kind))
 
     def _array(self, numbers: Any, kind: Any) -> Any:
-        made = np.array(numbers, dtype=np.int32 if kind is Ints else np.float64).ravel()
+        array = np.array(numbers, dtype=np.int32 if kind is Ints else np.float64).ravel()
         # One element more, since an empty array would have no address.
-        self.held.append(np.append(made, made.dtype.type(0)))
+        self.held.append(np.append(array, array.dtype.type(0)))
         return self.held[-1].ctypes.data_as(kind)
 
 
@@ -183,7 +183,6 @@ class Listed:
     start: Sequence[float] = ()
     end: Sequence[float] = ()
     lane: Sequence[int] = ()
-    ended: int = 0
 
     def schedule(self, policy: str) -> Schedule:
         """Return the orders of the lanes of an evaluated list."""
@@ -191,52 +190,43 @@ class Listed:
         return in_order(self.instance, policy, ((r, self.device[r], self.lane[r]) for r in clusters))
 
 
-def evaluate(
-    instance: Instance,
-    device: Sequence[int],
-    keys: Sequence[float],
-    limit: float = math.inf,
-    eager: bool = False,
-) -> Listed:
-    """Return a list with its times.
+def evaluate(instance: Instance, device: Sequence[int], keys: Sequence[float], eager: bool = False) -> Listed:
+    """Return a list with its times, with an infinite makespan if it never ends.
 
-    Stops with an infinite makespan once the list must exceed `limit`; `ended` clusters had ended by then.
     Ignores dispatch and orders of transfers other than FIFO, and requests second hops with the first; otherwise
     equal to the simulator. O(V log V + E). Raises MemoryError if memory runs out.
     """
     assert native.LIBRARY
     listed = Listed(instance, device, keys, eager)
-    own, ended = _List.holding(listed), Int()
+    own = _List.holding(listed)
     starts, ends = (np.empty(instance.clusters) for _ in range(2))
     lanes = np.empty(len(starts), dtype=np.int32)
     failed = native.LIBRARY.autopar_time(
         ctypes.byref(arrays(instance)),
         ctypes.byref(own),
-        Float(limit),
         starts.ctypes.data_as(Floats),
         ends.ctypes.data_as(Floats),
         lanes.ctypes.data_as(Ints),
-        ctypes.byref(ended),
     )
     if failed:
         raise MemoryError(
             f"no memory to time {instance.clusters} clusters on {len(instance.devices)} devices"
         )
-    start, end = starts.tolist(), ends.tolist()
     return replace(
         listed,
         makespan=own.makespan,
         over=own.over,
-        start=start,
-        end=end,
+        start=starts.tolist(),
+        end=ends.tolist(),
         lane=lanes.tolist(),
-        ended=ended.value,
     )
 
 
-def non_delay(play: Play) -> Listed:
+def non_delay(simulation: Simulation) -> Listed:
     """Return the non-delay list of a simulated schedule: with its devices, and its starts as keys."""
-    return evaluate(play.instance, play.device, play.start[: play.instance.clusters], eager=True)
+    return evaluate(
+        simulation.instance, simulation.device, simulation.start[: simulation.instance.clusters], eager=True
+    )
 
 
 class _State(ctypes.Structure):
@@ -285,22 +275,12 @@ class Annealing:
         return self._best[0].over, self._best[0].makespan
 
     @property
-    def spent(self) -> float:
-        """Steps of the last cooling."""
-        return float(self._state.spent)
-
-    @property
-    def now(self) -> Listed:
-        """The current list."""
-        return self._listed(self._state.now)
-
-    @property
     def best(self) -> list[Listed]:
         """The shortest lists so far, the shortest first."""
-        return [self._listed(kept) for kept in self._best[: self._state.count]]
-
-    def _listed(self, kept: _List) -> Listed:
-        count = self.instance.clusters
-        return Listed(
-            self.instance, kept.device[:count], kept.keys[:count], bool(kept.eager), kept.makespan, kept.over
-        )
+        instance, count = self.instance, self.instance.clusters
+        return [
+            Listed(
+                instance, best.device[:count], best.keys[:count], bool(best.eager), best.makespan, best.over
+            )
+            for best in self._best[: self._state.count]
+        ]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+
+import numpy as np
 
 from ...system.process import cores
 from ..candidates import Race
-from ..lists.heft import cost_to_go, list_schedule, mean_first, placed, urgent_first
+from ..lists.heft import cost_to_go, placed, urgent_first
 from ..model.instance import Instance
-from ..model.simulator import Play, Schedule
-from ..model.toposort import late
+from ..model.simulator import Schedule, Simulation
 from ..native import searches
 from . import CLOSE, KEEP, Annealing, Listed, capped, evaluate, non_delay
 from .large import WEIGHTS
@@ -37,18 +37,19 @@ TOGETHER = 24
 several in parallel."""
 LARGE = 1_500
 """Limit on the clusters of a graph; towards it, the number of steps falls to 0."""
-POLISHED = 10_000
-"""Limit on the clusters of a graph whose schedules `polish` refines."""
-POLISH = 25_000
+REFINED = 10_000
+"""Limit on the clusters of a graph whose schedules `refine` refines."""
+REFINE = 25_000
 """Steps to refine a schedule of a graph with too few steps for first lists."""
 LISTS = (
+    (1.0, 0.0, 0.0),
     *WEIGHTS,
     (0.5, 1.0, 1.0),
     (1.0, 0.25, 1.0),
     (0.5, 1.0, 0.3),
     (1.0, 1.0, 0.0),
 )
-"""Weights of the first lists in addition to those of HEFT; some prefer fewer transfers."""
+"""Weights of the first lists, HEFT's first; some prefer fewer transfers."""
 FIRST = 128
 """Steps for each cluster in the first lists together."""
 HOTTEST = 0.1
@@ -93,16 +94,18 @@ def anneal(instance: Instance, bound: float, steps: int = STEPS, until: float = 
     return _annealed(starts, bound, steps - FIRST * clusters, until, KEEP)
 
 
-def polish(instance: Instance, bound: float, play: Play, steps: int, until: float) -> list[Schedule]:
+def refine(
+    instance: Instance, bound: float, simulation: Simulation, steps: int, until: float
+) -> list[Schedule]:
     """Refine a simulated schedule by annealing, if `anneal` has too few steps for a graph. Returns nothing
-    after `until`, for more than `POLISHED` clusters, where memory is short, or without the native search."""
-    large = instance.clusters > POLISHED or instance.tight
+    after `until`, for more than `REFINED` clusters, where memory is short, or without the native search."""
+    large = instance.clusters > REFINED or instance.tight
     if large or _settled(instance) or time.monotonic() > until or not searches():
         return []
-    start = non_delay(play)
+    start = non_delay(simulation)
     if start.makespan == math.inf:
         return []
-    return _annealed([start], bound, min(steps, POLISH), until, keep=1)
+    return _annealed([start], bound, min(steps, REFINE), until, keep=1)
 
 
 def _settled(instance: Instance) -> bool:
@@ -113,32 +116,29 @@ def _settled(instance: Instance) -> bool:
 def _first(instance: Instance) -> list[Listed]:
     """Return the first lists, each in its own order and non-delay: the shortest of each placement, the
     shortest first."""
-    found, tail = [], cost_to_go(instance)
-    lists = [(urgent_first(instance), ahead, 0.0) for ahead in (0.0, 1.0)]
-    lists += [(mean_first(instance, rank), ahead, stay) for rank, ahead, stay in LISTS]
-    for order, ahead, stay in lists:
-        to_go = [[ahead * seconds for seconds in row] for row in tail]
-        device, start = placed(instance, order, to_go, stay)
-        found += [evaluate(instance, device, start, eager=eager) for eager in (False, True)]
+    lists, tail = [], np.array(cost_to_go(instance))
+    for rank, ahead, stay in LISTS:
+        device, start = placed(instance, urgent_first(instance, rank), (ahead * tail).tolist(), stay)
+        lists += [evaluate(instance, device, start, eager=eager) for eager in (False, True)]
     placements: dict[tuple[int, ...], Listed] = {}
-    for listed in sorted(found, key=lambda listed: listed.makespan):
+    for listed in sorted(lists, key=lambda listed: listed.makespan):
         if listed.makespan < math.inf:
             placements.setdefault(tuple(listed.device), listed)
     return [*placements.values()]
 
 
 def _annealed(starts: list[Listed], bound: float, steps: float, until: float, keep: int) -> list[Schedule]:
-    """Return the shortest schedules found in about `steps` steps, the shortest first."""
+    """Return the schedules of the shortest lists after about `steps` steps, the shortest first."""
     clusters = starts[0].instance.clusters
     above = starts[0].makespan / bound - 1 if bound > 0 else math.inf
     several = steps / clusters >= ROOM
     steps *= TOGETHER if several else FASTER
     hot = min(HOTTEST, GAIN * above) * min(1.0, steps / clusters / SLOW) ** 2
-    found = winners(starts, bound, steps, hot, until, keep, CHAINS if several else 1)
-    return [listed.schedule(POLICY) for listed in found]
+    best = go_with_the_winners(starts, bound, steps, hot, until, keep, CHAINS if several else 1)
+    return [listed.schedule(POLICY) for listed in best]
 
 
-def winners(
+def go_with_the_winners(
     starts: Sequence[Listed],
     bound: float,
     steps: float,
@@ -175,9 +175,9 @@ def winners(
         if _at_bound(chains[-1]):
             begun = chains
             break
-    found = {(kept.makespan, *kept.device): kept for chain in begun for kept in chain.best}
-    best = sorted(found.values(), key=lambda kept: (kept.over, kept.makespan))[:keep]
-    return [evaluate(kept.instance, kept.device, kept.keys, eager=kept.eager) for kept in best]
+    distinct = {(listed.makespan, *listed.device): listed for chain in begun for listed in chain.best}
+    best = sorted(distinct.values(), key=lambda listed: (listed.over, listed.makespan))[:keep]
+    return [evaluate(listed.instance, listed.device, listed.keys, eager=listed.eager) for listed in best]
 
 
 def _cooled(
@@ -205,71 +205,31 @@ PACKED_EACH = 7_000
 """Limit on placed clusters for each cluster of a graph; chains take `TOGETHER` times as many."""
 FEWEST = 512
 """Least number of placed clusters for each cluster for which it is worth starting."""
-ROOMS = (1.0, 0.75, 0.5)
-"""Shares of the caps that state fills at first, which leaves room for other values."""
 
 
 def pack(race: Race, steps: int) -> None:
-    """Enter the best schedules that fit, found by chains from the entries of `race` and `stretches` that fit,
-    or from those with the least excess if none does.
+    """Enter the best schedules that fit, found by chains from the entries of `race` that fit, or from those with the
+    least excess if none does.
 
-    About `steps` clusters are placed, fewer for a small graph. Skipped for a graph so large that only a few placements
-    could be tried; without the native search only `stretches` are tried.
-    Deterministic.
+    About `steps` clusters are placed, fewer for a small graph. Skipped without the native search, and for a graph so
+    large that only a few placements could be tried. Deterministic.
     """
     instance = race.instance
     clusters, steps = instance.clusters, min(steps, PACKED_EACH * instance.clusters)
-    if len(instance.devices) < 2 or steps < FEWEST * clusters:
+    if len(instance.devices) < 2 or steps < FEWEST * clusters or not searches():
         return
-    for placement in stretches(instance):
-        allowed = [(d,) for d in placement]
-        entry = race.trial(list_schedule(instance, "packed", urgent_first(instance), allowed=allowed))
-        if entry and not entry.over:
-            race.admit(entry)
     fitting = [entry for entry in race.entries if not entry.over]
     starts = sorted(fitting or race.entries, key=lambda entry: (entry.excess, entry.makespan))
-    if not starts or not searches():
+    if not starts:
         return
     above = starts[0].makespan / race.bound - 1 if race.bound > 0 else math.inf
     hot = min(HOTTEST, GAIN * above)
     with capped(instance):
-        lists = sorted((non_delay(entry.play) for entry in starts), key=lambda own: (own.over, own.makespan))
-        found = winners(lists, race.bound, steps * TOGETHER, hot, race.until, KEEP, CHAINS)
-    for listed in found:
+        lists = sorted(
+            (non_delay(entry.simulation) for entry in starts), key=lambda start: (start.over, start.makespan)
+        )
+        best = go_with_the_winners(lists, race.bound, steps * TOGETHER, hot, race.until, KEEP, CHAINS)
+    for listed in best:
         entry = race.trial(listed.schedule("packed"))
         if entry and not entry.over:
             race.admit(entry)
-
-
-def stretches(instance: Instance) -> Iterator[list[int]]:
-    """Yield placements that fill one device after the other with state, along a depth-first order of the graph from
-    its start or end; the rest goes to the device with the most room."""
-    room = [
-        math.inf if limit is None else limit - sum(given.values())
-        for limit, given in zip(instance.caps, instance.given)
-    ]
-    last = room.index(max(room))
-    for reverse, share, step in product((False, True), ROOMS, (1, -1)):
-        order = late(instance.before, reverse)[::step]
-        found = _filled(instance, order, [share * own for own in room], last)
-        if all(d in instance.allowed[r] for r, d in enumerate(found)):
-            yield found
-
-
-def _filled(instance: Instance, order: Sequence[int], room: Sequence[float], last: int) -> list[int]:
-    device = [-1] * instance.clusters
-    d, held = 0, dict[str, int]()
-    for r in order:
-        if device[r] >= 0:
-            continue
-        members = instance.together(r)
-        more = held | dict(kept for m in members for kept in instance.kept[m])
-        able = all(d in instance.allowed[m] for m in members for d in range(len(room)) if d != last)
-        while able and d < len(room) and (d == last or sum(more.values()) > room[d]):
-            d, held = d + 1, {}
-            more = dict(kept for m in members for kept in instance.kept[m])
-        if able and d < len(room):
-            held = more
-        for m in members:
-            device[m] = d if able and d < len(room) else last
-    return device

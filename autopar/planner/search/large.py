@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ..candidates import SHORTER
-from ..lists.heft import cost_to_go, heft, list_schedule, mean_first, placed
+from ..lists.heft import cost_to_go, heft, list_schedule, placed, urgent_first
 from ..model.instance import Instance
 from ..model.simulator import Schedule
 from ..native import searches
@@ -22,7 +22,6 @@ WEIGHTS = (
     (0.5, 0.0, 0.1),
     (0.0, 0.25, 0.0),
     (0.5, 0.5, 0.3),
-    (1.0, 0.0, 0.0),
     (1.0, 1.0, 0.1),
     (0.5, 0.25, 0.0),
     (0.5, 0.5, 0.0),
@@ -30,7 +29,7 @@ WEIGHTS = (
     (0.0, 1.0, 0.0),
 )
 """Weights of transfers in the rank, and of the remaining path and of transfers in the choice of a device: the
-best combinations, from 0 to 1, on random graphs, best first, HEFT's own among them."""
+best combinations, from 0 to 1, on random graphs, best first."""
 NON_DELAY = ((0.25, 0.8, 16.0), (0.5, 0.1, 0.0), (0.25, 0.6, 0.5))
 """Weights of the remaining path, of transfers and of a cluster's own seconds in lists timed with FIFO buses. The first
 is for graphs that fill all devices, where each cluster should be on the device that computes it fastest."""
@@ -44,16 +43,15 @@ then fast, and placement matters more."""
 
 
 def weighted(instance: Instance) -> dict[str, Callable[..., Schedule]]:
-    """Return functions `(problem, room=1.0) -> Schedule` by policy, as many as there is time for: fewer for more
-    devices."""
+    """Return HEFT and lists under several weights, as functions `(instance, room=1.0) -> Schedule` by policy: fewer for
+    more devices."""
     looks = DEVICES if instance.copy_lanes or instance.wires else APART
     policies: dict[str, Callable[..., Schedule]] = {"heft": heft}
-    to_go = cost_to_go(instance)
+    tail = np.array(cost_to_go(instance))
     for rank, ahead, stay in WEIGHTS[: max(1, round(looks / len(instance.devices)))]:
         policy = f"heft, weights {rank:g} {ahead:g} {stay:g}"
-        order = mean_first(instance, rank)
-        own = partial(list_schedule, policy=policy, order=order, to_go=to_go if ahead else None)
-        policies[policy] = partial(own, ahead=ahead, stay=stay)
+        order, to_go = urgent_first(instance, rank), (ahead * tail).tolist() if ahead else None
+        policies[policy] = partial(list_schedule, policy=policy, order=order, to_go=to_go, stay=stay)
     return policies
 
 
@@ -72,7 +70,7 @@ def non_delay_list(instance: Instance, until: float) -> Schedule:
     best: Listed | None = None
     policy = ""
     if searches():
-        order, tail = mean_first(instance, 0.0), np.array(cost_to_go(instance))
+        order, tail = urgent_first(instance, 0.0), np.array(cost_to_go(instance))
         seconds = np.array(instance.seconds)
         spent = np.where(np.isfinite(seconds), seconds, 0.0)
         for ahead, stay, own in NON_DELAY[:1] if instance.clusters >= MANY else NON_DELAY:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from warnings import catch_warnings
 
 import torch
@@ -19,26 +20,24 @@ PATIENCE_S = 60.0
 """Seconds that a call waits until no other thread captures. Not forever: the call may hold the lock of its model, for
 which the other thread may wait."""
 
+
+def _converting(library: ModuleType) -> Library:
+    """Return a library that converts a piece to a model of its own with the weights, and loads that."""
+    return Library(
+        missing=library.missing,
+        keeps=library.keeps,
+        folds=True,
+        any_size=True,
+        model=library.model,
+        load=library.load,
+        store=library.store,
+    )
+
+
 LIBRARIES: dict[str, Library] = {
     "cudagraphs": Library(cuda_graphs.build, cuda_graphs.missing, devices=frozenset({"cuda"})),
-    "onnxruntime": Library(
-        missing=onnx_runtime.missing,
-        keeps=onnx_runtime.keeps,
-        folds=True,
-        any_size=True,
-        model=onnx_runtime.model,
-        load=onnx_runtime.load,
-        store=onnx_runtime.store,
-    ),
-    "openvino": Library(
-        missing=open_vino.missing,
-        keeps=open_vino.keeps,
-        folds=True,
-        any_size=True,
-        model=open_vino.model,
-        load=open_vino.load,
-        store=open_vino.store,
-    ),
+    "onnxruntime": _converting(onnx_runtime),
+    "openvino": _converting(open_vino),
     "inductor frozen": Library(
         partial(inductor.build, frozen=True), inductor.missing, inductor.keeps, folds=True, any_size=True
     ),

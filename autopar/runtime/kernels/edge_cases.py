@@ -42,8 +42,8 @@ def _attention(
     attended = functional.scaled_dot_product_attention(query, key, value, mask, *args, **kwargs)
     if mask is None:
         return attended
-    seen = mask if mask.dtype is torch.bool else mask != -torch.inf
-    return attended.where(seen.any(-1, keepdim=True), 0.0)
+    included = mask if mask.dtype is torch.bool else mask != -torch.inf
+    return attended.where(included.any(-1, keepdim=True), 0.0)
 
 
 def _log_sigmoid(tensor: Tensor) -> Tensor:
@@ -107,12 +107,12 @@ def in_range(call: Call, module: fx.GraphModule, inputs: Sequence[Tensor], narro
         return call
 
     def checked(*tensors: Tensor) -> Any:
-        held = dict(limits)
+        bounds = dict(limits)
         for at, table, axis, signed in tables:
             size = tensors[table].shape[axis]
-            least, most = held.get(at, (-size, size - 1))
-            held[at] = max(least, -size if signed else 0), min(most, size - 1)
-        for at, (least, most) in held.items():
+            least, most = bounds.get(at, (-size, size - 1))
+            bounds[at] = max(least, -size if signed else 0), min(most, size - 1)
+        for at, (least, most) in bounds.items():
             low, high = tensors[at].aminmax()
             if int(low) < least or int(high) > most:
                 # Not `module(...)`: if that fails, torch prints the module's code.

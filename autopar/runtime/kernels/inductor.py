@@ -21,22 +21,24 @@ from .piece_module import copied, exported
 
 _UNROLLED = ("aten.lstm", "aten.gru", "aten.rnn", "aten._thnn", "aten.quantized", "autopar.")
 """Operators that it unrolls step by step, or that are opaque to it."""
-_SEEN = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
+_TRANSPARENT = ("autopar.join", "autopar.part", "autopar.sum", "autopar.layer_norm", "autopar.rms_norm")
+"""Composites whose operators it compiles."""
 
 
 def missing() -> str:
     """Return the reason why it cannot be used, such as no C++ compiler; "" if it can."""
     from torch._inductor import config
 
-    known = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
-    there = any(each and shutil.which(each) for each in (*known, "g++", "clang++"))
-    return "" if there else "no C++ compiler is on PATH; install g++"
+    compilers = config.cpp.cxx if isinstance(config.cpp.cxx, (tuple, list)) else (config.cpp.cxx,)
+    if any(each and shutil.which(each) for each in (*compilers, "g++", "clang++")):
+        return ""
+    return "no C++ compiler is on PATH; install g++"
 
 
 def keeps(task: Task, _: Graph) -> bool:
     """Return True for all but recurrent layers and autopar's composites without a body."""
-    seen = task.target.startswith(_SEEN) or not task.target.startswith(_UNROLLED)
-    return seen or body(task) is not None
+    plain = task.target.startswith(_TRANSPARENT) or not task.target.startswith(_UNROLLED)
+    return plain or body(task) is not None
 
 
 def build(module: fx.GraphModule, inputs: Sequence[torch.Tensor], frozen: bool = False) -> Call:

@@ -16,8 +16,8 @@ from torch import fx
 from ...ir.graph import Graph, Task
 from .differences import EXACT
 from .edge_cases import exact, in_range
-from .kept_models import folder, kept
 from .library import Call, Refusal, keeps_numpy
+from .model_files import folder, stored
 from .onnx_runtime import LAYERS
 from .piece_module import exported
 
@@ -39,11 +39,11 @@ def keeps(task: Task, graph: Graph) -> bool:
 
 
 def model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> bytes:
-    """Return a piece as a model of OpenVINO, converted unless it is kept on disk. Raises Refusal with the operators
+    """Return a piece as a model of OpenVINO, converted unless it is stored on disk. Raises Refusal with the operators
     that read larger integers than it computes with, and the library's errors."""
     import openvino
 
-    return kept("openvino", openvino.__version__, module, inputs, lambda: _saved(_model(module, inputs)))
+    return stored("openvino", openvino.__version__, module, inputs, lambda: _saved(_model(module, inputs)))
 
 
 def store(data: bytes, path: str) -> None:
@@ -126,8 +126,8 @@ def _model(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
         root.handlers[:], root.filters[:] = handlers, filters
     axes = module.meta.get("axes") or [{}] * len(inputs)
     shapes = [
-        [-1 if axis in own else size for axis, size in enumerate(tensor.shape)]
-        for tensor, own in zip(inputs, axes)
+        [-1 if axis in varying else size for axis, size in enumerate(tensor.shape)]
+        for tensor, varying in zip(inputs, axes)
     ]
     model.reshape({each: openvino.PartialShape(shape) for each, shape in zip(model.inputs, shapes)})
     return model
@@ -137,16 +137,16 @@ def _distinct(module: fx.GraphModule) -> fx.GraphModule:
     """Return the module after letting no two of its results be the same value to the converter, which fails if
     they are: it leaves out copies, and dropout, which does nothing here."""
     (end,) = module.graph.find_nodes(op="output")
-    seen, results = set(), []
+    sources, results = set(), []
     for node in end.args[0]:
         source = node
         while getattr(source.target, "overloadpacket", None) in _SAME:
             source = source.args[0]
-        if source in seen:
+        if source in sources:
             with module.graph.inserting_before(end):
                 longer = module.graph.call_function(_aten.unsqueeze.default, (node, 0))
                 node = module.graph.call_function(_aten.squeeze.dim, (longer, 0))
-        seen.add(source)
+        sources.add(source)
         results.append(node)
     end.args = (tuple(results),)
     module.recompile()
