@@ -22,6 +22,7 @@ from .ir.plan import Plan
 from .planner import Policy
 from .session.batch_split import Split
 from .session.compiled import Compiled, CompiledModule, placed
+from .session.loaded import SavedModel
 from .session.options import Kernels, Options, Pins, require_changing
 from .session.own_loop import plan_training
 from .session.stages import at_home, plan_captured, timed
@@ -345,6 +346,8 @@ def _examples(inputs: Any, keywords: Any) -> tuple[tuple[Any, ...], dict[str, An
 def _require_plain(model: Any, function: str) -> None:
     if isinstance(model, CompiledModule):
         raise CaptureError(f"the model is compiled already; give {function} the plain one, compiled.module")
+    if isinstance(model, SavedModel):
+        raise CaptureError(f"the model was loaded, compiled, from a folder; give {function} the Python model")
 
 
 def _require_callable(model: Any) -> None:

@@ -164,16 +164,27 @@ def _calls_graph(code: CodeType) -> bool:
 
 def has_side_effects() -> bool:
     """Return True if the call under capture in this thread changes objects that outlive it, such as an attribute or
-    a growing list, or registers a hook of a tensor."""
+    a growing list, or registers a hook of a tensor. An attribute that ends with its value before is not changed, such
+    as the switches that transformers sets within a call."""
     effects = InstructionTranslator.current_tx().output.side_effects
     new = AttributeMutationNew, ValueMutationNew
     changed = (
         getattr(item, "source", None) is not None
         and not isinstance(item.mutation_type, new)
         and effects.is_modified(item)
+        and not _unchanged(item, effects.store_attr_mutations.get(item, {}))
         for item in effects.id_to_variable.values()
     )
     return bool(effects.tensor_hooks) or any(changed)
+
+
+def _unchanged(item: Any, attributes: dict[str, Any]) -> bool:
+    """Return True if all that a call sets of an object is `attributes`, to the constants that it has already."""
+    before = getattr(getattr(item, "value", None), "__dict__", {})
+    return type(item) is UserDefinedObjectVariable and all(
+        name in before and each.is_python_constant() and each.as_python_constant() is before[name]
+        for name, each in attributes.items()
+    )
 
 
 _LACKS: Callable[..., None] = getattr(GuardBuilder, "DICT_NOT_CONTAINS", None) or functools.partial(
