@@ -16,10 +16,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-LARGE = 20_000
-"""Limit on clusters for tails: in larger graphs, tails add little to the load bound and are 0."""
-
-
 @dataclass(frozen=True)
 class Paths:
     """The longest paths of a graph: head and tail of each cluster r on device d, in seconds.
@@ -46,15 +42,13 @@ def paths(instance: Instance) -> Paths:
     head, delivered = _heads(instance, net, seconds)
     if not instance.clusters:
         return Paths(seconds, seconds, seconds, delivered)
-    tail = np.where(np.isfinite(seconds), 0.0, np.inf)
-    if instance.clusters <= LARGE:
-        tail = _tails(instance, net, seconds)
+    tail = _tails(instance, net, seconds)
     with_all = (head + seconds + tail).min(axis=1)
     return Paths(head, tail, seconds, max(delivered, float(with_all.max())))
 
 
 def tails(instance: Instance) -> Floats:
-    """Return the `tail` of `paths`, for any number of clusters."""
+    """Return the `tail` of `paths`."""
     return _tails(instance, _Network(instance), durations(instance))
 
 
@@ -90,13 +84,6 @@ class _Network:
     def __init__(self, instance: Instance) -> None:
         self.latency, self.s_per_byte = nearest(instance)
         self.devices = len(self.latency)
-        apart = ~np.eye(self.devices, dtype=bool)
-        # With one latency and one rate for all, the best other device is the one with the least time.
-        self.even = (
-            self.devices > 1 and np.ptp(self.latency[apart]) == 0 and np.ptp(self.s_per_byte[apart]) == 0
-            if np.isfinite(self.latency).all()
-            else False
-        )
 
     def arrive(self, ends: Floats, nbytes: Floats) -> Floats:
         """Return the earliest arrival, in seconds, on each device of values made at `ends` (n, D)."""
@@ -107,10 +94,6 @@ class _Network:
         return self._cross(rest, nbytes, self.latency.T, self.s_per_byte.T)
 
     def _cross(self, times: Floats, nbytes: Floats, latency: Floats, s_per_byte: Floats) -> Floats:
-        if self.even:
-            trip = latency[0, 1] + nbytes * s_per_byte[0, 1]
-            best: Floats = np.minimum(times, (times.min(axis=1) + trip)[:, None])
-            return best
         arrival = times.copy()
         for e in range(self.devices):
             np.minimum(
