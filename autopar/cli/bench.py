@@ -49,9 +49,9 @@ def main(argv: Sequence[str]) -> int:
     if chosen.suite == "gpu":
         only = [f"--only={name}" for name in chosen.only]
         return int(_suite("gpu").main([*only, *_words(chosen, ("rounds", "json"))]))
-    from ..costs.detect import asked
+    from ..costs.detect import parse_devices
 
-    asked(names(chosen.devices))
+    parse_devices(names(chosen.devices))
     print(machine(), flush=True)
     return _contests(chosen)
 

@@ -20,7 +20,7 @@ from ..ir.machine import Machine
 from ..ops import resolve
 from ..system import cache
 from . import calibrate, scales
-from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
+from .replay import REFUSALS, Calls, Tensors, bound, replayed, synthetic
 from .roofline import Ratios, estimate, signature, work
 
 log = logging.getLogger("autopar")
@@ -262,7 +262,7 @@ def _alone(book: _Book, task: Task, device: Device) -> float | None:
         with calibrate.as_tasks(on.type):
             function, prepared = resolve.target(task.target, book.calls), []
             for _ in range(copies):
-                tensors = {name: made_up(graph, graph.value[name], on) for name in task.inputs}
+                tensors = {name: synthetic(graph, graph.value[name], on) for name in task.inputs}
                 prepared.append(bound(task, function, tensors, on))
             turn = itertools.cycle(prepared)
             return _blocks(lambda: next(turn)(), device.torch_device)

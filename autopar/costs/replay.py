@@ -66,7 +66,7 @@ def replayed(
             try:
                 for name in task.inputs:
                     if name not in values:
-                        values[name] = made_up(graph, graph.value[name], device)
+                        values[name] = synthetic(graph, graph.value[name], device)
                 call = bound(task, functions[at], values, device)
                 begin = clock()
                 result = call()
@@ -125,7 +125,7 @@ def bound(
     return partial(function, *args, **kwargs)
 
 
-def made_up(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
+def synthetic(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
     """Return a made-up tensor for a value: floats of 0.5, integers that are valid indices wherever it is read."""
     dtype = getattr(torch, value.dtype)
     if dtype.is_floating_point or dtype.is_complex:

@@ -1,6 +1,5 @@
 """What a plan is held against: the model moved to one device, as `model.to(device)` moves it."""
 
-
 import pytest
 import torch
 from torch import nn
