@@ -59,13 +59,13 @@ def measure(
 ) -> dict[tuple[str, str], float]:
     """Measure seconds by (task, device name), dispatch included; equal operations (`signature`) are timed once.
 
-    On a CPU, the tasks run one after the other as in a call (`replay`), with a lane's threads, on `given`
-    inputs and state or else on made-up ones. On an accelerator, each runs alone on made-up inputs. If the
+    On a CPU, the tasks run one after the other as in a call (`replay`), with a lane's threads, on `tensors`,
+    inputs and state by name, or else on synthetic ones. On an accelerator, each runs alone on synthetic inputs. If the
     graph's weights do not fit in its cache, it runs on several copies in turn. Earlier times on the same chip
     are reused, unless they are far from the roofline. The longest operations by the roofline come first,
     within about `budget_s` seconds on each device. The roofline prices the others, and tasks that draw random
     numbers, must follow others, write in place, are the user's own (`calls`), make no tensor or refuse
-    made-up inputs. Nothing is measured if devices are absent or on a declared clock.
+    synthetic inputs. Nothing is measured if devices are absent or on a declared clock.
     """
     if machine.absent or machine.clock == "declared":
         log.info("nothing is measured: %s", machine.label)
@@ -87,7 +87,7 @@ def measure(
 
 
 def measured(graph: Graph, machine: Machine, calls: Calls, tensors: Tensors) -> Ratios:
-    """Return ratios by `measure`, on the given inputs and state."""
+    """Return ratios by `measure`, with `tensors` as inputs and state."""
     return _ratios(graph, machine, measure(graph, machine, calls, tensors))
 
 

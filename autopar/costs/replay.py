@@ -34,7 +34,7 @@ PASSES = 20
 """Limit on passes over a graph; fewer if it is long."""
 FEWEST = 3
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, MemoryError)
-"""Exceptions of operations that do not accept made-up inputs."""
+"""Exceptions of operations that do not accept synthetic inputs."""
 
 
 def replayed(
@@ -43,7 +43,7 @@ def replayed(
     """Time tasks in the order of the graph; return the median of up to `PASSES` passes within about `budget_s`
     seconds, without the first; None for tasks that refuse.
 
-    `given`: inputs and state by name; values that are neither given nor made by the tasks are made up. Passes
+    `tensors`: inputs and state by name; other values that the tasks do not make are synthetic. Passes
     in which another process took the core are left out if enough others remain.
     """
     wanted = {task.name for task in tasks}
@@ -126,7 +126,7 @@ def bound(
 
 
 def synthetic(graph: Graph, value: Value, device: torch.device) -> torch.Tensor:
-    """Return a made-up tensor for a value: floats of 0.5, integers that are valid indices wherever it is read."""
+    """Return a synthetic tensor for a value: floats of 0.5, integers that are valid indices wherever it is read."""
     dtype = getattr(torch, value.dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.empty(value.shape, dtype=dtype, device=device).fill_(0.5)
