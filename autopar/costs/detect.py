@@ -94,7 +94,7 @@ def one_lane(machine: Machine) -> Machine | None:
 
 
 def parse_devices(devices: Sequence[str | Device]) -> tuple[list[str | Device], list[Device]]:
-    """Return the names and devices of `detect`, "auto" resolved, and the same as devices without figures. Measures nothing.
+    """Return the names of the devices, "auto" resolved, and the same as devices without figures. Measures nothing.
 
     Raises DeviceError as `detect` does.
     """
