@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
     if options.suite == "gpu":
         only = [f"--only={name}" for name in options.only]
         return int(_suite("gpu").main([*only, *_words(options, ("rounds", "json"))]))
-    from ..costs.detect import asked
+    from ..costs.detect import parse_devices
 
-    asked(names(options.devices))
+    parse_devices(names(options.devices))
     print(machine(), flush=True)
     return _contests(options)
 

@@ -20,7 +20,7 @@ from ..ir.machine import Machine
 from ..ops import resolve
 from ..system import cache
 from . import calibrate, scales
-from .replay import REFUSALS, Calls, Tensors, bound, made_up, replayed
+from .replay import REFUSALS, Calls, Tensors, bound, replayed, synthetic
 from .roofline import Ratios, estimate, signature, work
 
 log = logging.getLogger("autopar")
@@ -59,13 +59,13 @@ def measure(
 ) -> dict[tuple[str, str], float]:
     """Measure seconds by (task, device name), dispatch included; equal operations (`signature`) are timed once.
 
-    On a CPU, the tasks run one after the other as in a call (`replay`), with a lane's threads, on `given`
-    inputs and state or else on made-up ones. On an accelerator, each runs alone on made-up inputs. If the
+    On a CPU, the tasks run one after the other as in a call (`replay`), with a lane's threads, on `tensors`,
+    inputs and state by name, or else on synthetic ones. On an accelerator, each runs alone on synthetic inputs. If the
     graph's weights do not fit in its cache, it runs on several copies in turn. Earlier times on the same chip
     are reused, unless they are far from the roofline. The longest operations by the roofline come first,
     within about `budget_s` seconds on each device. The roofline prices the others, and tasks that draw random
     numbers, must follow others, write in place, are the user's own (`calls`), make no tensor or refuse
-    made-up inputs. Nothing is measured if devices are absent or on a declared clock.
+    synthetic inputs. Nothing is measured if devices are absent or on a declared clock.
     """
     if machine.absent or machine.clock == "declared":
         log.info("nothing is measured: %s", machine.label)
@@ -87,7 +87,7 @@ def measure(
 
 
 def measured(graph: Graph, machine: Machine, calls: Calls, tensors: Tensors) -> Ratios:
-    """Return ratios by `measure`, on the given inputs and state."""
+    """Return ratios by `measure`, with `tensors` as inputs and state."""
     return _ratios(graph, machine, measure(graph, machine, calls, tensors))
 
 
@@ -262,7 +262,7 @@ def _alone(book: _Book, task: Task, device: Device) -> float | None:
         with calibrate.as_tasks(on.type):
             function, prepared = resolve.target(task.target, book.calls), []
             for _ in range(copies):
-                tensors = {name: made_up(graph, graph.value[name], on) for name in task.inputs}
+                tensors = {name: synthetic(graph, graph.value[name], on) for name in task.inputs}
                 prepared.append(bound(task, function, tensors, on))
             turn = itertools.cycle(prepared)
             return _blocks(lambda: next(turn)(), device.torch_device)

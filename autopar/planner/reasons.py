@@ -96,8 +96,8 @@ class Reasons(Mapping[str, Reason]):
                 return math.inf
             for hop in hops:
                 took = hop.seconds(instance.bytes[v])
-                queues = [buses[key] for key in _keys(hop) if key in buses]
-                sent = find_all(queues, took - self.rounding, sent) + took
+                queues = [(buses[key], took - self.rounding) for key in _keys(hop) if key in buses]
+                sent = find_all(queues, sent) + took
         return max(arrives, sent)
 
     def _buses(self, r: int) -> dict[tuple[str, int], Slots]:

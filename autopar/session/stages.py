@@ -17,7 +17,7 @@ from ..capture.results import expressions, resizable
 from ..costs.clustering import repriced, unfused
 from ..costs.detect import one_lane, slowed, with_slow_down
 from ..costs.measure import measured
-from ..costs.pins import Home, homes_asked, pinned_sums, resolve, resolve_sums, streamed
+from ..costs.pins import Home, pinned_sums, resolve, resolve_sums, streamed, user_homes
 from ..costs.roofline import Ratios, cost
 from ..errors import MemoryCapError
 from ..ir.costed import CostedGraph
@@ -267,7 +267,7 @@ def _planned(
     pins = resolve(captured.graph, options.pins, machine, weights)
     sums = resolve_sums(captured.graph, options.pins, weights)
     alone = [device.torch_type for device in machine.devices] == ["cpu"]
-    asked = streamed(captured.graph, homes_asked(captured.graph, options.home))
+    asked = streamed(captured.graph, user_homes(captured.graph, options.home))
     graph = grouped(asked, homes, pins, ALONE_BYTES if alone else BUCKET_BYTES)
     if machine.separate_generators:
         graph = local(graph)
@@ -332,7 +332,7 @@ def homes_of(
     homes = {name: place_of(tensor.device, machine) for name, tensor in zip(captured.graph.inputs, tensors)}
     for name, (owner, key) in captured.state.items():
         homes[name] = place_of(owner[key].device, machine)
-    homes |= homes_asked(captured.graph, home)
+    homes |= user_homes(captured.graph, home)
     first = first_home(captured.graph, machine, homes)
     return {**homes, **dict.fromkeys((name for name, _ in captured.tangents), first)}
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..bounds.critical_path import tails
 from ..model.instance import Hop, Instance
 from ..model.simulator import Schedule, in_order
-from ..model.slots import Slots, find_both
+from ..model.slots import Slots, find_all
 from .memory_first import tracked
 
 
@@ -169,7 +169,7 @@ class _Work:
         first, chosen = math.inf, 0
         for lane, queue in enumerate(self.queues[d]):
             if dispatch:
-                start = find_both(queue, length, self.host, dispatch, ready)
+                start = find_all(((queue, length), (self.host, dispatch)), ready)
             else:
                 start = queue.find(ready, length)
             if start < first:
@@ -252,7 +252,7 @@ class _Work:
         queue = self.copies[hop.lane]
         if hop.wire < 0:
             return queue.find(ready, seconds)
-        return find_both(queue, seconds, self.wires[hop.wire], seconds, ready)
+        return find_all(((queue, seconds), (self.wires[hop.wire], seconds)), ready)
 
     def schedule(self, policy: str) -> Schedule:
         """Return the resulting orders, with the deliveries to the caller and of carried state at the end."""
