@@ -263,7 +263,8 @@ class KernelSelection:
         """Build again in a forked child, where the libraries' threads do not exist."""
         self._building = threading.Lock()
         if self.candidate is not None:
-            # For ever: to delete it would wait for threads that are not here, and end the process.
+            # For ever: its destructor waits for threads that do not exist here, and ends the process with an error. A
+            # list of the module would be emptied as the process ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.candidate))
             self.candidate, self.due = None, True
 
